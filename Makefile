@@ -1,0 +1,103 @@
+# What people type. Every target sets up what it needs on a fresh machine; `make` alone lists them.
+PYTHON  ?= python3
+VENV    ?= .venv
+VERSION ?= v28
+RECIPE  ?= corrected
+SCALE   ?= auto
+DATA    ?= mini
+SEED    ?= 42
+OUT     ?= outputs/$(VERSION)
+MODEL   ?= $(OUT)
+
+# A misspelt variable must not train something else in silence.
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL QUERY
+given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
+$(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: train resume report evaluate compare search test docs docs-assets lab tensorboard lock clean help
+
+bin        := $(VENV)/bin
+ready      := $(VENV)/.ready
+assets     := docs/_static/mermaid.min.js
+parameters  = -r version "$(VERSION)" -r recipe "$(RECIPE)" -r scale "$(SCALE)" -r data "$(DATA)" -p seed "$(SEED)" -r out "$(OUT)"
+papermill  := "$(bin)/papermill" --log-output --no-progress-bar
+report     := "$(bin)/python" docs/report_html.py
+
+train: $(ready)  ## Train VERSION (RECIPE, SCALE, DATA, SEED) into OUT and write OUT/report.html
+resume: $(ready)  ## Go on with the run in OUT from its last checkpoint
+resume: parameters += -p resume True
+train resume:
+	mkdir -p "$(OUT)" && rm -f "$(OUT)/report.html"
+	$(papermill) nbs/train.ipynb "$(OUT)/train.ipynb" $(parameters)
+	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
+
+report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
+	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
+
+evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
+	@"$(bin)/python" -m splade_nb.run evaluate --model "$(MODEL)" --data "$(DATA)"
+
+compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.html
+	mkdir -p outputs && rm -f outputs/compare.html
+	$(papermill) nbs/compare.ipynb outputs/compare.ipynb
+	$(report) outputs/compare.ipynb outputs/compare.html
+
+search: $(ready)  ## Search DATA for QUERY with MODEL
+	@"$(bin)/python" -m splade_nb.run search --model "$(MODEL)" --data "$(DATA)" --query "$${QUERY:?give one: make search QUERY=...}"
+
+test: $(ready)  ## Check everything that needs no GPU, as CI does
+	tests/in_step.sh "$(bin)"
+	"$(bin)/nbdev_test" --n_workers 2
+	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(papermill) nbs/train.ipynb "$$folder/train.ipynb" -r version v28 -r scale mini -r data mini -r out "$$folder" -p max_steps 6
+	$(MAKE) --no-print-directory docs
+	"$(bin)/python" -m pytest
+
+docs: $(ready) $(assets)  ## Build the site in docs/_build/html
+	rm -rf docs/_build
+	"$(bin)/python" docs/build_site.py docs/nbs
+	"$(bin)/python" -m sphinx -q -W --keep-going -b html -c docs docs/nbs docs/_build/html
+	@echo docs/_build/html/index.html
+
+docs-assets: $(assets)  ## Fetch KaTeX and mermaid for the site, once
+
+lab: $(ready)  ## Open the notebooks in JupyterLab
+	"$(bin)/jupyter" lab nbs/index.ipynb
+
+tensorboard: $(ready)  ## Watch the curves of the runs in outputs/
+	"$(bin)/tensorboard" --logdir outputs
+
+lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
+	"$(bin)/python" -m pip install -q uv
+	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --python-version 3.11 --upgrade \
+	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
+	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
+
+clean:  ## Remove what was built; runs and the environment stay
+	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex $(assets) build ./*.egg-info .pytest_cache
+	find . -path "./$(VENV)" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+help:  ## List the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+
+# The environment holds its own path: half made, or copied from elsewhere, it is made anew.
+ifneq ($(shell cat "$(ready)" 2>/dev/null),$(CURDIR))
+.PHONY: $(ready)
+endif
+$(ready): pyproject.toml constraints.txt
+	[ "$$(cat "$@" 2>/dev/null)" = "$(CURDIR)" ] || $(PYTHON) -m venv --clear "$(VENV)"
+	@echo 'installing into $(VENV), once'
+	"$(bin)/python" -m pip install -q -c constraints.txt -e '.[dev,docs]'
+	echo "$(CURDIR)" > "$@"
+
+$(assets): docs/package.json docs/package-lock.json docs/_static/katex-init.js
+	@command -v npm > /dev/null || { echo 'the site needs npm once, to fetch KaTeX and mermaid: install Node.js'; exit 1; }
+	cd docs && npm ci --silent && mkdir -p _static/katex/fonts
+	cd docs/node_modules/katex/dist && cp katex.min.css ../../../_static/katex/ && cp fonts/*.woff2 ../../../_static/katex/fonts/ \
+	  && cat katex.min.js contrib/auto-render.min.js ../../../_static/katex-init.js > ../../../_static/katex/katex.js
+	cp docs/node_modules/mermaid/dist/mermaid.min.js $@

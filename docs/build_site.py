@@ -1,0 +1,191 @@
+"""Turn nbs/ into the source of the site: notebooks that Sphinx reads, and the pages around them.
+
+nbdev's own processors do the documentation (`show_doc`, hidden cells, links of names in backticks).
+What is left is to make plain Markdown of it, to point every link at the page that answers it, and to
+put the code of each exported cell, folded, under its documentation.
+
+    python docs/build_site.py docs/nbs
+"""
+import ast, json, os, re, shutil, sys
+from pathlib import Path
+from nbdev.config import get_config
+from nbdev.serve import proc_nbs
+
+CONFIG = get_config()
+ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
+REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
+HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
+GUIDES = {'CONTRIBUTING.md': 'reference/contributing.md', 'data/mini/README.md': 'reference/data.md'}  # file of the project: its page
+
+LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
+FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)
+HEADING = re.compile(r'^(#+) ', re.M)
+SHOWN = re.compile(r'^show_doc\((\w+(?:\.\w+)*)', re.M)
+EXPORTED = re.compile(r'^#\|\s*exporti?\s*$', re.M)
+DIRECTIVE = re.compile(r'^#\|.*\n?', re.M)
+
+
+def page(notebook: Path | str) -> Path:  # relative to the site's source
+    "The page of a notebook: a room's number decides its order, not its address."
+    notebook = Path(notebook)
+    name, room = re.subn(r'^\d+[a-z]?_', '', notebook.name)
+    if notebook.parent != Path('.') or name == 'index.ipynb': return notebook.with_name(name)
+    return Path('library' if room else 'experiments', name)
+
+
+def text(cell: dict) -> str: return ''.join(cell['source'])
+
+
+def markdown(source: str, cell_id: str = '') -> dict:
+    return dict(cell_type='markdown', id=cell_id, metadata={}, source=source)
+
+
+def relink(source: str, folder: Path, here: Path) -> str:
+    "Point the links of Markdown, written in `folder` of the project, from page `here` to pages of the site."
+    def target(match):
+        address, anchor = match[1], match[2] or ''
+        if address.startswith(HOST):  # made by nbdev from a name in backticks
+            return f'](#{Path(address).stem}.{anchor[1:]})'
+        if re.match(r'[a-z]+:', address): return match[0]
+        found = Path(os.path.normpath(ROOT/folder/address))
+        if not found.exists() or not found.is_relative_to(ROOT): return match[0]  # Sphinx reports it
+        name = found.relative_to(ROOT).as_posix()
+        if name in GUIDES: goal = Path(GUIDES[name])
+        elif found.suffix == '.ipynb' and found.is_relative_to(NOTEBOOKS): goal = page(found.relative_to(NOTEBOOKS))
+        else: return f']({REPOSITORY}/{name}{anchor})'
+        return f']({Path(os.path.relpath(goal, here.parent)).as_posix()}{anchor})'
+    return LINK.sub(target, source)
+
+
+def documentation(cell: dict, module: str, level: int) -> str:
+    "What `show_doc` put out, as Markdown under a heading that other pages can link to."
+    name = SHOWN.search(text(cell))[1]
+    shown = ''.join(''.join(o.get('data', {}).get('text/markdown', '')) for o in cell['outputs'])
+    shown = re.sub(r'\A---\s*', '', re.sub(r'\{target="_blank"[^}]*\}', '', shown))
+    depth = level + 1 + name.count('.')
+    shown = re.sub(r'^#+ .*$', lambda m: f'({module}.{name.lower()})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)
+    return re.sub(r'\[source\]\((\S+)\)\s*', r'[source](\1){.source}\n\n', shown)
+
+
+def code_of(cell: dict) -> dict | None:
+    "An exported cell without its directives: folded where it defines something, nothing where it only imports."
+    source = DIRECTIVE.sub('', text(cell)).strip()
+    body = ast.parse(source).body
+    if all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in body): return None
+    fold = any(isinstance(s, (ast.FunctionDef, ast.ClassDef)) for s in body)
+    return dict(cell, source=source, outputs=[], metadata={'tags': ['fold']*fold})
+
+
+def code(cell: dict) -> dict:
+    "A code cell as MyST-NB reads it; a cell that is hidden in the report is hidden here."
+    tags = {'hide-input': 'remove-input', 'hide-cell': 'remove-cell', 'fold': 'hide-input'}
+    kept = [tags.get(t, t) for t in cell['metadata'].get('tags', [])]
+    if re.search(r'^#\|\s*echo:\s*false', text(cell), re.M): kept.append('remove-input')
+    return dict(cell, source=DIRECTIVE.sub('', text(cell)), execution_count=None, metadata={'tags': kept})
+
+
+def arrange(processed: dict, original: dict) -> list[dict]:
+    "The processed cells, and each exported cell, which nbdev drops, back behind its documentation."
+    order = {c['id']: i for i, c in enumerate(original['cells'])}
+    home, placed = {}, []  # home: the place of the cell that defines a name
+    for cell in original['cells']:
+        if cell['cell_type'] != 'code' or not EXPORTED.search(text(cell)): continue
+        place = order[cell['id']]
+        home |= {s.name: place for s in ast.parse(DIRECTIVE.sub('', text(cell))).body if hasattr(s, 'name')}
+        if shown := code_of(cell): placed.append((place, 1, shown))
+    last = -1
+    for cell in processed['cells']:
+        source = text(cell)
+        if cell['cell_type'] == 'raw' or source.startswith('<!-- WARNING: THIS FILE WAS AUTOGENERATED'): continue
+        documented = SHOWN.search(source)
+        last = order.get(cell['id'], home.get(documented[1].split('.')[0], last) if documented else last)
+        placed.append((last, 0, cell))
+    return [cell for *_, cell in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def origin(original: dict, notebook: Path) -> dict:
+    "A line of links to the notebook and to the module exported from it."
+    module = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(map(text, original['cells'])), re.M)
+    links = [f'[notebook]({REPOSITORY}/{NOTEBOOKS.name}/{notebook.as_posix()})']
+    if module: links.append(f'[module]({REPOSITORY}/{PACKAGE.name}/{module[1].replace(".", "/")}.py)')
+    return markdown('{.origin}\n' + ' · '.join(links), 'origin')
+
+
+def convert(processed: dict, original: dict, notebook: Path) -> dict:
+    "A notebook processed by nbdev, as MyST-NB reads it."
+    here, folder = page(notebook), (NOTEBOOKS/notebook).parent.relative_to(ROOT)
+    title = next((c for c in original['cells'] if c['cell_type'] == 'markdown' and text(c).startswith('# ')), None)
+    cells = [markdown(relink(text(title), folder, here), title['id']), origin(original, notebook)] if title else []
+    level = 1
+    for cell in arrange(processed, original):
+        source = text(cell)
+        if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, here.stem, level)
+        elif cell['cell_type'] == 'code':
+            cells.append(code(cell))
+            continue
+        elif found := HEADING.findall(FENCE.sub('', source)): level = len(found[-1])
+        cells.append(markdown(relink(source, folder, here), cell['id']))
+    return dict(processed, cells=cells)
+
+
+def reference(targets: set[str], modules: list[str]) -> str:
+    "A page that lists every public name of every module with the first line of its docstring."
+    parts = ['# Names\n\nEvery public name of the library, in the order of the rooms.\n']
+    for module in modules:
+        tree = ast.parse((PACKAGE/f'{module}.py').read_text(encoding='utf-8'))
+        rows = [f'## `{module}`\n\n{ast.get_docstring(tree) or ""}\n\n| name | what it is |\n|---|---|']
+        for node in tree.body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith('_'): continue
+            target = f'{module}.{node.name.lower()}'
+            first = (ast.get_docstring(node) or '').split('\n')[0].replace('|', r'\|')
+            rows.append(f'| [`{node.name}`](#{target}) | {first} |' if target in targets else f'| `{node.name}` | {first} |')
+        parts.append('\n'.join(rows) + '\n')
+    return '\n'.join(parts)
+
+
+def toctree(caption: str, pages: list[str]) -> str:
+    return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *pages, '```', '']) if pages else ''
+
+
+def unlink_missing(source: str, targets: set[str]) -> str:
+    "Keep the words of a link that nbdev made to a name without documentation, drop the link."
+    def keep(match): return match[0] if match[2] in targets else match[1]
+    return re.sub(r'\[(`[^`\]]+`)\]\(#([a-z_]\w*\.[\w.]+)\)', keep, source)
+
+
+def main(destination: str):
+    goal = Path(destination).resolve()
+    shutil.rmtree(goal, ignore_errors=True)
+    processed = Path(proc_nbs(NOTEBOOKS, n_workers=2, force=True))
+    names = sorted(f.relative_to(processed) for f in processed.rglob('*.ipynb'))
+    read = lambda path: json.loads(path.read_text(encoding='utf-8'))
+    pages = {n: convert(read(processed/n), read(NOTEBOOKS/n), n) for n in names}
+    targets = {t for nb in pages.values() for c in nb['cells'] for t in re.findall(r'^\(([\w.]+)\)=$', text(c), re.M)}
+
+    section = lambda folder: [n for n in names if page(n).parts[0] == folder]
+    rooms = section('library')
+    modules = [page(n).stem for n in rooms if (PACKAGE/page(n).name).with_suffix('.py').exists()]
+    files = {GUIDES[f]: relink((ROOT/f).read_text(encoding='utf-8'), Path(f).parent, Path(GUIDES[f]))
+             for f in GUIDES if (ROOT/f).exists()}
+    files['reference/names.md'] = reference(targets, modules)
+
+    lessons = [n for n in names if len(n.parts) > 1]
+    experiments = sorted(section('experiments'), key=lambda n: n.stem != 'train')  # training first, then what compares it
+    address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
+    trees = [toctree('Start', ['self', *address(map(page, lessons))]), toctree('Library', address(map(page, rooms))),
+             toctree('Experiments', address(map(page, experiments))), toctree('Reference', address(files))]
+    index = pages.setdefault(Path('index.ipynb'), dict(
+        cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))
+    index['cells'].append(markdown('\n'.join(trees), 'contents'))
+
+    for name, notebook in pages.items():
+        for cell in notebook['cells']:
+            if cell['cell_type'] == 'markdown': cell['source'] = unlink_missing(cell['source'], targets)
+        files[page(name).as_posix()] = json.dumps(notebook, ensure_ascii=False, indent=1)
+    for name, content in files.items():
+        (goal/name).parent.mkdir(parents=True, exist_ok=True)
+        (goal/name).write_text(content, encoding='utf-8')
+    print(f'{len(pages)} notebooks, {len(targets)} documented names -> {destination}')
+
+
+if __name__ == '__main__': main(sys.argv[1])

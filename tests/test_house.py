@@ -1,0 +1,295 @@
+"""The house: notebooks and package in step, rooms that import downwards only, notebooks that keep the habits."""
+import ast, json, os, re, shutil, statistics, subprocess, sys, tomllib
+from collections import Counter
+from pathlib import Path
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from conftest import NOTEBOOKS, ROOT, name, read, text
+
+# What each room may import from the package. Numbers only grow: the order of the rows is the order of the rooms.
+ROOMS = {
+    'config': '',
+    'data': 'config',
+    'tokens': 'config',
+    'idf': 'config tokens',
+    'head': '',
+    'model': 'config head',
+    'losses': '',
+    'curriculum': 'config',
+    'lexical': 'config data tokens',
+    'teacher': 'config data',
+    'training': 'config data tokens idf head model losses curriculum lexical teacher',
+    'encoding': 'config tokens model',
+    'search': 'config data tokens model encoding lexical',
+    'evaluation': '',
+    'report': 'config evaluation',
+    'run': 'config data tokens idf head model losses curriculum lexical teacher training encoding search evaluation report',
+}
+OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
+FLAGS = {'slow', 'cuda', 'net'}
+DIRECTIVES = FLAGS | {'default_exp', 'export', 'exports', 'exporti', 'hide', 'hide_line', 'eval:'}
+PROGRAMS = Path(sys.executable).parent  # of the environment that runs the tests
+
+
+def program(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    "Run a program in a folder as a person would; its own tests do not set nbdev's test flag."
+    environment = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}
+    return subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def project(folder: Path, *notebooks: Path) -> Path:
+    "An nbdev project in `folder` with our settings and these notebooks."
+    (folder/'splade_nb').mkdir()
+    for source in (ROOT/'settings.ini', *notebooks):
+        target = folder/source.relative_to(ROOT); target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    return folder
+
+
+def code_cells(notebook: Path) -> list[dict]: return [c for c in read(notebook)['cells'] if c['cell_type'] == 'code']
+
+
+def directives(cell: dict) -> list[str]: return re.findall(r'^#\|\s*(\S+)', text(cell), re.M)
+
+
+def parse(cell: dict) -> ast.Module: return ast.parse(re.sub(r'^\s*[%!].*$', '', text(cell), flags=re.M))
+
+
+def default_export(notebook: Path) -> str | None:
+    found = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(map(text, code_cells(notebook))), re.M)
+    return found[1] if found else None
+
+
+def modules() -> list[str]: return sorted(p.stem for p in (ROOT/'splade_nb').glob('*.py') if p.name[0] != '_')
+
+
+def parameters() -> dict:
+    from papermill import inspect_notebook
+    return inspect_notebook(str(ROOT/'nbs/train.ipynb'))
+
+
+def targets() -> set[str]: return set(re.findall(r'^([a-z][a-z-]*):', (ROOT/'Makefile').read_text(), re.M))
+
+
+def commands(document: str) -> str:
+    "The code of a Markdown document: fenced blocks and words in backticks."
+    source = (ROOT/document).read_text(encoding='utf-8')
+    return '\n'.join(re.findall(r'^```\w*\n(.*?)^```', source, re.M | re.S) + re.findall(r'(?<!`)`([^`\n]+)`(?!`)', source))
+
+
+# The package is what the notebooks say
+
+def test_each_module_has_its_notebook():
+    assert sorted(filter(None, map(default_export, NOTEBOOKS))) == modules()
+
+
+def test_export_gives_the_package(tmp_path):
+    project(tmp_path, *NOTEBOOKS)
+    done = program(str(PROGRAMS/'nbdev_export'), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    contents = lambda folder: {p.name: p.read_text(encoding='utf-8') for p in (folder/'splade_nb').glob('*.py')}
+    made, kept = contents(tmp_path), contents(ROOT)
+    assert made.keys() == kept.keys()
+    assert [m for m in made if made[m] != kept[m]] == [], 'run nbdev_export'
+
+
+def imported(tree: ast.Module) -> set[str]:
+    "Dotted names of everything that a module imports, also inside functions; ours begin with splade_nb."
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = '.'.join(filter(None, ['splade_nb' if node.level else '', node.module]))
+            found |= {f'{base}.{alias.name}' for alias in node.names} if base == 'splade_nb' else {base}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split('.')[-1] in ('import_module', '__import__'):
+            found |= {a.value.lstrip('.') for a in node.args[:1] if isinstance(a, ast.Constant)}
+    return found
+
+
+def test_the_table_points_downwards():
+    order = list(ROOMS)
+    assert all(order.index(other) < order.index(room) for room, allowed in ROOMS.items() for other in allowed.split())
+    numbered = {default_export(n): int(n.name[:2]) for n in NOTEBOOKS if n.name[0].isdigit()}
+    assert sorted(numbered, key=numbered.get) == [room for room in order if room in numbered]
+
+
+@pytest.mark.parametrize('room', modules())
+def test_room_imports_only_what_it_may(room):
+    found = imported(ast.parse((ROOT/f'splade_nb/{room}.py').read_text(encoding='utf-8')))
+    ours = {f.split('.')[1] for f in found if f.startswith('splade_nb.')}
+    assert ours <= set(ROOMS[room].split()), f'{room} may import {ROOMS[room] or "nothing of ours"}'
+    others = {f.split('.')[0] for f in found} - set(sys.stdlib_module_names) - {'splade_nb'}
+    assert not others & {'nbdev', 'fastcore', 'execnb'}
+    if room in OUTSIDE: assert others <= set(OUTSIDE[room].split())
+
+
+def test_import_without_the_tools_of_development():
+    script = ('import importlib, sys\n'
+              f'for name in {modules()!r}: importlib.import_module(f"splade_nb.{{name}}")\n'
+              'print(sorted({"nbdev", "fastcore", "execnb"} & set(sys.modules)))')
+    done = program(sys.executable, '-c', script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == '[]'
+
+
+# Every notebook keeps the habits
+
+each_notebook = pytest.mark.parametrize('notebook', NOTEBOOKS, ids=name)
+
+
+@each_notebook
+def test_title_and_one_line(notebook):
+    first = next(text(c) for c in read(notebook)['cells'] if c['cell_type'] != 'raw')
+    found = re.match(r'# \S.*\n\n> (.+)', first)
+    assert found, f'the first cell is {first!r}'
+    assert len(found[1].split()) <= 12
+
+
+@each_notebook
+def test_export_cells_are_small(notebook):
+    sizes = {c['id']: sum(bool(line.strip()) and not line.startswith('#|') for line in text(c).splitlines())
+             for c in code_cells(notebook) if {'export', 'exports', 'exporti'} & set(directives(c))}
+    if not sizes: return
+    assert statistics.median(sizes.values()) <= 8
+    long = {k: v for k, v in sizes.items() if v > 20}
+    assert len(long) <= len(sizes)/10 and max(sizes.values()) <= 40, f'long cells: {long} of {len(sizes)}'
+
+
+@each_notebook
+def test_ids_speak(notebook):
+    ids = [c.get('id', '') for c in read(notebook)['cells']]
+    assert [i for i, n in Counter(ids).items() if n > 1] == []
+    assert [i for i in ids if not re.fullmatch('[a-z][a-z0-9_-]*', i) or re.fullmatch('[0-9a-f]{8}', i)] == []
+
+
+@each_notebook
+def test_a_notebook_stays_small(notebook):
+    assert len(read(notebook)['cells']) <= 120
+    assert notebook.stat().st_size <= 200_000
+
+
+@each_notebook
+def test_imports_are_explicit_and_alone(notebook):
+    for cell in code_cells(notebook):
+        body = parse(cell).body
+        imports = [s for s in body if isinstance(s, (ast.Import, ast.ImportFrom))]
+        assert not any(a.name == '*' for s in imports for a in s.names), f'star import in {cell["id"]}'
+        assert len(imports) in (0, len(body)), f'{cell["id"]} mixes imports with other code'
+
+
+@each_notebook
+def test_directives_are_known(notebook):
+    unknown = {(c['id'], d) for c in code_cells(notebook) for d in directives(c) if d not in DIRECTIVES}
+    assert not unknown, 'nbdev ignores a directive that it does not know'
+
+
+@each_notebook
+def test_no_cell_needs_a_flagged_one(notebook):
+    def names(cell, context): return {n.id for n in ast.walk(parse(cell)) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+    def defined(cell):
+        return names(cell, ast.Store) | {s.name for s in parse(cell).body if hasattr(s, 'name')} | {
+            (a.asname or a.name).split('.')[0] for s in parse(cell).body if isinstance(s, (ast.Import, ast.ImportFrom)) for a in s.names}
+    known = set()
+    flagged_only = set()
+    for cell in code_cells(notebook):
+        if FLAGS & set(directives(cell)): flagged_only |= defined(cell) - known
+        else:
+            known |= defined(cell); flagged_only -= known
+            assert not names(cell, ast.Load) & flagged_only, cell['id']
+
+
+@each_notebook
+def test_kernel_and_language(notebook):
+    kernel = read(notebook)['metadata']['kernelspec']
+    assert (kernel['name'], kernel['language']) == ('python3', 'python')
+
+
+# The training notebook
+
+def test_train_is_committed_without_outputs():
+    assert [c['id'] for c in code_cells(ROOT/'nbs/train.ipynb') if c['outputs']] == []
+
+
+def test_parameters_survive_cleaning(tmp_path):
+    train = project(tmp_path, ROOT/'nbs/train.ipynb')/'nbs/train.ipynb'
+    done = program(str(PROGRAMS/'nbdev_clean'), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert train.read_bytes() == (ROOT/'nbs/train.ipynb').read_bytes()
+    assert [c['id'] for c in read(train)['cells'] if 'parameters' in c['metadata'].get('tags', [])] == ['parameters']
+
+
+def test_nbdev_test_leaves_training_alone(tmp_path):
+    train = project(tmp_path, ROOT/'nbs/train.ipynb')/'nbs/train.ipynb'
+    trace = dict(cell_type='code', id='trace', metadata={}, outputs=[], execution_count=None, source="open('ran', 'w').close()")
+    notebook = read(train)
+    for cells, ran in ((notebook['cells'][:1] + [trace], False), ([trace], True)):
+        train.write_text(json.dumps(dict(notebook, cells=cells)), encoding='utf-8')
+        done = program(str(PROGRAMS/'nbdev_test'), '--n_workers', '0', folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path/'nbs/ran').exists() == ran
+
+
+def test_parameters_are_a_manual():
+    assert [p for p, said in parameters().items() if not said['help'] or said['inferred_type_name'] == 'None'] == []
+
+
+def test_reports_need_no_formula():
+    for notebook in ('train', 'compare'):
+        cells = read(ROOT/f'nbs/{notebook}.ipynb')['cells']
+        assert [c['id'] for c in cells if c['cell_type'] == 'markdown' and re.search(r'\$[^$]+\$', text(c))] == []
+
+
+# What people type
+
+def test_make_passes_parameters_that_exist():
+    lines = [line for line in (ROOT/'Makefile').read_text().splitlines() if 'parameters' in line or 'papermill' in line]
+    passed = set(re.findall(r'-[rp] (\w+)', '\n'.join(lines)))
+    assert passed <= parameters().keys()
+
+
+def test_make_hands_its_variables_on():
+    done = program('make', '-n', 'train', 'VERSION=v23', 'SEED=7')
+    assert done.returncode == 0, done.stderr
+    assert '-r version "v23"' in done.stdout and '-p seed "7"' in done.stdout and '-r out "outputs/v23"' in done.stdout
+
+
+def test_make_refuses_a_misspelt_variable():
+    done = program('make', '-n', 'train', 'VERISON=v23')
+    assert done.returncode != 0 and 'VERISON' in done.stderr and 'VERSION' in done.stderr
+
+
+@pytest.mark.parametrize('document', ['README.md', 'CONTRIBUTING.md'])
+def test_commands_that_are_named_exist(document):
+    said = commands(document)
+    assert set(re.findall(r'\bmake ([a-z][a-z-]*)', said)) <= targets()
+    assert set(re.findall(r'python3? -m splade_nb\.(\w+)', said)) <= set(modules())
+    papermill = ' '.join(re.findall(r'papermill .*(?:\\\n.*)*', said))
+    assert set(re.findall(r'-[rp] (\w+)', papermill)) <= parameters().keys()
+    assert [p for p in re.findall(r'\bnbs/[\w/]+\.ipynb', said) if not (ROOT/p).exists()] == []
+
+
+@pytest.mark.parametrize('document', ['README.md', 'CONTRIBUTING.md'])
+def test_links_lead_somewhere(document):
+    links = re.findall(r'\]\((?![a-z]+:|#)([^)#\s]+)', (ROOT/document).read_text(encoding='utf-8'))
+    assert [link for link in links if not (ROOT/link).exists()] == []
+
+
+def test_constraints_fit_the_dependencies():
+    project = tomllib.loads((ROOT/'pyproject.toml').read_text(encoding='utf-8'))['project']
+    wanted = [Requirement(r) for r in sum(project['optional-dependencies'].values(), project['dependencies'])]
+    pins = dict(line.split('==') for line in (ROOT/'constraints.txt').read_text().split())
+    assert [str(r) for r in wanted if not r.specifier.contains(pins.get(canonicalize_name(r.name), '0'), prereleases=True)] == [], 'make lock'
+
+
+def test_no_machine_in_a_file():
+    listed = program('git', 'ls-files', '-co', '--exclude-standard')
+    if listed.returncode: pytest.skip('not a git checkout')
+    machine = re.compile(r'(?<![\w.~}])/(?:work|root|home|Users|tmp)/[\w.-]+|file:/{2}'
+                         r'|pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian|download\.pytorch')
+    found = []
+    for path in map(Path, listed.stdout.splitlines()):
+        if path.parts[0] == 'data' or not (ROOT/path).is_file(): continue  # the texts of the data may speak of folders
+        try: found += [f'{path}: {hit}' for hit in machine.findall((ROOT/path).read_text(encoding='utf-8'))]
+        except UnicodeDecodeError: continue
+    assert found == []
