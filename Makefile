@@ -8,9 +8,10 @@ DATA    ?= mini
 SEED    ?= 42
 OUT     ?= outputs/$(VERSION)
 MODEL   ?= $(OUT)
+SPLIT   ?= test
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL QUERY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -20,6 +21,9 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: train resume report evaluate compare search test docs docs-assets lab tensorboard lock clean help
+
+# Waiting threads sleep: spinning ones starve each other where several processes share few cores.
+export OMP_WAIT_POLICY := PASSIVE
 
 bin        := $(VENV)/bin
 ready      := $(VENV)/.ready
@@ -40,7 +44,7 @@ report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
 	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
-	@"$(bin)/python" -m splade_nb.run evaluate --model "$(MODEL)" --data "$(DATA)"
+	@"$(bin)/python" -m splade_nb.run evaluate --model "$(MODEL)" --data "$(DATA)" --split "$(SPLIT)"
 
 compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.html
 	mkdir -p outputs && rm -f outputs/compare.html

@@ -13,6 +13,7 @@ SETTINGS = Config(
         require_js_url='', mathjax_url='', mermaid_js_url='', mermaid_layout_elk_js_url='', jupyter_widgets_base_url=''),
     TagRemovePreprocessor=dict(enabled=True, remove_input_tags={'hide-input'}, remove_cell_tags={'hide-cell'}),
     CoalesceStreamsPreprocessor=dict(enabled=True))
+STYLE = '<style>main { max-width: 60rem; margin: auto; word-break: keep-all } .jp-RenderedHTMLCommon { overflow-x: auto }</style>'
 SCRIPT = re.compile(r'<script\b.*?</script>', re.S)
 FETCHED = re.compile(r'<(?:script|link|img|iframe|video|audio|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"'
                      r'|@import\s+(?:url\()?["\']?(?:https?:)?//[^"\');]+|url\(["\']?(?:https?:)?//[^)]+')
@@ -21,7 +22,7 @@ FETCHED = re.compile(r'<(?:script|link|img|iframe|video|audio|source)\b[^>]*?\b(
 def render(notebook: Path) -> str:
     "The notebook as HTML without scripts: a report has nothing to run."
     page, _ = HTMLExporter(config=SETTINGS).from_filename(str(notebook))
-    page = SCRIPT.sub('', page)
+    page = SCRIPT.sub('', page).replace('</head>', STYLE + '</head>', 1)
     if left := FETCHED.findall(page): raise ValueError(f'{notebook}: the page would fetch {left[:3]}')
     return page
 

@@ -40,12 +40,12 @@ def info_nce(scores,            # [B, N] similarity, the positive of query i in 
 def self_reconstruction(vectors,        # [B, V] activated
                         logits,         # [B, V] before activation
                         own,            # [B, V] bool, pieces of the text itself
-                        form: str       # bce, mean, balanced
+                        form: str       # bce, mean, logit
                        ):
     "Cost of a text that does not activate its own pieces (seed 2 section 2; seed 4 section 3.2)."
     if form == 'bce': return F.binary_cross_entropy_with_logits(wide(vectors), own.to(wide(vectors).dtype))
     if form == 'mean': return -masked_mean(wide(vectors), own).mean()
-    return (masked_mean(F.softplus(-wide(logits)), own) + masked_mean(F.softplus(wide(logits)), ~own)).mean()
+    return masked_mean(F.softplus(-wide(logits)), own).mean()
 
 # %% ../nbs/06_losses.ipynb #masked-mean
 def masked_mean(values,  # [B, V]

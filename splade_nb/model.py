@@ -184,7 +184,7 @@ def create(settings: Settings,
     mini = settings.hidden > 0
     backbone = mini_backbone(settings, vocabulary) if mini else pretrained_backbone(settings.backbone)
     if settings.start == 'near_identity':
-        near_identity(backbone, torch.randn(vocabulary, settings.hidden) if directions is None else directions)
+        near_identity(backbone, torch.randn(vocabulary, settings.hidden) if directions is None else directions, silence=-settings.silence)
     weight = output_weights(idf, settings.output_idf) if settings.output_idf else None
     return SpladeDoc(backbone, settings, special, weight, mean_length if settings.term_frequency else 0.0)
 

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'fix_seeds', 'hold_out', 'make_pieces', 'SegmentOnly',
-           'training_queries', 'negatives_of', 'language_weights', 'Prepared', 'numbered', 'prepare', 'for_scoring',
-           'retrieve', 'judged', 'make_judge', 'bm25_metrics', 'compare_systems', 'context_result', 'sample_texts',
-           'sample_terms', 'packages', 'peak_memory_mb', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect',
-           'begin_run', 'keep_model', 'run_version', 'keep_samples', 'load_encoder', 'evaluate_model', 'search_texts',
-           'parse_setting', 'parser', 'add_train_options', 'train_command', 'main', 'show_results']
+           'training_queries', 'negatives_of', 'language_weights', 'start_directions', 'Prepared', 'numbered',
+           'prepare', 'for_scoring', 'retrieve', 'judged', 'make_judge', 'bm25_metrics', 'compare_systems',
+           'context_result', 'sample_texts', 'sample_terms', 'packages', 'peak_memory_mb', 'contract_metrics',
+           'evaluate_run', 'summarise_run', 'collect', 'begin_run', 'keep_model', 'run_version', 'keep_samples',
+           'load_encoder', 'evaluate_model', 'search_texts', 'parse_setting', 'parser', 'add_train_options',
+           'train_command', 'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, json, platform, random, resource, sys, time
@@ -23,8 +24,9 @@ from .curriculum import adopt, curriculum_key
 from .encoding import encode, terms
 from .idf import count, idf, penalty_weights
 from .model import create, load, save
+from .start import directions, near_counts, pair_counts
 from .teacher import teacher_vectors
-from .tokens import Pieces, load_pieces, masks, save_pieces, train_unigram
+from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces, train_unigram
 from .training import Material, Run, train
 
 # %% ../nbs/15_run.ipynb #known
@@ -91,6 +93,15 @@ def language_weights(found: dict, settings: Settings): # [V] float32
     "What a piece's activation costs in the language term."
     return (settings.non_korean_penalty * found['foreign'] + settings.korean_token_penalty * found['korean']).astype(np.float32)
 
+# %% ../nbs/15_run.ipynb #start-directions
+def start_directions(settings: Settings, texts: list, asked: list, queries: list, documents: list, pairs: list, vocabulary: int, seed: int):
+    "Directions of the near-identity start; a pair across languages counts four times, being the only bridge."
+    if not settings.pair_weight: return None
+    language = lambda text: piece_kind(text) == 'english'
+    across = [4.0 if language(asked[q]) != language(texts[d]) else 1.0 for q, d in pairs]
+    counts = near_counts(documents, vocabulary) + pair_counts(queries, documents, pairs, [settings.pair_weight * w for w in across], vocabulary)
+    return directions(counts, settings.hidden, settings.start_noise, seed)
+
 # %% ../nbs/15_run.ipynb #prepared
 @dataclass
 class Prepared:
@@ -127,7 +138,8 @@ def prepare(settings: Settings, collection, seed: int, cache: Path | str) -> Pre
                         torch.tensor(penalty_weights(rarity, frequencies, settings, found['special'], found['stopword'])),
                         torch.tensor(language_weights(found, settings)), teacher and tuple(map(torch.tensor, teacher)), collection.hash)
     mean_length = float(np.mean([len(ids) for ids in document_ids]))
-    model = create(settings, len(pieces), np.flatnonzero(found['special']).tolist(), rarity, mean_length)
+    near = start_directions(settings, texts, asked, query_ids, document_ids, pairs, len(pieces), seed) if settings.start == 'near_identity' else None
+    model = create(settings, len(pieces), np.flatnonzero(found['special']).tolist(), rarity, mean_length, near)
     return Prepared(settings, collection, material, model, found, held)
 
 # %% ../nbs/15_run.ipynb #normalised
@@ -223,13 +235,14 @@ def contract_metrics(name: str, rows) -> dict: # rows: per-query DataFrame
 
 # %% ../nbs/15_run.ipynb #evaluate-run
 def evaluate_run(prepared: Prepared, before: dict, folder: Path | str) -> tuple: # evaluation, found
-    "Judge the trained model on the test queries; writes `evaluation.json`."
+    "Judge the trained model on the test queries, its language on the Korean documents; writes `evaluation.json`."
     ids = list(prepared.collection.split('test'))
     found = judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
     systems = dict(model=found['per_query'], before_training=before['per_query'], bm25=bm25_metrics(prepared.collection, ids))
     result = compare_systems(systems, prepared.collection)
     result['context'] = context_result(prepared.model, prepared.material.pieces, prepared.collection)
-    result['korean'] = evaluation.korean_share(found['vectors'][1], prepared.masks['korean'], prepared.masks['neutral'])
+    korean = [piece_kind(text) in ('korean', 'mixed') for text in prepared.collection.texts.values()]
+    result['korean'] = evaluation.korean_share(found['vectors'][1][korean], prepared.masks['korean'], prepared.masks['neutral'])
     write_json(Path(folder)/'evaluation.json', result)
     return result, found | {'systems': systems}
 
@@ -245,7 +258,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
                    teacher=run.settings.teacher, steps=run.step, stopped=run.stopped, seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
                    device=torch.cuda.get_device_name() if torch.cuda.is_available() else f'{platform.machine()} CPU, {torch.get_num_threads()} threads',
                    metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=found['active_terms'],
-                   korean={key: result['korean'][key] for key in ('count_share', 'weight_share', 'noise')},
+                   korean={key: result['korean'][key]['mean'] for key in ('count_share', 'weight_share', 'noise')},
                    context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},
                    dead_rows=dead, guard=run.events, versions=packages())
     write_json(run.folder/'summary.json', summary)
@@ -253,8 +266,9 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
 
 # %% ../nbs/15_run.ipynb #collect
 def collect(source: str): # Collection
-    "`toy`, or whatever `data.load` takes. Raises `DataError`."
-    return data.toy_corpus() if source == 'toy' else data.load(source)
+    "`toy`, or whatever `data.load` takes; without a train split one is drawn by hash. Raises `DataError`."
+    collection = data.toy_corpus() if source == 'toy' else data.load(source)
+    return collection if collection.split('train') else data.with_splits(collection)
 
 # %% ../nbs/15_run.ipynb #begin-run
 def begin_run(version, recipe: str, scale: str, source: str, seed: int, out: str, settings: dict) -> tuple: # name, scale, settings, collection, folder
@@ -304,11 +318,13 @@ def load_encoder(folder: Path | str) -> tuple: # model, pieces
     return load(folder), load_pieces(folder)
 
 # %% ../nbs/15_run.ipynb #evaluate-command
-def evaluate_model(folder: str, source: str) -> dict:
+def evaluate_model(folder: str, source: str,
+                   split: str = 'test'  # or all: every judged query, for data the model has not seen
+                  ) -> dict:
     "Retrieval of a saved model on a judged collection, BM25 beside it; the JSON object of `make evaluate`."
     model, pieces = load_encoder(folder)
     collection = collect(source)
-    ids = list(collection.split('test'))
+    ids = list(collection.split('test') if split == 'test' else collection.qrels)
     found = judged(model, pieces, collection, ids)
     return {**contract_metrics(collection.name, found['per_query']), 'bm25': contract_metrics(collection.name, bm25_metrics(collection, ids)),
             'active_terms': found['active_terms']}
@@ -339,6 +355,7 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name)
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
+        if name == 'evaluate': sub.add_argument('--split', choices=('test', 'all'), default='test')
     return top
 
 # %% ../nbs/15_run.ipynb #train-options
@@ -362,7 +379,7 @@ def main(arguments: list | None = None) -> int: # exit code
     options = parser().parse_args(arguments)
     try:
         if options.command == 'train': print(json.dumps(train_command(options.version, options.resume, options.set), ensure_ascii=False))
-        elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data), ensure_ascii=False))
+        elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
         else: show_results(search_texts(options.model, options.data, options.query))
     except KeyboardInterrupt: return 130
     except (ConfigError, data.DataError) as error: print(error, file=sys.stderr); return 2

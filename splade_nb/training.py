@@ -11,14 +11,14 @@ __all__ = ['LIMITS', 'Material', 'toy_material', 'PlainPieces', 'draw_negatives'
            'mix_with_start', 'train', 'loop', 'texts_in_step']
 
 # %% ../nbs/10_training.ipynb #imports
-import json, math, os, shutil, time
+import json, math, os, shutil, sys, time
 from dataclasses import dataclass, field
 from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
 from . import losses
-from .config import ConfigError, Settings, as_dict, read_json, write_json
+from .config import ConfigError, Settings, as_dict, plain, read_json, write_json
 from .curriculum import epoch_at, learning_rate, phase_at, ramp, sample
 from .model import near_identity, toy_model
 from .tokens import Pieces, batch
@@ -121,7 +121,7 @@ def lexical_terms(out: dict, material: Material, settings: Settings) -> dict:
     "Self-reconstruction and the pull towards the other text."
     query, document, size = out['query'], out['document'], len(out['query']['vectors'])
     self_of = lambda side: losses.self_reconstruction(side['vectors'], side['logits'], side['own'], settings.self_form)
-    kept = self_of(query) if settings.self_form != 'balanced' else (self_of(query) + self_of(document)) / 2
+    kept = self_of(query) if settings.self_form != 'logit' else (self_of(query) + self_of(document)) / 2
     if settings.positive_form == 'mean': reached = losses.positive_activation(query['vectors'], document['own'][:size])
     else: reached = losses.expansion(document['logits'][:size], query['own'], material.idf)
     return {'self': kept, 'positive': reached}
@@ -307,7 +307,7 @@ def tensorboard_names(row: dict) -> dict: # tag -> value
 # %% ../nbs/10_training.ipynb #log-row
 def log_row(run: Run, row: dict, board) -> None:
     "A line in `metrics.jsonl`, points in TensorBoard, events of the guard."
-    with open(run.folder/'metrics.jsonl', 'a', encoding='utf-8') as file: file.write(json.dumps(row) + '\n')
+    with open(run.folder/'metrics.jsonl', 'a', encoding='utf-8') as file: file.write(json.dumps(plain(row)) + '\n')
     for tag, value in tensorboard_names(row).items(): board.add_scalar(tag, value, row['step'])
     for event in inspect(row, len(run.material.idf)):
         run.events.append(event)
@@ -417,3 +417,8 @@ def loop(run: Run, judge, last: int, save_every: int) -> None:
 def texts_in_step(settings: Settings) -> int:
     "Texts encoded in one optimizer step."
     return settings.batch_size * settings.accumulation * (2 + settings.negatives)
+
+# %% ../nbs/10_training.ipynb #main-guard
+if __name__ == '__main__' and '__file__' in globals(): # python -m splade_nb.training v28 --resume
+    from splade_nb.run import main
+    sys.exit(main(['train', *sys.argv[1:]]))

@@ -15,6 +15,7 @@ ROOMS = {
     'idf': 'config tokens',
     'head': '',
     'model': 'config head',
+    'start': '',
     'losses': '',
     'curriculum': 'config',
     'lexical': 'config data tokens',
@@ -24,7 +25,7 @@ ROOMS = {
     'search': 'config data tokens model encoding lexical',
     'evaluation': '',
     'report': 'config evaluation',
-    'run': 'config data tokens idf head model losses curriculum lexical teacher training encoding search evaluation report',
+    'run': 'config data tokens idf head model start losses curriculum lexical teacher training encoding search evaluation report',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
 FLAGS = {'slow', 'cuda', 'net'}
@@ -95,9 +96,10 @@ def test_export_gives_the_package(tmp_path):
 
 
 def imported(tree: ast.Module) -> set[str]:
-    "Dotted names of everything that a module imports, also inside functions; ours begin with splade_nb."
+    "Dotted names of everything that a module imports, also inside functions; ours begin with splade_nb. A module's command line (its `__main__` guard) may wire rooms."
     found = set()
-    for node in ast.walk(tree):
+    body = [node for node in tree.body if not (isinstance(node, ast.If) and '__main__' in ast.unparse(node.test))]
+    for node in ast.walk(ast.Module(body, [])):
         if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = '.'.join(filter(None, ['splade_nb' if node.level else '', node.module]))
