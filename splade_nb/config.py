@@ -150,7 +150,7 @@ class Settings(ModelSettings, RankingSettings, SparsitySettings):
     negatives: int = 1                  # explicit negatives a query
     mining_depth: int = 100             # BM25 ranks that hard negatives are drawn from
     steps: int = 0                      # optimizer steps; 0 takes epochs over the data
-    keep_start: float = 0.0             # share of the start in the final weights
+    keep_start: tuple = (0.0,)          # shares of the start tried in the final weights; the judge takes the best
     validations: int = 4                # judged this many times after the start
     phases: tuple = ()
 
@@ -171,7 +171,7 @@ CORRECTIONS = {
     'lambda_self': (0.2, 'the logit form has a useful gradient, so it needs less weight'),
     'positive_form': ('expansion', 'the activation mean is unbounded below and cannot reach inactive terms; this form works before ReLU'),
     'lambda_positive': (0.5, 'weight that was measured to help for the expansion form'),
-    'lambda_flops': (0.02, 'weight for normalised penalties on both sides'),
+    'lambda_flops': (0.003, 'weight for normalised penalties on both sides'),
     'document_share': (0.3, 'a penalty on the anchor alone leaves documents free to go dense (pitfall 4)'),
     'flops_ramp': (0.5, 'quadratic ramp, so that sparsity comes after ranking'),
     'flops_norm': ('mean', 'the weights of idf_alpha 4 sum to very different totals per vocabulary'),
@@ -188,8 +188,8 @@ CORRECTIONS = {
 
 # %% ../nbs/00_config.ipynb #mini
 MINI = dict(backbone='mini', start='near_identity', segment='kiwi', vocabulary=16_000, hidden=128, layers=2, dropout=0.0,
-            batch_size=32, accumulation=1, learning_rate=1e-3, warmup_ratio=0.05, clip=5.0, steps=300, gate_hidden=32,
-            output_idf=0.5, term_frequency=True, pair_weight=3.0, silence=4.5, keep_start=0.5, teacher='lsa')
+            batch_size=32, accumulation=1, learning_rate=1e-3, warmup_ratio=0.05, clip=5.0, steps=400, gate_hidden=32,
+            output_idf=0.5, term_frequency=True, pair_weight=3.0, silence=4.5, keep_start=(0.0, 0.25, 0.5, 0.75), teacher='lsa')
 SCALES = {'full': {}, 'mini': MINI}
 
 # %% ../nbs/00_config.ipynb #resolve-version
@@ -202,6 +202,7 @@ def version_name(name: str | int) -> str:  # 'v28'
 def cast(name: str, value: object, like: object) -> object:
     "`value` as the type of `like`; text from a command line is parsed. Raises `ConfigError` for a wrong type."
     if isinstance(like, bool) and str(value).lower() in ('true', 'false', '1', '0'): return str(value).lower() in ('true', '1')
+    if isinstance(like, tuple) and isinstance(value, (list, tuple)): return tuple(value)
     wanted = type(like)
     if isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool): return value
     try: return wanted(value) if not isinstance(value, bool) and wanted in (int, float, str) else _refuse(name, value, wanted)
@@ -230,6 +231,8 @@ def check(settings: Settings) -> Settings:
     for field in fields(Settings):
         value = getattr(settings, field.name)
         if isinstance(value, (int, float)) and value < 0: raise ConfigError(f'{field.name}={value}: must not be negative')
+    if not settings.keep_start or not all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in settings.keep_start):
+        raise ConfigError(f'keep_start={settings.keep_start}: shares between 0 and 1, at least one')
     if settings.lambda_margin and settings.similarity == 'cosine' and settings.margin > 1:
         raise ConfigError(f'margin={settings.margin}: cosine of non-negative vectors lies in 0..1, so at most 1')
     check_phases(settings)

@@ -115,7 +115,7 @@ class RunError(ValueError):
 
 # %% ../nbs/14_report.ipynb #parts
 PARTS = {'summary.json': ('version', 'recipe', 'scale', 'seed', 'data', 'steps', 'seconds', 'device', 'metrics', 'bm25', 'before_training',
-                          'active_terms', 'korean', 'context_discrimination', 'dead_rows'),
+                          'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'start_share'),
          'config.json': ('settings', 'differences'), 'evaluation.json': ('systems', 'by_kind', 'difference', 'context', 'korean'),
          'training_history.json': (), 'samples.json': ()}
 COLUMNS = ('step', 'phase', 'loss', 'parts', 'active_query', 'active_doc', 'dead_rows', 'korean_share', 'chance_loss')
@@ -223,7 +223,7 @@ def toy_summary(evaluation: dict, steps: int) -> dict:  # summary.json
     "The summary that goes with the toy run."
     of = lambda system: dict(data='toy', queries=120, **{name: value['mean'] for name, value in evaluation['systems'][system].items()})
     return dict(version='v28', recipe='corrected', scale='mini', seed=42, backbone='mini', parameters=1_330_000,
-                data=dict(name='toy', hash='0123456789abcdef', train_pairs=400), steps=steps, seconds=90.0, peak_memory_mb=900, device='CPU, 2 threads',
+                data=dict(name='toy', hash='0123456789abcdef', train_pairs=400), steps=steps, start_share=dict(chosen=0.25, tried={'0.0': 0.5, '0.25': 0.55}), seconds=90.0, peak_memory_mb=900, device='CPU, 2 threads',
                 metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=dict(query=14.0, doc=60.0),
                 korean={name: value['mean'] for name, value in evaluation['korean'].items()},
                 context_discrimination=dict(set=0.62, weighted=0.68), dead_rows=0.0, guard=[], versions=dict(python='3.11', torch='2.13.0'))
@@ -372,15 +372,16 @@ def history_curve(run: Run, metric: str = 'ndcg@10') -> tuple:  # figure, captio
     figure, axis = canvas(width=8, height=2.8)
     axis.plot(*zip(*points), marker='o', color=palette['blue']); shade_phases(axis, run)
     axis.set_title(f'{metric}, development split', pad=12); axis.set_xlabel('step'); axis.margins(y=0.2)
-    return figure, history_caption(points, metric, run.config['settings'].get('keep_start', 0))
+    return figure, history_caption(points, metric, run.summary['start_share'])
 
 # %% ../nbs/14_report.ipynb #history-caption
-def history_caption(points: list, metric: str, mixed: float) -> str:  # points: (step, value)
+def history_caption(points: list, metric: str, share: dict) -> str:  # points: (step, value); share of the start, chosen and tried
     "From where to where, the best look, and what came after the last one."
     (_, first), (step, last), (top, best) = points[0], points[-1], max(points, key=lambda point: point[1])
     told = f'{metric} on the development split went from {first:.3f} before training to {last:.3f} at step {step}'
     told += f'; the best of {len(points)} looks is {best:.3f} at step {top}.'
-    return told + (f' The final weights are {mixed:.0%} those of the start, mixed in after the last look.' if mixed else '')
+    if len(share['tried']) < 2: return told
+    return told + f' Of {len(share["tried"])} mixtures with the start the split chose {share["chosen"]:.0%} start, {1 - share["chosen"]:.0%} trained.'
 
 # %% ../nbs/14_report.ipynb #mix
 def mix(run: Run) -> tuple:  # figure, caption

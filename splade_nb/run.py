@@ -255,7 +255,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
     summary = dict(version=name, recipe=recipe, scale=scale, seed=run.seed, backbone=run.settings.backbone,
                    parameters=sum(p.numel() for p in run.model.parameters()),
                    data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs), notes=list(collection.notes)),
-                   teacher=run.settings.teacher, steps=run.step, stopped=run.stopped, seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
+                   teacher=run.settings.teacher, steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
                    device=torch.cuda.get_device_name() if torch.cuda.is_available() else f'{platform.machine()} CPU, {torch.get_num_threads()} threads',
                    metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=found['active_terms'],
                    korean={key: result['korean'][key]['mean'] for key in ('count_share', 'weight_share', 'noise')},

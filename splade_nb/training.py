@@ -8,7 +8,7 @@ __all__ = ['LIMITS', 'Material', 'toy_material', 'PlainPieces', 'draw_negatives'
            'measure', 'inspect', 'optimizer_tensors', 'load_optimizer', 'save_checkpoint', 'checkpoints',
            'load_checkpoint', 'step_count', 'Run', 'train_step', 'to_device', 'validate', 'tensorboard_names',
            'log_row', 'lost', 'begin', 'refuse_other', 'differing', 'cut', 'checkpoint', 'start_weights',
-           'mix_with_start', 'train', 'loop', 'texts_in_step']
+           'mix_with_start', 'choose_share', 'train', 'loop', 'texts_in_step']
 
 # %% ../nbs/10_training.ipynb #imports
 import json, math, os, shutil, sys, time
@@ -262,6 +262,8 @@ class Run:
     events: list = field(default_factory=list)    # of the guard
     korean: torch.Tensor | None = None            # [V] bool
     stopped: str = ''                             # reason, where the guard ended the run
+    share: float = 0.0                            # of the start in the final weights
+    shares: dict = field(default_factory=dict)    # share -> what the judge said
 
 # %% ../nbs/10_training.ipynb #train-step
 def train_step(run: Run) -> dict: # a row of metrics
@@ -368,9 +370,21 @@ def start_weights(model) -> dict:
 
 # %% ../nbs/10_training.ipynb #keep-start
 @torch.no_grad()
-def mix_with_start(model, start: dict, share: float) -> None:
+def mix_with_start(model, start: dict, trained: dict, share: float) -> None:
     "Weights become `share` of the start and the rest of the trained ones (Wortsman et al. 2022, WiSE-FT)."
-    for name, value in model.named_parameters(): value.mul_(1 - share).add_(start[name].to(value.device), alpha=share)
+    for name, value in model.named_parameters(): value.copy_(torch.lerp(trained[name], start[name], share))
+
+# %% ../nbs/10_training.ipynb #choose-share
+def choose_share(run: Run, start: dict, judge) -> dict: # share -> nDCG@10 on the judge's queries
+    "Try each share of the start, keep the best; the first one where nobody judges. Returns what was tried."
+    trained, shares = start_weights(run.model), run.settings.keep_start
+    def tried(share):
+        mix_with_start(run.model, start, trained, share)
+        return judge(run.model)['metrics'].get('ndcg@10', 0.0) if judge and len(shares) > 1 else 0.0
+    found = {share: tried(share) for share in shares}
+    run.share = max(found, key=found.get)
+    mix_with_start(run.model, start, trained, run.share)
+    return found
 
 # %% ../nbs/10_training.ipynb #train
 def train(model, material: Material, settings: Settings,
@@ -390,7 +404,7 @@ def train(model, material: Material, settings: Settings,
     begin(run, resume)
     try: loop(run, judge, min(steps, max_steps or steps), save_every)
     except KeyboardInterrupt: checkpoint(run); raise
-    if settings.keep_start and not run.stopped and run.step == steps: mix_with_start(model, start, settings.keep_start)
+    if any(settings.keep_start) and not run.stopped and run.step == steps: run.shares = choose_share(run, start, judge)
     model.eval()
     return run
 

@@ -1,0 +1,76 @@
+"""The training notebook through papermill, as a person runs it: parameters, folder, contract, repetition."""
+import json, subprocess, sys
+from pathlib import Path
+import pytest
+from conftest import ROOT
+
+SMALL = 'settings: {steps: 6, hidden: 64, layers: 1, vocabulary: 300, batch_size: 8}'
+CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'data', 'steps', 'seconds', 'peak_memory_mb', 'device', 'metrics', 'bm25',
+            'before_training', 'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'guard', 'versions'}
+METRICS = {'data', 'queries', 'ndcg@10', 'success@1', 'recall@1', 'recall@10', 'mrr@10'}
+
+
+def papermill(*arguments: str) -> subprocess.CompletedProcess:
+    program = Path(sys.executable).parent/'papermill'
+    return subprocess.run([program, 'nbs/train.ipynb', *arguments], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory) -> Path:
+    "A run on the toy corpus; papermill's notebook beside it, its standard output where no path is given."
+    folder = tmp_path_factory.mktemp('run')
+    done = papermill('-p', 'version', '28', '-r', 'data', 'toy', '-r', 'scale', 'mini', '-r', 'out', str(folder), '-y', SMALL)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (folder/'train.ipynb').write_text(done.stdout, encoding='utf-8')
+    return folder
+
+
+def test_the_number_28_means_v28_and_a_pipe_takes_the_notebook(run):
+    summary = json.loads((run/'summary.json').read_text(encoding='utf-8'))
+    assert summary['version'] == 'v28' and summary['steps'] == 6
+    assert all(cell['execution_count'] for cell in json.loads((run/'train.ipynb').read_text(encoding='utf-8'))['cells'] if cell['cell_type'] == 'code')
+
+
+def test_the_folder_holds_what_the_contract_names(run):
+    for name in ('config.json', 'metrics.jsonl', 'training_history.json', 'summary.json', 'evaluation.json', 'samples.json'): assert (run/name).stat().st_size, name
+    assert list((run/'checkpoints').glob('step-*/state.json')) and list((run/'tensorboard').glob('events*'))
+    assert {p.suffix for p in (run/'model').iterdir()} <= {'.json', '.safetensors'}
+    summary = json.loads((run/'summary.json').read_text(encoding='utf-8'))
+    assert CONTRACT <= set(summary) and {'name', 'hash', 'train_pairs'} <= set(summary['data'])
+    for system in ('metrics', 'bm25', 'before_training'): assert set(summary[system]) == METRICS
+
+
+def test_one_seed_gives_one_result(run, tmp_path):
+    assert papermill(str(tmp_path/'again.ipynb'), '-r', 'data', 'toy', '-r', 'scale', 'mini', '-r', 'out', str(tmp_path), '-y', SMALL).returncode == 0
+    first, second = (json.loads((folder/'summary.json').read_text(encoding='utf-8')) for folder in (run, tmp_path))
+    for volatile in ('seconds', 'peak_memory_mb'): first.pop(volatile); second.pop(volatile)
+    assert first == second
+
+
+@pytest.mark.parametrize('wrong, told', [
+    (('-p', 'versoin', 'v28'), "did you mean 'version'"), (('-p', 'version', 'v82'), "did you mean 'v28'"),
+    (('-p', 'recipe', 'corected'), "did you mean 'corrected'"), (('-y', 'settings: {lambda_flop: 1}'), "did you mean 'lambda_flops'"),
+    (('-p', 'data', './nowhere'), './nowhere')])
+def test_what_is_misspelt_stops_with_the_nearest_name(wrong, told, tmp_path):
+    arguments = wrong if 'data' in wrong else (*wrong, '-r', 'data', 'toy')
+    done = papermill(str(tmp_path/'train.ipynb'), '-r', 'out', str(tmp_path/'run'), '-r', 'scale', 'mini', *arguments)
+    assert done.returncode == 1 and told in done.stderr
+    assert not (tmp_path/'run'/'metrics.jsonl').exists()
+
+
+def test_the_report_opens_offline(run, tmp_path):
+    page = tmp_path/'report.html'
+    subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(page)], cwd=ROOT, check=True)
+    html = page.read_text(encoding='utf-8')
+    assert html.count('data:image/png;base64') > 5 and 'src="http' not in html and '<script' not in html
+
+
+def test_the_command_line_does_the_same(run, tmp_path):
+    wanted = [f'{name}={value}' for name, value in dict(steps=6, hidden=64, layers=1, vocabulary=300, batch_size=8, scale='mini', data='toy', out=tmp_path).items()]
+    done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', '--set', *wanted], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (json.loads((folder/'summary.json').read_text(encoding='utf-8'))['metrics'] for folder in (run, tmp_path))
+    assert first == second
+    judged = subprocess.run([sys.executable, '-m', 'splade_nb.run', 'evaluate', '--model', str(tmp_path), '--data', 'toy'], cwd=ROOT, capture_output=True, text=True)
+    last = json.loads(judged.stdout.splitlines()[-1])
+    assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['ndcg@10']
