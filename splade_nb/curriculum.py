@@ -88,6 +88,6 @@ def plot_schedule(settings: Settings, steps: int = 500):
     axes[1].plot(epochs, [learning_rate(s, steps, settings) for s in range(steps)]); axes[1].set_title('learning rate')
     names = sorted({key for phase in settings.phases for key, _ in phase.mix})
     shares = [[dict(phase_at(s, steps, settings).mix).get(name, 0) for s in range(steps)] for name in names]
-    axes[2].stackplot(epochs, shares, labels=names); axes[2].legend(fontsize=7); axes[2].set_title('data mix')
+    axes[2].stackplot(epochs, shares, labels=names); axes[2].legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5)); axes[2].set_title('data mix')
     for axis in axes: axis.set_xlabel('epoch')
     return figure
