@@ -212,7 +212,7 @@ def toy_evaluation() -> dict:  # evaluation.json
     about = lambda mean: dict(mean=mean, low=mean - 0.03, high=mean + 0.03)
     pairs = [dict(phrase=phrase, queries=[f'{first} {phrase}', f'{second} {phrase}'], set=0.5 + 0.12 * i, weighted=0.55 + 0.13 * i)
              for i, (phrase, first, second) in enumerate(TOY_PHRASES)]
-    kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, queries=queries)
+    kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, queries=queries, difference=dict(mean=gain, low=gain - 0.02, high=gain + 0.02, p=0.01))
              for kind, gain, queries in (('original', -0.04, 60), ('multi_term', 0.05, 40), ('cross_lingual', 0.2, 20))}
     korean = {name: dict(mean=mean, low=mean - 0.01, high=mean + 0.01) for name, mean in (('count_share', 0.91), ('weight_share', 0.93), ('noise', 0.03))}
     return dict(systems=toy_systems(), by_kind=kinds, korean=korean, difference=dict(mean=0.03, low=0.012, high=0.048, p=0.002),
@@ -445,14 +445,14 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
     heights = {system: [row[system] for row in kinds.values()] for system in SYSTEMS}
     grouped_bars(axis, [f'{kind}\nn = {row["queries"]}' for kind, row in kinds.items()], heights)
     axis.set_ylabel('nDCG@10')
-    return figure, kind_caption({kind: (row['model'] - row['bm25'], row['queries']) for kind, row in kinds.items()})
+    return figure, kind_caption({kind: row['difference'] | {'queries': row['queries']} for kind, row in kinds.items()})
 
 # %% ../nbs/14_report.ipynb #kind-caption
-def kind_caption(gains: dict) -> str:  # kind -> (model minus BM25, queries), best first
-    "In how many kinds the mean is above BM25's, and the two ends."
-    (best, (most, many)), (worst, (least, few)) = list(gains.items())[0], list(gains.items())[-1]
-    return (f'The mean is above BM25\'s in {sum(gain > 0 for gain, _ in gains.values())} of {len(gains)} kinds of query, from {best} ({most:+.3f}, n = {many}) '
-            f'to {worst} ({least:+.3f}, n = {few}); differences by kind carry no interval.')
+def kind_caption(gains: dict) -> str:  # kind -> {'mean', 'low', 'high', 'queries'} of the model minus BM25, best first
+    "In how many kinds the whole interval is above BM25, in how many below, and the two ends."
+    told = lambda kind: f'{kind} ({gains[kind]["mean"]:+.3f} [{gains[kind]["low"]:+.3f}, {gains[kind]["high"]:+.3f}], n = {gains[kind]["queries"]})'
+    above, below = sum(gain['low'] > 0 for gain in gains.values()), sum(gain['high'] < 0 for gain in gains.values())
+    return f'Of {len(gains)} kinds of query {above} are above BM25 and {below} below with the whole interval; from {told(list(gains)[0])} to {told(list(gains)[-1])}.'
 
 # %% ../nbs/14_report.ipynb #term-change
 def term_change(sample: dict) -> dict:  # 'kept', 'added', 'dropped' -> terms

@@ -187,7 +187,8 @@ def compare_systems(systems: dict, collection) -> dict: # systems: name -> per-q
     by_kind = {}
     for kind in sorted(set(kinds.values())):
         ids = [id for id, k in kinds.items() if k == kind]
-        by_kind[kind] = {name: round(float(rows.loc[ids, 'ndcg@10'].mean()), 5) for name, rows in systems.items()} | {'queries': len(ids)}
+        by_kind[kind] = {name: round(float(rows.loc[ids, 'ndcg@10'].mean()), 5) for name, rows in systems.items()} | {
+            'queries': len(ids), 'difference': evaluation.paired_difference(model.loc[ids, 'ndcg@10'].to_numpy(), bm25.loc[ids, 'ndcg@10'].to_numpy())}
     return dict(systems={name: evaluation.summarise(rows) for name, rows in systems.items()}, by_kind=by_kind,
                 difference=evaluation.paired_difference(model['ndcg@10'].to_numpy(), bm25['ndcg@10'].to_numpy()))
 
