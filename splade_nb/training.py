@@ -54,7 +54,7 @@ def toy_material(vocabulary: int = 60) -> tuple: # material, model
                         torch.ones(vocabulary), torch.zeros(vocabulary), hash='toy')
     return material, model
 
-# %% ../nbs/10_training.ipynb #fake-pieces
+# %% ../nbs/10_training.ipynb #plain-pieces
 @dataclass
 class PlainPieces:
     "Begin, end and padding marks where no tokenizer is needed."

@@ -295,3 +295,9 @@ def test_no_machine_in_a_file():
         try: found += [f'{path}: {hit}' for hit in machine.findall((ROOT/path).read_text(encoding='utf-8'))]
         except UnicodeDecodeError: continue
     assert found == []
+
+
+def test_the_readme_shows_what_the_run_summaries_say():
+    assert list((ROOT/'docs'/'results').glob('*/summary.json')), 'no kept summary to read'
+    done = program(sys.executable, 'docs/readme_table.py', '--check')
+    assert done.returncode == 0, done.stderr or 'run docs/readme_table.py'

@@ -74,3 +74,17 @@ def test_the_command_line_does_the_same(run, tmp_path):
     judged = subprocess.run([sys.executable, '-m', 'splade_nb.run', 'evaluate', '--model', str(tmp_path), '--data', 'toy'], cwd=ROOT, capture_output=True, text=True)
     last = json.loads(judged.stdout.splitlines()[-1])
     assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['ndcg@10']
+
+
+def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
+    from splade_nb.config import resolve
+    from splade_nb.data import toy_corpus
+    from splade_nb.model import mini_backbone
+    from splade_nb.run import run_version
+    from splade_nb.tokens import train_unigram
+    tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)
+    folder = tmp_path/'backbone'; tokenizer.save_pretrained(folder)
+    mini_backbone(resolve('v28', hidden=64, layers=1), len(tokenizer)).save_pretrained(folder)
+    small = dict(backbone=str(folder), teacher=str(folder), steps=3, batch_size=4, accumulation=2, max_length=32)
+    summary = run_version(scale='full', source='toy', out=str(tmp_path/'run'), settings=small)
+    assert summary['scale'] == 'full' and summary['teacher'] == str(folder) and summary['steps'] == 3
