@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'fix_seeds', 'hold_out', 'make_pieces', 'SegmentOnly',
-           'training_queries', 'negatives_of', 'language_weights', 'start_directions', 'Prepared', 'numbered',
-           'prepare', 'for_scoring', 'retrieve', 'judged', 'make_judge', 'bm25_metrics', 'compare_systems',
+           'training_queries', 'negatives_of', 'keys_of', 'language_weights', 'start_directions', 'Prepared',
+           'numbered', 'prepare', 'for_scoring', 'retrieve', 'judged', 'make_judge', 'bm25_metrics', 'compare_systems',
            'context_result', 'sample_texts', 'sample_terms', 'packages', 'peak_memory_mb', 'contract_metrics',
            'evaluate_run', 'summarise_run', 'collect', 'begin_run', 'keep_model', 'run_version', 'keep_samples',
            'load_encoder', 'evaluate_model', 'search_texts', 'parse_setting', 'parser', 'add_train_options',
@@ -88,6 +88,15 @@ def negatives_of(collection, queries: dict, settings: Settings, seed: int) -> di
     for triplet in collection.triplets: given.setdefault(triplet.query_id, []).extend(triplet.negative_ids)
     return {id: list(dict.fromkeys([*given.get(id, []), *mined.get(id, [])])) for id in queries}
 
+# %% ../nbs/15_run.ipynb #keys-of
+def keys_of(queries: dict, source: str, settings: Settings) -> list: # curriculum key of each query
+    "Raises `ConfigError` naming data, query and line for a pair type without a curriculum key."
+    keys = []
+    for id, query in queries.items():
+        try: keys.append(curriculum_key(query.kind or 'original'))
+        except ConfigError as error: raise ConfigError(f'{source}, query {id}, line {query.meta.get("line", "?")}: {error}') from None
+    return adopt(keys, settings)
+
 # %% ../nbs/15_run.ipynb #language-weights
 def language_weights(found: dict, settings: Settings): # [V] float32
     "What a piece's activation costs in the language term."
@@ -132,7 +141,7 @@ def prepare(settings: Settings, collection, seed: int, cache: Path | str) -> Pre
     document_ids, query_ids = pieces.ids(texts), pieces.ids(asked)
     pairs, relevant, negatives = numbered(collection, queries, negatives_of(collection, queries, settings, seed))
     frequencies = count(document_ids, len(pieces)); rarity, found = idf(frequencies), masks(pieces)
-    keys = adopt([curriculum_key(query.kind or 'original') for query in queries.values()], settings)
+    keys = keys_of(queries, collection.name, settings)
     teacher = teacher_vectors(settings.teacher, asked, texts, pairs, cache) if any(phase.lambda_kd for phase in settings.phases) else None
     material = Material(pieces, query_ids, document_ids, pairs, [keys[q] for q, _ in pairs], relevant, negatives, torch.tensor(rarity),
                         torch.tensor(penalty_weights(rarity, frequencies, settings, found['special'], found['stopword'])),
