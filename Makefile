@@ -9,9 +9,10 @@ SEED    ?= 42
 OUT     ?= outputs/$(VERSION)
 MODEL   ?= $(OUT)
 SPLIT   ?= test
+SETTINGS ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -28,11 +29,11 @@ export OMP_WAIT_POLICY := PASSIVE
 bin        := $(VENV)/bin
 ready      := $(VENV)/.ready
 assets     := docs/_static/mermaid.min.js
-parameters  = -r version "$(VERSION)" -r recipe "$(RECIPE)" -r scale "$(SCALE)" -r data "$(DATA)" -p seed "$(SEED)" -r out "$(OUT)"
+parameters  = -r version "$(VERSION)" -r recipe "$(RECIPE)" -r scale "$(SCALE)" -r data "$(DATA)" -p seed "$(SEED)" -r out "$(OUT)" -r settings '$(SETTINGS)'
 papermill  := "$(bin)/papermill" --log-output --no-progress-bar
 report     := "$(bin)/python" docs/report_html.py
 
-train: $(ready)  ## Train VERSION (RECIPE, SCALE, DATA, SEED) into OUT and write OUT/report.html
+train: $(ready)  ## Train VERSION (RECIPE, SCALE, DATA, SEED; SETTINGS as JSON or a file) into OUT and write OUT/report.html
 resume: $(ready)  ## Go on with the run in OUT from its last checkpoint
 resume: parameters += -p resume True
 train resume:
@@ -60,7 +61,7 @@ test: $(ready)  ## Check everything that needs no GPU, as CI does
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(papermill) nbs/train.ipynb "$$folder/train.ipynb" -r version v28 -r scale mini -r data mini -r out "$$folder" -p max_steps 6
 	$(MAKE) --no-print-directory docs
-	"$(bin)/python" -m pytest
+	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadfile
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build

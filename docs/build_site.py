@@ -30,7 +30,7 @@ def page(notebook: Path | str) -> Path:  # relative to the site's source
     notebook = Path(notebook)
     name, room = re.subn(r'^\d+[a-z]?_', '', notebook.name)
     if notebook.parent != Path('.') or name == 'index.ipynb': return notebook.with_name(name)
-    return Path('library' if room else 'experiments', name)
+    return Path('library' if room else 'reference' if name == 'errata.ipynb' else 'experiments', name)
 
 
 def text(cell: dict) -> str: return ''.join(cell['source'])
@@ -173,7 +173,7 @@ def main(destination: str):
     experiments = sorted(section('experiments'), key=lambda n: n.stem != 'train')  # training first, then what compares it
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
     trees = [toctree('Start', ['self', *address(map(page, lessons))]), toctree('Library', address(map(page, rooms))),
-             toctree('Experiments', address(map(page, experiments))), toctree('Reference', address(files))]
+             toctree('Experiments', address(map(page, experiments))), toctree('Reference', address([*map(page, section('reference')), *files]))]
     index = pages.setdefault(Path('index.ipynb'), dict(
         cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))
     index['cells'].append(markdown('\n'.join(trees), 'contents'))

@@ -7,7 +7,7 @@
 import json, shutil, sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.report import markdown_table
+from splade_nb.versions import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, README = ROOT/'docs'/'results', ROOT/'README.md'

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['wide', 'score', 'info_nce', 'self_reconstruction', 'masked_mean', 'positive_activation', 'expansion',
-           'triplet_margin', 'flops', 'idf_flops', 'minimum_activation', 'z_score', 'distillation', 'language_penalty',
-           'total']
+           'triplet_margin', 'flops', 'idf_flops', 'minimum_activation', 'z_score', 'distillation', 'margin_mse',
+           'language_penalty', 'total']
 
 # %% ../nbs/06_losses.ipynb #imports
 import torch
@@ -21,10 +21,10 @@ def score(queries,                    # [B, V]
           docs,                       # [N, V]
           similarity: str = 'dot'     # or cosine
          ):                           # [B, N]
-    "Similarity of every query with every document. A zero vector scores zero."
+    "Similarity of every query with every document, in full precision under autocast too. A zero vector scores zero."
     queries, docs = wide(queries), wide(docs)
     if similarity == 'cosine': queries, docs = F.normalize(queries, dim=-1), F.normalize(docs, dim=-1)
-    return queries @ docs.T
+    with torch.autocast(queries.device.type, enabled=False): return queries @ docs.T
 
 # %% ../nbs/06_losses.ipynb #info-nce
 def info_nce(scores,            # [B, N] similarity, the positive of query i in column i
@@ -44,7 +44,7 @@ def self_reconstruction(vectors,        # [B, V] activated
                        ):
     "Cost of a text that does not activate its own pieces (seed 2 section 2; seed 4 section 3.2)."
     if form == 'bce': return F.binary_cross_entropy_with_logits(wide(vectors), own.to(wide(vectors).dtype))
-    if form == 'mean': return -masked_mean(wide(vectors), own).mean()
+    if form == 'mean': return -masked_mean(vectors, own).mean()
     return masked_mean(F.softplus(-wide(logits)), own).mean()
 
 # %% ../nbs/06_losses.ipynb #masked-mean
@@ -52,14 +52,14 @@ def masked_mean(values,  # [B, V]
                 mask     # [B, V] bool
                ):        # [B]; 0 for a row without any
     "Mean of each row over its masked entries."
-    return values.masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
+    return wide(values).masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
 
 # %% ../nbs/06_losses.ipynb #positive-activation
 def positive_activation(query_vectors,  # [B, V]
                         doc_pieces      # [B, V] bool, pieces of the positive document
                        ):
-    "Minus the mean activation of the positive's pieces (seed 2, section 3)."
-    return -masked_mean(wide(query_vectors), doc_pieces).mean()
+    "Minus the mean activation of the positive's pieces (seed 2, section 3). No floor; a zero has no gradient before ReLU."
+    return -masked_mean(query_vectors, doc_pieces).mean()
 
 # %% ../nbs/06_losses.ipynb #expansion
 def expansion(doc_logits,         # [B, V] logits of the positives
@@ -69,7 +69,7 @@ def expansion(doc_logits,         # [B, V] logits of the positives
              ):
     "Positives take up their queries' pieces, and leave those of other queries."
     asked = query_pieces.any(0)
-    logits, own, rarity = wide(doc_logits)[:, asked], query_pieces[:, asked], idf[asked]
+    logits, own, rarity = wide(doc_logits)[:, asked], query_pieces[:, asked], wide(idf)[asked]
     wanted = own * rarity
     pull = (F.softplus(-logits) * wanted).sum(1) / wanted.sum(1).clamp(min=1e-6)
     return (pull + others * masked_mean(F.softplus(logits), ~own)).mean()
@@ -78,7 +78,7 @@ def expansion(doc_logits,         # [B, V] logits of the positives
 def triplet_margin(positive_scores,  # [B]
                    negative_scores,  # [B]
                    margin: float):
-    "$\\max(0, m - s(a, p) + s(a, n))$ (seed 2, section 4). With cosine of non-negative vectors a margin above 1 never rests."
+    "Mean shortfall of the margin between positive and negative (seed 2, section 4)."
     return F.relu(margin - wide(positive_scores) + wide(negative_scores)).mean()
 
 # %% ../nbs/06_losses.ipynb #flops
@@ -91,34 +91,47 @@ def idf_flops(vectors,       # [B, V]
               weights,       # [V] penalty weights
               beta: float = 0.3):
     "IDF-aware FLOPS, L1 + beta L2 (seed 2, section 5)."
-    mean = wide(vectors).mean(0)
-    return (weights * mean).sum() + beta * (weights * mean ** 2).sum()
+    mean, weights = wide(vectors).mean(0), wide(weights)
+    return (weights * mean.abs()).sum() + beta * (weights * mean ** 2).sum()
 
 # %% ../nbs/06_losses.ipynb #minimum-activation
 def minimum_activation(vectors,           # [B, V]
                        top_k: int,
                        threshold: float):
-    "$\\text{ReLU}(\\theta - \\text{mean of the top } k)$ (seed 2, section 6). A row of zeros has no gradient: act before."
+    "Shortfall of the mean of the largest activations (seed 2, section 6)."
     return F.relu(threshold - wide(vectors).topk(top_k, dim=1).values.mean(1)).mean()
 
 # %% ../nbs/06_losses.ipynb #z-score
 def z_score(scores,      # [B, N]
             rows: bool   # per row, or over the whole matrix
            ):
-    "Zero mean, unit deviation; equal scores give zeros."
-    across = dict(dim=1, keepdim=True) if rows else {}
-    return (scores - scores.mean(**across)) / (scores.std(**across) + 1e-8)
+    "Zero mean, unit sample deviation; scores that are all alike give zeros (seed 2, section 7)."
+    scores, over = wide(scores), (1,) if rows else (0, 1)
+    count = scores.shape[1] if rows else scores.numel()
+    mean = scores.mean(over, keepdim=True)
+    variance = ((scores - mean) ** 2).sum(over, keepdim=True) / max(1, count - 1)
+    varied = variance > 1e-12 * (1 + mean ** 2) # more than rounding
+    return (scores - mean) / (torch.where(varied, variance, 1).sqrt() + 1e-8)
 
 # %% ../nbs/06_losses.ipynb #distillation
 def distillation(student,              # [B, N] scores
-                 teacher,              # [B, N] scores
+                 teacher,              # [B, N] scores, any float type
                  temperature: float, alpha_kl: float, alpha_mse: float,
-                 rows: bool = False):
+                 rows: bool = False    # z-scores per query
+                ):
     "KL divergence of tempered softmaxes, and squared error of z-scores (Hinton et al. 2015; seed 2, section 7)."
-    student, teacher = wide(student), wide(teacher)
+    student = wide(student); teacher = teacher.to(student.dtype)
     divergence = F.kl_div(F.log_softmax(student / temperature, -1), F.log_softmax(teacher / temperature, -1),
                           reduction='batchmean', log_target=True)
     return alpha_kl * temperature ** 2 * divergence + alpha_mse * F.mse_loss(z_score(student, rows), z_score(teacher, rows))
+
+# %% ../nbs/06_losses.ipynb #margin-mse
+def margin_mse(student_margins,  # [B, N] score of the positive minus score of each negative
+               teacher_margins   # [B, N]
+              ):
+    "MarginMSE: squared error of score differences (Hofstätter et al. 2020)."
+    student = wide(student_margins)
+    return F.mse_loss(student, teacher_margins.to(student.dtype))
 
 # %% ../nbs/06_losses.ipynb #language-penalty
 def language_penalty(vectors,     # [B, V]
@@ -128,7 +141,7 @@ def language_penalty(vectors,     # [B, V]
     "Weighted activation of unwanted languages (seed 4, section 10, V28a)."
     vectors = wide(vectors)
     if spare is not None: vectors = vectors.masked_fill(spare, 0)
-    return (vectors * weights).sum(1).mean()
+    return (vectors * wide(weights)).sum(1).mean()
 
 # %% ../nbs/06_losses.ipynb #total
 def total(terms: dict,    # name -> value

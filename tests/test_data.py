@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from splade_nb import collection as records, data
 from splade_nb.config import root
 from splade_nb.data import DataError, load, toy_corpus, train_triplets, with_splits, write_triplets
 
@@ -32,9 +33,9 @@ def beir(folder: Path, **files) -> Path:
     return folder
 
 
-def refused(source, **known) -> DataError:
+def refused(source, pair_types=None, **known) -> DataError:
     "The fault that `source` raises, with the attributes and the message that a person needs."
-    with pytest.raises(DataError) as caught: load(source)
+    with pytest.raises(DataError) as caught: load(source, pair_types=pair_types)
     error = caught.value
     assert {name: getattr(error, name) for name in known} == known
     place = error.file + (f', line {error.line}' if error.line else '')
@@ -227,6 +228,64 @@ def test_seed_faults(change, field, found, tmp_path):
     (tmp_path/'seed.jsonl').write_text(jsonl([SEED, SEED | change]), encoding='utf-8')
     assert found in refused(tmp_path/'seed.jsonl', field=field, line=2).found
     assert len(load(tmp_path/'seed.jsonl', strict=False).triplets) == 1
+
+
+TYPES = ('original', 'single_term', 'cross_lingual', 'travel')  # what a caller may allow
+
+
+def test_unknown_pair_type_in_triplets(tmp_path):
+    "Also where the query has stood before under a known one; without a list of pair types any text is one."
+    (tmp_path/'seed.jsonl').write_text(jsonl([SEED, SEED | {'negative': '김장', 'pair_type': 'cross_lingul'}, SEED | {'query': '배', 'pair_type': None}]), encoding='utf-8')
+    error = refused(tmp_path/'seed.jsonl', TYPES, file=str(tmp_path/'seed.jsonl'), line=2, field='pair_type')
+    assert "'cross_lingul'" in error.found and "nearest: 'cross_lingual'" in error.found and error.allowed == 'original, single_term, cross_lingual, travel'
+    lenient = load(tmp_path/'seed.jsonl', strict=False, pair_types=TYPES)
+    assert [triplet.pair_type for triplet in lenient.triplets] == ['cross_lingual', 'original'] and lenient.notes[0] == 'skipped 1 with a fault in seed.jsonl, pair_type'
+    assert 'cross_lingul' in {triplet.pair_type for triplet in load(tmp_path/'seed.jsonl').triplets}
+
+
+def test_unknown_pair_type_of_a_query(tmp_path):
+    beir(tmp_path, queries__jsonl=jsonl([*QUERIES, {'_id': 'q3', 'text': '눈', 'metadata': {'kind': 'traval'}}]))
+    error = refused(tmp_path, TYPES, file=str(tmp_path/'queries.jsonl'), line=3, field='metadata.kind')
+    assert "nearest: 'travel'" in error.found and list(load(tmp_path, strict=False, pair_types=TYPES).queries) == ['q1', 'q2']
+    with pytest.raises(DataError, match='metadata.kind'): load(f'mini,{tmp_path}', pair_types=[*KINDS])
+
+
+def test_the_curriculum_allows_what_the_embedded_sets_hold():
+    from splade_nb.curriculum import PAIR_TYPES
+    assert load('mini', pair_types=PAIR_TYPES).hash == load('mini').hash
+    assert {query.kind for query in toy_corpus().queries.values()} <= set(PAIR_TYPES)
+
+
+@pytest.mark.parametrize('raw, field, found', [
+    (json.dumps(SEED).encode('utf-16'), 'encoding', 'byte 0xff at 0'), (json.dumps(SEED, ensure_ascii=False).encode('cp949'), 'encoding', 'byte 0x'),
+    (b'\xef\xbb\xbf' + json.dumps(SEED).encode(), 'JSON', 'BOM'), (json.dumps(SEED).encode() + b'\r' + json.dumps(SEED).encode(), 'JSON', 'Extra data'), (b'\0\0', 'JSON', 'Expecting value')],
+    ids=['UTF-16', 'cp949', 'mark inside', 'carriage return alone', 'zero bytes'])
+def test_bytes_that_are_no_line(raw, field, found, tmp_path):
+    "A byte order mark counts as one only where the file begins: here on line 2."
+    (tmp_path/'seed.jsonl').write_bytes(jsonl([SEED]).encode() + raw)
+    assert found in refused(tmp_path/'seed.jsonl', file=str(tmp_path/'seed.jsonl'), line=2, field=field).found
+    lenient = load(tmp_path/'seed.jsonl', strict=False)
+    assert len(lenient.triplets) == 1 and lenient.notes[0] == f'skipped 1 with a fault in seed.jsonl, {field}'
+
+
+def in_form(folder: Path, form: str, mend) -> Path: # mend: what is done to every file's text
+    "One small collection in a form, as a file or folder."
+    if form == 'beir': return beir(folder, corpus__jsonl=mend(jsonl(CORPUS)), queries__jsonl=mend(jsonl(QUERIES)), qrels_train__tsv=mend(tsv(TRAIN)), qrels_test__tsv=mend(tsv(TEST)))
+    files = {'squad': ('a.json', squad({'context': '나주 배는 달다.', 'qas': [{'id': '질문', 'question': '배 맛은?'}]})), 'seed': ('a.jsonl', jsonl([SEED, SEED | {'query': '과일 배'}]))}
+    folder.mkdir(); (folder/files[form][0]).write_bytes(mend(files[form][1]).encode())
+    return folder/files[form][0]
+
+
+@pytest.mark.parametrize('form', ['beir', 'squad', 'seed'])
+def test_decomposed_hangul_does_not_split_the_vocabulary(form, tmp_path):
+    "NFC and NFD files give the same records and the same words; together in one file they give no more."
+    together, apart = (load(in_form(tmp_path/name, form, lambda text: unicodedata.normalize(name, text))) for name in ('NFC', 'NFD'))
+    assert together.hash == apart.hash and together.documents == apart.documents and together.queries == apart.queries
+    vocabulary = [{word for text in [*c.texts.values(), *(query.text for query in c.queries.values())] for word in text.split()} for c in (together, apart)]
+    assert vocabulary[0] == vocabulary[1] and all(unicodedata.is_normalized('NFC', word) for word in vocabulary[1])
+    if form == 'seed':
+        mixed = load(in_form(tmp_path/'mixed', form, lambda text: text + unicodedata.normalize('NFD', text)))
+        assert mixed.hash == together.hash
 
 
 def test_seed_line_without_negative_field(tmp_path):
@@ -458,6 +517,9 @@ def test_mini_texts_are_two_to_four_sentences(mini):
 
 
 # ---- the package
+
+def test_data_has_the_names_of_collection(): assert [name for name in records.__all__ if getattr(data, name, None) is not getattr(records, name)] == []
+
 
 def test_nothing_heavy_is_imported():
     import subprocess, sys

@@ -1,10 +1,11 @@
 """BM25 on judged Korean collections, against the figures published with them."""
 import functools
 import json
+import zlib
 import pytest
 from splade_nb.config import root
 from splade_nb.evaluation import retrieval_metrics
-from splade_nb.lexical import BM25, mine_negatives
+from splade_nb.lexical import BM25, bm25_candidates, draw, read_candidates, write_candidates
 
 SHARED = root().parent / 'shared' / 'data'
 PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
@@ -61,13 +62,26 @@ def test_equal_scores_decide_short_pairs():
     assert worst < PUBLISHED['question_pair'] < best
 
 
-def test_mined_negatives_are_wrong_and_repeatable():
+@functools.cache
+def mined():  # qrels and BM25 candidates of a hundred real queries
     texts, queries, qrels = collection('question_pair')
     queries = dict(list(queries.items())[:100])
     answers = {doc for query in queries for doc in qrels[query]}
     texts = {doc: text for place, (doc, text) in enumerate(texts.items()) if place < 2000 or doc in answers}
-    mined = mine_negatives(queries, texts, qrels, depth=50, count=7, skip_top=2)
-    assert mined == mine_negatives(queries, texts, qrels, depth=50, count=7, skip_top=2)
-    assert all(not set(docs) & qrels[query].keys() and len(set(docs)) == len(docs) for query, docs in mined.items())
-    assert sum(len(docs) == 7 for docs in mined.values()) > 80
-    assert mined != mine_negatives(queries, texts, qrels, depth=50, count=7, skip_top=2, seed=1)
+    found, threads = (bm25_candidates(queries, texts, qrels, depth=50, skip_top=2, workers=workers) for workers in (1, 3))
+    assert found == threads
+    return qrels, found
+
+
+def test_mined_negatives_are_wrong_and_repeatable():
+    qrels, found = mined()
+    taken = lambda seed: {query: draw(row, 7, 0.0, (seed, zlib.crc32(query.encode()))) for query, row in found.items()}
+    assert taken(42) == taken(42) != taken(1)
+    assert all(not set(docs) & qrels[query].keys() and len(set(docs)) == len(docs) for query, docs in taken(42).items())
+    assert sum(len(docs) == 7 for docs in taken(42).values()) > 80
+
+
+def test_mined_negatives_on_disk(tmp_path):
+    _, found = mined()
+    path = write_candidates(tmp_path/'negatives.jsonl', {'bm25': found, 'dense': {}})
+    assert read_candidates(path) == {'bm25': found} and len(lines(path)) == 100

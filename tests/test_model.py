@@ -1,0 +1,222 @@
+"""Every kind of checkpoint through the whole life of a model: create, step, save, load in another process."""
+import copy, json, subprocess, sys, threading
+from pathlib import Path
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
+                          GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
+from splade_nb.config import ConfigError, Settings
+from splade_nb.model import create, encode_documents, load, save, token_weights, toy_model
+from splade_nb.xlmr import create_splade_xlmr
+
+SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=20)
+MARKS = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2)
+CONFIGS = {
+    'xlm_roberta': lambda: XLMRobertaConfig(**SMALL, **MARKS),
+    'bert': lambda: BertConfig(**SMALL),
+    'electra': lambda: ElectraConfig(**SMALL, embedding_size=16),
+    'modernbert': lambda: ModernBertConfig(**SMALL, **MARKS, cls_token_id=0, sep_token_id=2, decoder_bias=False),
+    'distilbert': lambda: DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=20),
+}
+FORMS = {'no gate': {}, 'attention': dict(context_gate=True), 'heads': dict(context_gate=True, gate_pooler='heads'),
+         'importance': dict(mlm_head=False), 'gated importance': dict(mlm_head=False, context_gate=True, gate_pooler='heads')}
+IDS = torch.tensor([[0, 9, 8, 7, 2], [0, 9, 2, 1, 1]])
+MASK = (IDS != 1).long()
+
+
+@pytest.fixture(scope='module')
+def checkpoints(tmp_path_factory):
+    "A folder for each architecture with its MLM head, and one of its encoder alone."
+    folder = tmp_path_factory.mktemp('checkpoints'); torch.manual_seed(0)
+    for name, config in CONFIGS.items():
+        AutoModelForMaskedLM.from_config(config()).save_pretrained(folder/name)
+        AutoModel.from_config(config()).save_pretrained(folder/f'{name}-encoder')
+    return folder
+
+
+def settings(source, **changes) -> Settings:
+    return Settings(**{**dict(backbone=str(source), max_length=16, gate_hidden=8, dropout=0.0, top_k=3), **changes})
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_life(family, form, checkpoints, tmp_path):
+    source = checkpoints/(family if FORMS[form].get('mlm_head', True) else f'{family}-encoder')
+    model = create(settings(source, output_idf=0.5, term_frequency=True, **FORMS[form]), 60, [0, 1, 2, 3, 4], idf=torch.arange(60).numpy(), mean_length=4.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        vectors, logits = model.train()(IDS, MASK)
+        assert vectors.shape == logits.shape == (2, 60) and vectors.isfinite().all() and (vectors > 0).any()
+        optimizer.zero_grad(); vectors.square().sum().backward(); optimizer.step()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())] == []
+    back = load(save(model.eval(), tmp_path))
+    with torch.inference_mode():
+        for document in (True, False): assert torch.equal(back(IDS, MASK, document=document)[0], model(IDS, MASK, document=document)[0])
+        assert torch.equal(token_weights(back, IDS, MASK), token_weights(model, IDS, MASK))
+        assert torch.allclose(model(IDS, MASK)[0][1], model(IDS[1:, :3], MASK[1:, :3])[0][0], atol=1e-5), 'padding is seen'
+    kept, state = load_file(tmp_path/'model.safetensors'), back.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in kept.items())
+    assert bool(FORMS[form].get('context_gate')) == any(name.startswith('gate.') for name in kept)
+
+
+def test_another_process_reads_the_same_bits(tmp_path):
+    model = toy_model(gate_pooler='heads'); save(model, tmp_path/'model')
+    script = ('import sys, torch; from splade_nb.model import load\n'
+              f'ids = torch.tensor({IDS.tolist()}); m = load(sys.argv[1])\n'
+              'torch.save(m(ids, (ids != 1).long())[0].detach(), sys.argv[2])')
+    subprocess.run([sys.executable, '-c', script, str(tmp_path/'model'), str(tmp_path/'vectors')], check=True)
+    assert torch.equal(torch.load(tmp_path/'vectors', weights_only=True), model(IDS, MASK)[0])
+
+
+@pytest.mark.parametrize('damage, said', [('drop', 'gate.project.0.weight'), ('add', 'foreign'), ('reshape', 'gate.project.0.weight')])
+def test_weights_that_do_not_fit_are_refused(damage, said, tmp_path):
+    path = save(toy_model(), tmp_path)/'model.safetensors'; kept = load_file(path)
+    if damage == 'drop': del kept['gate.project.0.weight']
+    if damage == 'add': kept['foreign'] = torch.ones(2)
+    if damage == 'reshape': kept['gate.project.0.weight'] = torch.ones(3, 32)
+    save_file(kept, path)
+    with pytest.raises(ConfigError, match=said): load(tmp_path)
+
+
+def test_a_setting_that_no_model_has_is_refused(tmp_path):
+    path = save(toy_model(), tmp_path)/'splade.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'gate_head': 4}))
+    with pytest.raises(ConfigError, match="did you mean 'gate_heads'"): load(tmp_path)
+
+
+def refused(said, source, **changes):
+    with pytest.raises(ConfigError, match=said): create(settings(source, **changes), 60, [])
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_an_encoder_alone_is_refused(family, checkpoints): refused('no trained MLM head.*mlm_head=False', checkpoints/f'{family}-encoder')
+
+
+def test_a_discriminator_is_refused(tmp_path):
+    ElectraForPreTraining(CONFIGS['electra']()).save_pretrained(tmp_path)
+    refused('no trained MLM head', tmp_path)
+
+
+def test_a_decoder_of_its_own_must_be_there(tmp_path):
+    "An untied decoder that is missing would be random."
+    config = XLMRobertaConfig(**SMALL, **MARKS, tie_word_embeddings=False)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
+    kept = load_file(tmp_path/'model.safetensors'); del kept['lm_head.decoder.weight']
+    save_file(kept, tmp_path/'model.safetensors', metadata={'format': 'pt'})
+    refused('no trained MLM head', tmp_path)
+
+
+def test_half_an_encoder_is_refused(checkpoints, tmp_path):
+    for form, source in ((True, 'bert'), (False, 'bert-encoder')):
+        AutoModel.from_pretrained(checkpoints/source).config.save_pretrained(tmp_path)
+        kept = load_file(checkpoints/source/'model.safetensors')
+        kept.pop(next(name for name in kept if 'layer.1.attention' in name))
+        save_file(kept, tmp_path/'model.safetensors', metadata={'format': 'pt'})
+        refused('weights missing', tmp_path, mlm_head=form)
+
+
+def test_what_is_no_masked_language_model_is_refused(checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True) # a hub name must not reach the network
+    GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=32, n_layer=1, n_head=2)).save_pretrained(tmp_path/'gpt')
+    refused('no masked language model', tmp_path/'gpt')
+    (tmp_path/'empty').mkdir()
+    for source in (tmp_path/'empty', tmp_path/'nowhere', 'no/such-model'):
+        for changes in ({}, dict(mlm_head=False), dict(start='random')): refused('backbone=', source, **changes)
+
+
+@pytest.mark.parametrize('changes, said', [(dict(top_k=61), 'top_k=61.*nearest is 60'), (dict(max_length=19), 'max_length=19.*nearest is 18'),
+                                           (dict(query_length=30), 'query_length=30.*nearest is 18'),
+                                           (dict(context_gate=True, gate_heads=5), 'gate_heads=5.*nearest is 4'),
+                                           (dict(output_idf=1.0), 'needs idf'), (dict(start='near_identity'), 'near_identity')])
+def test_what_the_checkpoint_cannot_serve_is_refused(changes, said, checkpoints): refused(said, checkpoints/'xlm_roberta', **changes)
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_spare_rows_are_cut_off(family, checkpoints, tmp_path):
+    whole, cut = (create(settings(checkpoints/family), v, []).eval() for v in (60, 50))
+    with torch.inference_mode(): assert torch.allclose(cut(IDS, MASK)[0], whole(IDS, MASK)[0][:, :50], atol=1e-6)
+    assert torch.equal(load(save(cut, tmp_path))(IDS, MASK)[0], cut(IDS, MASK)[0])
+    with pytest.raises(ConfigError, match='holds 60 pieces, its tokenizer 70'): create(settings(checkpoints/family), 70, [])
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_half_precision_checkpoints_become_whole(family, checkpoints, tmp_path):
+    "Training keeps float32 weights, and what it saves comes back as float32 though the config says bfloat16."
+    AutoModelForMaskedLM.from_pretrained(checkpoints/family, dtype=torch.bfloat16).save_pretrained(tmp_path/'half')
+    for start in ('pretrained', 'random'):
+        model = create(settings(tmp_path/'half', start=start), 60, [])
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        with torch.no_grad(): model.backbone.get_input_embeddings().weight.add_(1e-6)
+        back = load(save(model.eval(), tmp_path/start))
+        assert torch.equal(back(IDS, MASK)[0], model(IDS, MASK)[0])
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_random_start_takes_the_architecture_alone(family, checkpoints):
+    first, second = (create(settings(checkpoints/family, start='random', mlm_head=form), 60, []) for form in (True, False))
+    assert type(first.backbone) is type(AutoModelForMaskedLM.from_config(CONFIGS[family]())) and second.importance is not None
+    assert create(settings(checkpoints/f'{family}-encoder', start='random'), 60, [])(IDS, MASK)[0].shape == (2, 60)
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_checkpointing_changes_memory_only(family, checkpoints):
+    def run(**changes):
+        torch.manual_seed(0); model = create(settings(checkpoints/family, context_gate=True, **changes), 60, []).train()
+        torch.manual_seed(1); kept = {}
+        def pack(x): kept[x.data_ptr()] = x.nbytes; return x
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x): loss = model(IDS.repeat(16, 1), MASK.repeat(16, 1))[0].sum()
+        loss.backward()
+        return sum(kept.values()), loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    plain, spared = run(), run(gradient_checkpointing=True)
+    assert torch.equal(plain[1], spared[1]) and plain[2].keys() == spared[2].keys()
+    assert all(torch.equal(plain[2][name], spared[2][name]) for name in plain[2])
+    assert spared[0] < 0.8 * plain[0]
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_autocast(form):
+    model = toy_model(**{'context_gate': False, **FORMS[form]})
+    with torch.autocast('cpu', torch.bfloat16): vectors, logits = model(IDS, MASK); weights = token_weights(model, IDS, MASK)
+    vectors.sum().backward()
+    assert vectors.dtype == logits.dtype == weights.dtype == torch.float32
+    assert torch.allclose(vectors, model(IDS, MASK)[0], atol=0.05) and torch.allclose(weights, token_weights(model, IDS, MASK), atol=0.05)
+
+
+def test_threads_share_a_model():
+    model, rows = toy_model(), [torch.randint(5, 60, (2, n)) for n in range(3, 15)]
+    expected, found, wrong = [encode_documents(model, row, torch.ones_like(row)) for row in rows], {}, []
+    def work(i):
+        try:
+            for _ in range(20): found[i] = encode_documents(model, rows[i], torch.ones_like(rows[i])); assert torch.equal(found[i], expected[i])
+        except BaseException as error: wrong.append(error)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(rows))]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert not wrong and len(found) == len(rows)
+
+
+def test_a_copy_stands_alone():
+    model = toy_model(); twin = copy.deepcopy(model)
+    before = model(IDS, MASK)[0].detach()
+    for part in model.parameters(): part.data.zero_()
+    assert torch.equal(twin(IDS, MASK)[0], before) and not twin.seen and not model.seen
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_seed_names_take_every_family(family, checkpoints, tmp_path):
+    for head in (True, False):
+        model = create_splade_xlmr(str(checkpoints/family), idf_weights=torch.linspace(0, 2, 60), use_mlm_head=head).eval()
+        sparse_repr, weights = model(IDS, MASK)
+        assert sparse_repr.shape == (2, 60) and weights.shape == (2, 5) and (weights[MASK == 0] == 0).all()
+        assert torch.equal(model.encode_documents(IDS, MASK), sparse_repr)
+
+
+def test_the_published_tokenizers_keep_their_pieces_apart():
+    shared = Path(__file__).resolve().parents[2]/'shared'/'tokenizers'
+    if not shared.exists(): pytest.skip('no published tokenizers beside the project')
+    from transformers import AutoTokenizer
+    from splade_nb.xlmr import top_k_tokens
+    for folder in shared.iterdir():
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert len(top_k_tokens(torch.ones(len(tokenizer)), tokenizer, len(tokenizer))) == len(tokenizer)
