@@ -7,7 +7,8 @@
 import json, shutil, sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.versions import markdown_table
+from splade_nb.config import ABOUT, VERSIONS
+from splade_nb.versions import compare_row, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, README = ROOT/'docs'/'results', ROOT/'README.md'
@@ -22,20 +23,46 @@ def keep(folder: Path) -> None:
     for name in ('summary.json', 'evaluation.json'): shutil.copy(folder/name, target/name)
 
 
-def row(path: Path) -> dict:
-    "One kept run as one row."
-    s = json.loads(path.read_text(encoding='utf-8'))
-    gain = json.loads((path.parent/'evaluation.json').read_text(encoding='utf-8'))['difference']
-    return {'version': s['version'], 'data': s['data']['name'], 'seed': str(s['seed']), 'BM25': s['bm25']['ndcg@10'],
-            'untrained': s['before_training']['ndcg@10'], 'trained': s['metrics']['ndcg@10'],
-            'over BM25 [95 %]': f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]',
-            'terms query / document': f'{s["active_terms"]["query"]:.0f} / {s["active_terms"]["doc"]:.0f}', 'minutes': f'{s["seconds"] / 60:.1f}'}
+def kept() -> pd.DataFrame:
+    "Every kept run: its summary and the difference to BM25."
+    rows = []
+    for path in sorted(RESULTS.glob('*/summary.json')):
+        summary = json.loads(path.read_text(encoding='utf-8'))
+        gain = json.loads((path.parent/'evaluation.json').read_text(encoding='utf-8'))['difference']
+        rows.append(compare_row(summary) | {'gain': f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'})
+    return pd.DataFrame(rows)
+
+
+def said(runs: pd.DataFrame) -> str:
+    "nDCG@10 of one version and recipe, the mean over seeds; what became of failed runs."
+    if not len(runs): return 'not run'
+    spread = f' ({len(runs)} seeds, {runs["nDCG@10"].min():.3f} to {runs["nDCG@10"].max():.3f})' if len(runs) > 1 else ''
+    failed = next((outcome for outcome in runs['outcome'] if outcome), '')
+    return f'{runs["nDCG@10"].mean():.3f}{spread}' + (f', {failed}' if failed else '')
+
+
+def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
+    "The versions on the embedded set, a row each."
+    runs = runs[runs['data'] == 'mini']
+    of = lambda version, recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
+    terms = lambda found: f'{found["active query"].mean():.0f} / {found["active doc"].mean():.0f}' if len(found) else '-'
+    return pd.DataFrame([{'version': version, 'what changed': ABOUT[version][0], 'as written': said(of(version, 'seed')), 'corrected': said(of(version, 'corrected')),
+                          'terms': terms(of(version, 'corrected')), 'minutes': f'{of(version, "corrected")["minutes"].mean():.1f}' if len(of(version, 'corrected')) else '-'}
+                         for version in VERSIONS])
+
+
+def public_table(runs: pd.DataFrame) -> pd.DataFrame:
+    "Public collections, a row a run."
+    runs = runs[runs['data'] != 'mini'].sort_values(['data', 'seed'])
+    return pd.DataFrame([{'version': r['version'], 'data': r['data'], 'seed': str(r['seed']), 'BM25': r['BM25'], 'untrained': r['before'], 'trained': r['nDCG@10'],
+                          'over BM25 [95 %]': r['gain'], 'terms': f'{r["active query"]:.0f} / {r["active doc"]:.0f}', 'minutes': f'{r["minutes"]:.1f}'} for _, r in runs.iterrows()])
 
 
 def table() -> str:
-    "The block between the marks: nDCG@10 of every kept run."
-    rows = pd.DataFrame([row(path) for path in sorted(RESULTS.glob('*/summary.json'))])
-    return f'{BEGIN}\n{markdown_table(rows.sort_values(["data", "seed"], key=lambda c: c.map(str)))}\n{END}'
+    "The block between the marks."
+    runs = kept(); mini = runs[runs['data'] == 'mini']
+    told = f'Embedded set `mini`, 494 test queries: BM25 {mini["BM25"].mean():.3f}, corrected start {mini[mini["recipe"] == "corrected"]["before"].mean():.3f}.'
+    return f'{BEGIN}\n{told}\n\n{markdown_table(versions_table(runs))}\n\nPublic collections, V28 corrected:\n\n{markdown_table(public_table(runs))}\n{END}'
 
 
 def main(arguments: list[str]) -> int:
