@@ -110,7 +110,7 @@ NEXT = {'similarity': 'dot cosine', 'self_form': 'bce mean logit', 'positive_for
         'idf_range': 'all seen', 'idf_smoothing': 'bm25 standard', 'segment': 'none kiwi', 'start': 'random near_identity', 'gate_pooler': 'attention heads',
         'scheduler': 'cosine linear', 'precision': 'bf16 fp32'}
 COMPANY = {'lambda_min_act': dict(min_activation=50.0), 'top_k': dict(min_activation=50.0), 'lambda_margin': dict(margin=99.0),
-           'keep_checkpoints': dict(checkpoint_epochs=1), 'mining_temperature': dict(mining_refresh=1), 'teacher': {}, 'min_df': {}}
+           'keep_checkpoints': dict(checkpoint_epochs=1), 'epochs': dict(keep_checkpoints=99), 'mining_temperature': dict(mining_refresh=1)}
 
 # %% ../nbs/10_wires.ipynb #another
 def another(name: str, settings: Settings, checkpoint: str) -> object: # a different value that is allowed
