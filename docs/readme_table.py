@@ -29,7 +29,7 @@ def kept() -> pd.DataFrame:
     for path in sorted(RESULTS.glob('*/summary.json')):
         summary = json.loads(path.read_text(encoding='utf-8'))
         gain = json.loads((path.parent/'evaluation.json').read_text(encoding='utf-8'))['difference']
-        rows.append(compare_row(summary) | {'gain': f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'})
+        rows.append(compare_row(summary) | {'queries': summary['metrics']['queries'], 'gain': f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'})
     return pd.DataFrame(rows)
 
 
@@ -61,7 +61,7 @@ def public_table(runs: pd.DataFrame) -> pd.DataFrame:
 def table() -> str:
     "The block between the marks."
     runs = kept(); mini = runs[runs['data'] == 'mini']
-    told = f'Embedded set `mini`, 494 test queries: BM25 {mini["BM25"].mean():.3f}, corrected start {mini[mini["recipe"] == "corrected"]["before"].mean():.3f}.'
+    told = f'Embedded set `mini`, {mini["queries"].max()} test queries: BM25 {mini["BM25"].mean():.3f}, corrected start {mini[mini["recipe"] == "corrected"]["before"].mean():.3f}.'
     return f'{BEGIN}\n{told}\n\n{markdown_table(versions_table(runs))}\n\nPublic collections, V28 corrected:\n\n{markdown_table(public_table(runs))}\n{END}'
 
 

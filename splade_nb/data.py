@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from .config import nearest, root
-from .collection import (SPLITS, TOY_DOCUMENTS, TOY_PAIRS, TOY_QUERIES, Collection, ContextPair, DataError, Document, Query, Triplet,
-                                  collect, content_hash, difficulty, given_triplets, make_triplet, merge, prefixed, ready, resplit,
-                                  toy_corpus, train_triplets, with_splits, write_triplets)
+from .collection import (SPLITS, Collection, ContextPair, DataError, Document, Query, Triplet, collect, difficulty, given_triplets,
+                                  merge, ready)
 
 # %% ../nbs/01_data.ipynb #faults
 class Faults:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
 import torch
-from . import config, lexical
+from . import lexical
 from .config import ConfigError, Settings, needs_teacher
 from .curriculum import adopt, curriculum_key, pools_of
 from .idf import Frequencies, count, idf, penalty_weights

@@ -13,7 +13,7 @@ import torch
 from . import losses
 from .config import Settings
 from .curriculum import distillation_factor, mining_period, phase_at, ramp, sample
-from .material import Material, pool, toy_material
+from .material import Material, pool
 from .tokens import batch
 
 # %% ../nbs/10_objective.ipynb #plain-pieces

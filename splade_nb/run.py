@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from . import config, data, evaluation, lexical, search as exact
+from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
 from .encoding import encode, terms
@@ -172,8 +173,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
 # %% ../nbs/15_run.ipynb #collect
 def collect(source: str): # Collection
     "`toy`, or whatever `data.load` takes; without a train split one is drawn by hash. Raises `DataError`."
-    collection = data.toy_corpus() if source == 'toy' else data.load(source, pair_types=PAIR_TYPES)
-    return collection if collection.split('train') else data.with_splits(collection)
+    collection = toy_corpus() if source == 'toy' else data.load(source, pair_types=PAIR_TYPES)
+    return collection if collection.split('train') else with_splits(collection)
 
 # %% ../nbs/15_run.ipynb #begin-run
 def begin_run(version, recipe: str, scale: str, source: str, seed: int, out: str,
@@ -302,7 +303,7 @@ def main(arguments: list | None = None) -> int: # exit code
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
         else: show_results(search_texts(options.model, options.data, options.query))
     except KeyboardInterrupt: return 130
-    except (ConfigError, data.DataError) as error: print(error, file=sys.stderr); return 2
+    except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2
     return 0
 
 # %% ../nbs/15_run.ipynb #show-results

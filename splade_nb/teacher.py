@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
-from .config import ConfigError, read_json, write_json
+from .config import ConfigError, read_json
 
 # %% ../nbs/09_teacher.ipynb #teacher-label
 def teacher_label(name: str) -> str:  # for a report

@@ -10,7 +10,6 @@ __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'HANGUL', 'LATIN', 'KINDS', 'PARTICL
 
 # %% ../nbs/02_tokens.ipynb #imports
 import functools, hashlib, os, re, unicodedata
-from collections import Counter
 from pathlib import Path
 import numpy as np
 import torch

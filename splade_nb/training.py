@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 from .config import ConfigError, Settings, as_dict, every_phase, plain, read_json, write_json
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
-from .material import Material, toy_material
+from .material import Material
 from .objective import batch_at, optimizer_for, step_loss, weights_at
 
 # %% ../nbs/10_training.ipynb #measure

@@ -6,9 +6,9 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from splade_nb import collection as records, data
 from splade_nb.config import root
-from splade_nb.data import DataError, load, toy_corpus, train_triplets, with_splits, write_triplets
+from splade_nb.collection import DataError, toy_corpus, train_triplets, with_splits, write_triplets
+from splade_nb.data import load
 
 SHARED = root().parent/'shared'/'data'
 CORPUS = [{'_id': 'd1', 'title': '나주 배', 'text': '나주 배는 달다.'}, {'_id': 'd2', 'text': '제주로 가는 배가 떠난다.'}]
@@ -517,9 +517,6 @@ def test_mini_texts_are_two_to_four_sentences(mini):
 
 
 # ---- the package
-
-def test_data_has_the_names_of_collection(): assert [name for name in records.__all__ if getattr(data, name, None) is not getattr(records, name)] == []
-
 
 def test_nothing_heavy_is_imported():
     import subprocess, sys

@@ -32,7 +32,7 @@ ROOMS = {
     'evaluation': '',
     'report': 'config evaluation',
     'versions': 'config report',
-    'run': 'config data tokens model curriculum lexical teacher material training wires encoding search evaluation report',
+    'run': 'config collection data tokens model curriculum lexical teacher material training wires encoding search evaluation report',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
 FLAGS = {'slow', 'cuda', 'net'}

@@ -78,7 +78,7 @@ def test_the_command_line_does_the_same(run, tmp_path):
 
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
     from splade_nb.config import resolve
-    from splade_nb.data import toy_corpus
+    from splade_nb.collection import toy_corpus
     from splade_nb.model import mini_backbone
     from splade_nb.run import run_version
     from splade_nb.tokens import train_unigram
