@@ -21,7 +21,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate compare search test docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate compare search test faults docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -40,6 +40,18 @@ train resume:
 	mkdir -p "$(OUT)" && rm -f "$(OUT)/report.html"
 	$(papermill) nbs/train.ipynb "$(OUT)/train.ipynb" $(parameters)
 	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
+
+# One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
+train-%-bg: $(ready)
+	mkdir -p "outputs/$*"
+	nohup $(MAKE) --no-print-directory train VERSION=$* OUT="outputs/$*" > "outputs/$*/train.log" 2>&1 &
+	@echo 'training $* in the background: make logs-$*'
+train-%: ; $(MAKE) --no-print-directory train VERSION=$* OUT="outputs/$*"
+resume-%: ; $(MAKE) --no-print-directory resume VERSION=$* OUT="outputs/$*"
+logs-%: ; tail -n 40 -F "outputs/$*/train.log"
+tensorboard-%: $(ready) ; "$(bin)/tensorboard" --logdir "outputs/$*"
+after-%: $(ready)
+	first=$(word 1,$(subst -, ,$*)) && flock "outputs/$$first/.lock" true && $(MAKE) --no-print-directory train-$(word 2,$(subst -, ,$*))
 
 report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
 	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
@@ -62,6 +74,9 @@ test: $(ready)  ## Check everything that needs no GPU, as CI does
 	$(papermill) nbs/train.ipynb "$$folder/train.ipynb" -r version v28 -r scale mini -r data mini -r out "$$folder" -p max_steps 6
 	$(MAKE) --no-print-directory docs
 	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadfile
+
+faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
+	"$(bin)/python" docs/fault_table.py
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build

@@ -188,6 +188,7 @@ class Settings(ModelSettings, StartSettings, RankingSettings, DistillationSettin
     "Everything a run depends on; frozen, comparable, written to `config.json`."
     batch_size: int = 64
     accumulation: int = 1               # micro-batches an optimizer step
+    gradient_cache: bool = False        # micro-batches share one contrastive batch, encoded twice
     epochs: int = 30
     steps: int = 0                      # optimizer steps; 0: epochs over the data
     learning_rate: float = 3e-6
@@ -200,6 +201,7 @@ class Settings(ModelSettings, StartSettings, RankingSettings, DistillationSettin
     adam_eps: float = 1e-8
     keep_start: tuple = (0.0,)          # shares of the start tried in the final weights; the judge takes the best
     validations: int = 4                # judged this many times after the start
+    early_stopping: int = 0             # validations without a better nDCG@10 until the run ends with its best weights; 0: never
     checkpoint_epochs: int = 5
     keep_checkpoints: int = 3
     log_every: int = 50                 # steps
@@ -379,6 +381,7 @@ CORRECTIONS = {
     'non_korean_penalty': Correction(1.0, 'the value of the retrain; 100 collapses at once when it is multiplied in'),
     'language_ramp': Correction(0.3, 'the filter comes after ranking has settled'),
     'language_spares_input': Correction(True, 'S24 in a Korean text is a product name, not noise (C8): only expansions are filtered'),
+    'gradient_cache': Correction(True, 'plain accumulation changes FLOPS and in-batch negatives with the size of a micro-batch (pitfall 16)'),
     'kd_rows': Correction(True, 'a z-score over the whole matrix mixes queries (pitfall 5)'),
     'kd_annealing_epochs': Correction(0, 'the phases already take distillation back from 2.5 to 0.8'),
     'lambda_context_kd': Correction(0.0, 'no seed names it and no code ever used it'),
@@ -430,6 +433,8 @@ OFF = { # names: (acts, why not)
     'top_k min_activation': (lambda s: s.lambda_min_act, 'lambda_min_act is 0'),
     'non_korean_penalty korean_token_penalty language_ramp language_spares_input': (lambda s: s.lambda_language, 'lambda_language is 0'),
     'bm25_negatives dense_negatives': (lambda s: s.negatives, 'no explicit negatives'),
+    'early_stopping': (lambda s: s.validations, 'nobody judges'),
+    'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
     'mining_depth mining_refresh mining_temperature': (_mines, 'nothing is mined'),
 }
 

@@ -138,12 +138,14 @@ def draw(pool: np.ndarray, number: int, rng) -> np.ndarray: # [number] members o
 def sample(step: int, steps: int,
            keys: list | dict,      # curriculum key of each pair, or their pools
            settings: Settings,
-           seed: int) -> np.ndarray: # [batch_size] indices of pairs
+           seed: int,
+           number: int = 0         # of pairs; 0: batch_size
+          ) -> np.ndarray:         # indices of pairs
     "The pairs of a step: keys by the phase's mix, pairs of a key without repetition as far as they reach."
     rng = np.random.default_rng([seed, step])
     pools = keys if isinstance(keys, dict) else pools_of(keys)
     mix = available_mix(phase_at(step, steps, settings), Counter({key: len(pool) for key, pool in pools.items()}))
-    counts = rng.multinomial(settings.batch_size, list(mix.values()))
+    counts = rng.multinomial(number or settings.batch_size, list(mix.values()))
     return rng.permutation(np.concatenate([draw(pools[key], number, rng) for key, number in zip(mix, counts)]))
 
 # %% ../nbs/07_curriculum.ipynb #colours

@@ -29,8 +29,9 @@ def fix_seeds(seed: int) -> None:
 
 # %% ../nbs/10_material.ipynb #device
 def device() -> str: # cuda or cpu
-    "Where models live: the GPU where there is one."
-    return 'cuda' if torch.cuda.is_available() else 'cpu'
+    "Where this process keeps its model: its GPU where there is one."
+    from accelerate import PartialState
+    return str(PartialState(cpu=not torch.cuda.is_available()).device)
 
 # %% ../nbs/10_material.ipynb #hold-out
 def hold_out(queries: list, seed: int, share: float = 0.1, most: int = 200) -> set:
@@ -90,6 +91,7 @@ class Material:
     penalty: torch.Tensor           # [V] FLOPS weights
     language: torch.Tensor          # [V] language penalties
     stopword: torch.Tensor          # [V] bool
+    special: torch.Tensor           # [V] bool
     mined: dict = field(default_factory=dict) # source -> Q lists of (document index, score), best first
     teacher: tuple | None = None    # ([Q, D], [N, D]) tensors
     hash: str = ''                  # of the data
@@ -117,7 +119,7 @@ def toy_material(vocabulary: int = 60) -> tuple: # material, model
     pairs = [(q, q // 2) for q in range(24)]
     material = Material(None, queries, documents, pairs, ['single_term', 'multi_term', 'original', 'hard_neg'] * 6,
                         [{q // 2} for q in range(24)], [[(q // 2 + 1) % 12] for q in range(24)], torch.ones(vocabulary),
-                        torch.ones(vocabulary), torch.zeros(vocabulary), torch.zeros(vocabulary, dtype=torch.bool), hash='toy')
+                        torch.ones(vocabulary), torch.zeros(vocabulary), torch.zeros(vocabulary, dtype=torch.bool), torch.arange(vocabulary) < 5, hash='toy')
     return material, model
 
 # %% ../nbs/10_material.ipynb #keys-of
@@ -193,7 +195,7 @@ def build_material(settings: Settings, collection, queries: dict, pieces: Pieces
     if mined: lexical.write_candidates(Path(cache)/'negatives.jsonl', mined)
     material = Material(pieces, pieces.ids(asked), documents, pairs, [keys[q] for q, _ in pairs], relevant, given, torch.tensor(rarity),
                         torch.tensor(penalties(rarity, frequencies, found, settings)), torch.tensor(language_weights(found, settings)),
-                        torch.tensor(found['stopword']), placed(mined, collection, queries), teacher and tuple(map(torch.tensor, teacher)), collection.hash)
+                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries), teacher and tuple(map(torch.tensor, teacher)), collection.hash)
     return material, found
 
 # %% ../nbs/10_material.ipynb #prepare
@@ -214,5 +216,5 @@ def prepare(settings: Settings, collection, seed: int,
     mean_length = float(np.mean([len(ids) for ids in material.documents]))
     fix_seeds(seed) # a teacher that is loaded, or found in the cache, leaves chance elsewhere
     model = create(settings, len(pieces), np.flatnonzero(found['special']).tolist(), material.idf.numpy(), mean_length, near).to(place)
-    moved = {name: getattr(material, name).to(place) for name in ('idf', 'penalty', 'language', 'stopword')}
+    moved = {name: getattr(material, name).to(place) for name in ('idf', 'penalty', 'language', 'stopword', 'special')}
     return Prepared(settings, collection, replace(material, **moved), model, found, held)

@@ -6,8 +6,8 @@
 __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_scoring', 'retrieve', 'judged', 'make_judge',
            'bm25_metrics', 'compare_systems', 'context_result', 'sample_texts', 'sample_terms', 'packages',
            'peak_memory_mb', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'begin_run', 'keep_model',
-           'run_version', 'keep_samples', 'load_encoder', 'evaluate_model', 'search_texts', 'parse_setting', 'parser',
-           'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
+           'processes', 'rollbacks_of', 'run_version', 'keep_samples', 'load_encoder', 'evaluate_model', 'search_texts',
+           'parse_setting', 'parser', 'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, json, platform, resource, sys, time
@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from . import config, data, evaluation, lexical, search as exact
+from .checkpoints import alone
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
 from .encoding import encode, terms
 from .material import Prepared, device, prepare
+from .objective import Crew
 from .model import load, save
 from .teacher import teacher_label
 from .tokens import Pieces, load_pieces, piece_kind, save_pieces
@@ -178,15 +180,16 @@ def collect(source: str): # Collection
 
 # %% ../nbs/15_run.ipynb #begin-run
 def begin_run(version, recipe: str, scale: str, source: str, seed: int, out: str,
-              settings: dict | str # overrides: names and values, JSON text, or a JSON file
-             ) -> tuple:           # name, scale, settings, collection, folder
-    "Resolve everything that can be wrong before any work; writes `config.json`."
+              settings: dict | str, # overrides: names and values, JSON text, or a JSON file
+              rank: int = 0         # only the first process writes
+             ) -> tuple:            # name, scale, settings, collection, folder
+    "Resolve everything that can be wrong before any work; writes `config.json`. A folder that is in use, or cannot be written, is refused here."
     name, scale, settings = version_name(version), scale_of(scale), read_overrides(settings)
     resolved = resolve(name, recipe, scale, **settings)
     collection = collect(source)
     folder = Path(out) if out else config.root()/'outputs'/name
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder/'config.json', dict(version=name, recipe=recipe, scale=scale, seed=seed, settings=config.as_dict(resolved),
+    if rank: return name, scale, resolved, collection, folder
+    with alone(folder): write_json(folder/'config.json', dict(version=name, recipe=recipe, scale=scale, seed=seed, settings=config.as_dict(resolved),
                                           overridden=settings, off=config.off(resolved), differences=config.differences(name, scale) if recipe == 'corrected' else []))
     return name, scale, resolved, collection, folder
 
@@ -197,17 +200,31 @@ def keep_model(prepared: Prepared, folder: Path | str) -> Path:
     save_pieces(prepared.material.pieces, folder)
     return folder
 
+# %% ../nbs/15_run.ipynb #processes
+def processes() -> tuple: # accelerate's state, Crew
+    "The processes that `torchrun` or `accelerate launch` started; one alone otherwise."
+    from accelerate import PartialState
+    state = PartialState(cpu=not torch.cuda.is_available())
+    return state, Crew(state.process_index, state.num_processes)
+
+# %% ../nbs/15_run.ipynb #rollbacks-of
+def rollbacks_of(recipe: str) -> int:
+    "A version as written has no guard that mends: it is stopped, not led back."
+    return 0 if recipe == 'seed' else 3
+
 # %% ../nbs/15_run.ipynb #run-version
-def run_version(version='v28', recipe='corrected', scale='auto', source='mini', seed=42, out='', settings=None, resume=False, max_steps=0, save_every=0) -> dict: # the summary
+def run_version(version='v28', recipe='corrected', scale='auto', source='mini', seed=42, out='', settings=None, resume=False, max_steps=0, save_every=0, resume_from='') -> dict: # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does, in one call."
-    name, scale, resolved, collection, folder = begin_run(version, recipe, scale, source, seed, out, settings or '')
-    require_wires(resolved, folder)
-    prepared = prepare(resolved, collection, seed, folder/'cache')
+    state, crew = processes()
+    name, scale, resolved, collection, folder = begin_run(version, recipe, scale, source, seed, out, settings or '', crew.rank)
+    if crew.rank == 0: require_wires(resolved, folder)
+    with state.main_process_first(): prepared = prepare(resolved, collection, seed, folder/'cache')
     test, samples = list(collection.split('test')), sample_texts(collection)
     before = judged(prepared.model, prepared.material.pieces, collection, test)
     shown = sample_terms(prepared.model, prepared.material.pieces, samples)
     started = time.perf_counter()
-    run = train(prepared.model, prepared.material, resolved, folder, make_judge(prepared), torch.tensor(prepared.masks['korean']), seed, resume, max_steps, save_every)
+    run = train(prepared.model, prepared.material, resolved, folder, make_judge(prepared), torch.tensor(prepared.masks['korean']), seed, resume, resume_from, max_steps, save_every, rollbacks=rollbacks_of(recipe), crew=crew)
+    if crew.rank: return {}
     seconds = time.perf_counter() - started
     keep_samples(prepared, samples, shown, folder); keep_model(prepared, folder)
     result, found = evaluate_run(prepared, before, folder)
@@ -271,7 +288,8 @@ def parser() -> argparse.ArgumentParser:
 def add_train_options(sub) -> None:
     "`<version> [--resume] [--set name=value ...]`: settings of the version and parameters of the run alike."
     sub.add_argument('version')
-    sub.add_argument('--resume', action='store_true')
+    sub.add_argument('--resume', action='store_true', help='from the last checkpoint of the folder')
+    sub.add_argument('--resume-from', default='', metavar='CHECKPOINT')
     sub.add_argument('--check-wires', action='store_true', help='prove that every setting acts, and stop there')
     sub.add_argument('--set', nargs='*', default=[], metavar='name=value')
 
@@ -299,7 +317,8 @@ def main(arguments: list | None = None) -> int: # exit code
         if options.command == 'train' and options.check_wires: return wires_command(options.version, options.set)
         if options.command == 'train':
             run, settings = sort_changes(options.set)
-            print(json.dumps(run_version(options.version, resume=options.resume, settings=settings, **run), ensure_ascii=False))
+            summary = run_version(options.version, resume=options.resume, resume_from=options.resume_from, settings=settings, **run)
+            if summary: print(json.dumps(summary, ensure_ascii=False))
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
         else: show_results(search_texts(options.model, options.data, options.query))
     except KeyboardInterrupt: return 130

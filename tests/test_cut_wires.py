@@ -7,9 +7,9 @@ import pytest
 from splade_nb import curriculum, wires
 from splade_nb.config import Settings, off, resolve_quietly
 
-READERS = 'config curriculum idf lexical gate model start teacher losses material objective training'.split()
+READERS = 'config curriculum idf lexical gate model start teacher losses checkpoints guard material objective training'.split()
 # Settings that V28 switches off are cut in a version that uses them.
-ELSEWHERE = {'backbone': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
+ELSEWHERE = {'gradient_cache': ('v28', 'corrected', 'full'), 'backbone': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
              'temperature': ('splade_v2', 'corrected', 'mini'), 'lambda_infonce': ('splade_v2', 'corrected', 'mini'), 'lambda_kd': ('splade_v2', 'corrected', 'mini'),
              'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'seed', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')

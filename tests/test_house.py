@@ -23,16 +23,18 @@ ROOMS = {
     'curriculum': 'config',
     'lexical': 'config data tokens',
     'teacher': 'config data',
+    'checkpoints': 'config',
+    'guard': '',
     'material': 'config collection data tokens idf model start curriculum lexical teacher',
     'objective': 'config tokens losses curriculum material',
-    'training': 'config curriculum material objective',
+    'training': 'config curriculum checkpoints guard material objective',
     'wires': 'config collection tokens model curriculum material objective training',
     'encoding': 'config tokens model',
     'search': 'config data tokens model encoding lexical',
     'evaluation': '',
     'report': 'config evaluation',
     'versions': 'config report',
-    'run': 'config collection data tokens model curriculum lexical teacher material training wires encoding search evaluation report',
+    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
 FLAGS = {'slow', 'cuda', 'net'}

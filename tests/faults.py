@@ -1,0 +1,459 @@
+"""Faults that a run survives. Each function lets one really happen, in processes of its own, asserts what must hold, and tells what it saw.
+
+`test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the ranks that torchrun starts.
+"""
+import hashlib, json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, tempfile, threading, time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+os.environ |= dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE')  # before torch, here and in what is started from here
+import torch
+from safetensors.torch import load_file
+from tqdm import tqdm
+from splade_nb import checkpoints, material, objective, run, training
+from splade_nb.config import ConfigError, read_json, resolve_quietly
+from splade_nb.data import toy_corpus
+
+SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
+FOREVER = 100_000  # steps: until something ends the run
+# Imported once, in a process that never trains; every child is forked from it and begins within a tenth of a second.
+NURSERY = multiprocessing.get_context('forkserver')
+NURSERY.set_forkserver_preload(['splade_nb.run', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s', 'kiwipiepy',
+                                'transformers.models.xlm_roberta.modeling_xlm_roberta'])
+
+
+@dataclass(frozen=True)
+class Seen:
+    "A row of the fault table."
+    tries: int
+    lost: int | None  # steps done again after the worst of them
+    outcome: str
+
+
+# What a child does
+
+def settings_of(**changes): return resolve_quietly('v28', **{**dict(batch_size=6, log_every=1, validations=1, dropout=0.1), **changes})
+
+
+def train_toy(folder: Path, changes: dict, options: dict, crew) -> training.Run:
+    "The toy of the notebooks, from one seed."
+    material.fix_seeds(42); torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own lock is a semaphore that outlives a kill
+    stuff, model = material.toy_material()
+    return training.train(model, stuff, settings_of(**changes), folder, quiet=True, crew=crew, **options)
+
+
+def toy(folder: Path, changes: dict, options: dict, before=None, crew=objective.Crew()) -> None:
+    "A child that trains the toy and ends as the command line does; `before` prepares the fault inside it."
+    if before: before[0](*before[1:])
+    try: train_toy(folder, changes, options, crew)
+    except KeyboardInterrupt: sys.exit(130)
+    except ConfigError as error: folder.with_name('said').write_text(str(error), encoding='utf-8'); sys.exit(2)
+
+
+def command(arguments: list, folder: Path, before=None) -> None:
+    "A child that is the command line; what it prints goes to `said` beside the run folder. The live-wire check has tests of its own."
+    if before: before[0](*before[1:])
+    run.require_wires = lambda *settings: ()
+    with open(folder.with_name('said'), 'w', encoding='utf-8') as file:
+        sys.stdout = sys.stderr = file
+        code = run.main(arguments)
+    sys.exit(code)
+
+
+def die_at(call: int) -> None:
+    "SIGKILL from within, as the model is called for the `call`-th time."
+    true, calls = objective.pass_through, iter(range(call))
+    def dying(*arguments):
+        if next(calls, None) is None: os.kill(os.getpid(), signal.SIGKILL)
+        return true(*arguments)
+    objective.pass_through = dying
+
+
+def spoil(call: int) -> None:
+    "Not a number in what the model says at its `call`-th call, and only there."
+    true, calls = objective.pass_through, iter(range(call + 1))
+    def spoiling(*arguments):
+        vectors, logits = true(*arguments)
+        return (vectors * float('nan'), logits) if next(calls, None) == call else (vectors, logits)
+    objective.pass_through = spoiling
+
+
+def limit_files(size: int) -> None:
+    "No file of this process grows beyond `size` bytes: what the disk refuses, without a disk of its own."
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def give_up_rights() -> None:
+    "Root writes anywhere; nobody does not."
+    if os.getuid() == 0: os.setgid(65534); os.setuid(65534)
+
+
+# What is seen from outside
+
+def begin(target, *arguments) -> multiprocessing.Process:
+    child = NURSERY.Process(target=target, args=arguments, daemon=True); child.start()
+    return child
+
+
+def end(child) -> int:  # exit code; minus the number of a signal
+    child.join(60)
+    if child.is_alive(): child.kill(); child.join(); raise AssertionError('the child hung')
+    return child.exitcode
+
+
+def once(target, *arguments) -> int: return end(begin(target, *arguments))
+
+
+def said(folder: Path) -> str: return folder.with_name('said').read_text(encoding='utf-8')
+
+
+def wait_for(seen, child=None, seconds: float = 60, pause: float = 0.002):
+    "What `seen()` gives, once it gives something; nothing where the child ended before."
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := seen(): return found
+        if child and child.exitcode is not None: return None
+        time.sleep(pause)
+    raise AssertionError('waited in vain')
+
+
+def lines(path: Path) -> list:
+    "Rows of a file of JSON lines; the last one may be cut short."
+    found = path.read_text(encoding='utf-8', errors='replace').split('\n')[:-1] if path.exists() else []
+    return [json.loads(line) for line in found]
+
+
+def kept(folder: Path) -> list: return checkpoints.checkpoints(folder/'checkpoints')
+
+
+def done(folder: Path) -> int:  # steps
+    return max((row['step'] + 1 for row in lines(folder/'metrics.jsonl')), default=0)
+
+
+def lost(folder: Path) -> int:
+    "Steps that a resume does again. Every checkpoint that a resume could take is whole."
+    for path in kept(folder): checkpoints.verify(path)
+    return done(folder) - (checkpoints.number(kept(folder)[-1]) if kept(folder) else 0)
+
+
+def written(folder: Path) -> dict:  # file -> size and digest
+    "The last checkpoint: weights, optimizer, random state, and what the run knows of itself."
+    last = kept(folder)[-1]
+    checkpoints.verify(last)
+    tensors = {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in load_file(last/'model.safetensors').items()}
+    return {'step': last.name, **read_json(last/'manifest.json'), 'model.safetensors': tensors}  # its header names tied weights in any order
+
+
+def summary(folder: Path) -> dict:
+    return {name: value for name, value in read_json(folder/'summary.json').items() if name not in ('seconds', 'peak_memory_mb')}
+
+
+def options_of(folder: Path, **changes) -> list:
+    return ['train', 'v28', '--set', *(f'{name}={value}' for name, value in {**SMALL, 'out': folder, **changes}.items())]
+
+
+# Kills
+
+def parts(folder: Path) -> set:
+    "Checkpoints that are not finished; of one name, but begun at another time, they are others."
+    if not (folder/'checkpoints').exists(): return set()
+    return {(entry.name, entry.inode()) for entry in os.scandir(folder/'checkpoints') if entry.name.removeprefix('part-').isdigit()}
+
+
+def kill_at(folder: Path, child, delay: float, writing: bool) -> bool:  # whether a checkpoint was being written
+    "SIGKILL after a delay, counted from the moment a checkpoint is begun where `writing`."
+    before = parts(folder)
+    if writing: wait_for(lambda: parts(folder) - before, child, pause=0.0005)
+    time.sleep(delay)
+    child.kill(); child.join()
+    return bool(parts(folder) - before)
+
+
+def kills(folder: Path, tries: int = 25, every: int = 2, steps: int = 400, seed: int = 0) -> Seen:
+    "kill -9 at random moments, every second one while a checkpoint is written"
+    chance, worst, hits, number = random.Random(seed), 0, 0, 0
+    changes, options = dict(steps=steps), dict(save_every=every)
+    for number in range(tries):
+        child = begin(toy, folder/'run', changes, {**options, 'resume': True})
+        hits += kill_at(folder/'run', child, chance.uniform(0, 0.02) if number % 2 else chance.uniform(0.05, 0.5), writing=number % 2 == 1)
+        assert child.exitcode == -signal.SIGKILL, 'the run was over before it was killed'
+        worst = max(worst, lost(folder/'run'))
+    assert worst <= every and hits >= tries // 5
+    reached = done(folder/'run')
+    end_at = dict(options, max_steps=reached + 3)
+    assert once(toy, folder/'run', changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
+    assert written(folder/'run') == written(folder/'whole')
+    assert not list((folder/'run'/'checkpoints').glob('part-*')) and [row['step'] for row in lines(folder/'run'/'metrics.jsonl')] == list(range(reached + 3))
+    return Seen(tries, worst, f'{hits} of them left a checkpoint half written; none of these was loaded; after {reached + 3} steps every file equals the uninterrupted run\'s')
+
+
+# The disk
+
+@contextmanager
+def small_disk(folder: Path, size: str):
+    "A tmpfs of its own; gives nothing where this machine forbids to mount one."
+    folder.mkdir()
+    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)], capture_output=True).returncode == 0
+    try: yield folder if mounted else None
+    finally:
+        if mounted: subprocess.run(['umount', '-l', str(folder)], check=True)
+
+
+def file_limit(folder: Path) -> Seen:
+    "a checkpoint that the disk refuses (limit on the size of a file)"
+    changes, target = dict(steps=12), folder/'run'
+    assert once(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
+    assert once(toy, target, changes, dict(save_every=2, resume=True), (limit_files, 100_000)) == 0
+    events = [event for event in lines(target/'guard.jsonl') if event['name'] == 'disk']
+    assert [event['step'] for event in events] == [5, 6, 8, 10, 12] and 'could not be written' in events[0]['message']
+    assert lost(target) == 8 and kept(target)[-1].name == 'step-4' and done(target) == 12
+    assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and once(toy, folder/'whole', changes, dict(save_every=2)) == 0
+    assert written(target) == written(folder/'whole')
+    return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with room, it equals the uninterrupted run')
+
+
+def fill(disk: Path, child) -> None:
+    "Every byte that is free or becomes free, until the child ends."
+    with open(disk/'ballast', 'wb', buffering=0) as ballast:
+        while child.exitcode is None:
+            try: ballast.write(bytes(1024))
+            except OSError: time.sleep(0.001)
+    (disk/'ballast').unlink()
+
+
+def disk_full(folder: Path) -> Seen:
+    "disk full (a small tmpfs)"
+    with small_disk(folder/'disk', '2m') as disk:
+        if not disk: return Seen(0, None, 'not tried: a tmpfs cannot be mounted here')
+        target, changes, options, said_in = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
+        said_in.touch(); (disk/'said').symlink_to(said_in)
+        child = begin(toy, target, changes, options)
+        wait_for(lambda: len(kept(target)) >= 3, child)
+        fill(disk, child)
+        assert end(child) == 2 and 'No space left on device' in said(target) and said(target).startswith(f'{target}: cannot be written')
+        worst, end_at = lost(target), dict(options, max_steps=done(target) + 3)
+        assert len(kept(target)) >= 3
+        assert once(toy, target, changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
+        assert {**written(target), 'state.json': ''} == {**written(folder/'whole'), 'state.json': ''}  # which may hold an event of the disk
+    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with room, it equals the uninterrupted run')
+
+
+# Checkpoints that are not what was written
+
+def damages(path: Path) -> list:  # (what, function on the bytes of a file)
+    "Every file of a checkpoint cut short, emptied, and with one bit flipped."
+    def flip(position):
+        def change(found):
+            changed = bytearray(found); changed[int(position * (len(found) - 1))] ^= 1 << 5
+            return bytes(changed)
+        return change
+    ways = [lambda found: found[:-7], lambda found: b'', *(flip(share) for share in (0, 0.5, 0.99))]
+    return [(file.name, way) for file in sorted(path.iterdir()) for way in ways]
+
+
+def refused(folder: Path, changes: dict, *wanted: str, **options) -> None:
+    assert once(toy, folder, changes, dict(resume=True) | options) == 2
+    for words in wanted: assert words in said(folder), (words, said(folder))
+
+
+def broken(folder: Path) -> Seen:
+    "a truncated or bit-flipped checkpoint"
+    target, changes = folder/'run', dict(steps=6)
+    assert once(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
+    last, before = kept(target)[-1], kept(target)[-2]
+    tries = damages(last)
+    for name, change in tries:
+        good = (last/name).read_bytes(); (last/name).write_bytes(change(good))
+        refused(target, changes, str(last), '' if name == 'manifest.json' else name, f'resume_from={before}')  # a changed digest speaks against the file
+        (last/name).write_bytes(good)
+    (last/'random.safetensors').unlink()
+    refused(target, changes, 'random.safetensors is missing', f'resume_from={before}')
+    assert once(toy, target, changes, dict(resume_from=str(before))) == 0 and once(toy, folder/'whole', changes, {}) == 0
+    assert written(target) == written(folder/'whole')
+    return Seen(len(tries) + 1, checkpoints.number(last) - checkpoints.number(before), 'the file is named, the checkpoint refused, the one before it offered; resumed from that one, the run equals the uninterrupted one')
+
+
+def foreign(folder: Path) -> Seen:
+    "a foreign checkpoint: other settings, seed or model"
+    target, changes = folder/'run', dict(steps=6)
+    assert once(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
+    others = dict(settings=(dict(steps=6, top_k=7), {}), seed=(changes, dict(seed=7)), model=(dict(steps=6, context_gate=False), {}))
+    for name, (other, options) in others.items():
+        assert once(toy, folder/name, other, dict(save_every=5, max_steps=5, **options)) == 0
+        stranger = shutil.copytree(folder/name/'checkpoints'/'step-5', target/'checkpoints'/'step-5')
+        refused(target, changes, f'{stranger} has other', dict(settings='top_k=7 there', seed='7 there, 42 here', model='context_gate=False there')[name], f'resume_from={kept(target)[-2]}')
+        refused(target, changes, 'has other', resume_from=str(folder/name/'checkpoints'/'step-5'))
+        shutil.rmtree(stranger)
+    assert once(toy, target, changes, dict(resume=True)) == 0
+    return Seen(2 * len(others), 0, 'refused with what differs; the last checkpoint of the run itself is offered')
+
+
+# Batches and data
+
+def not_a_number(folder: Path) -> Seen:
+    "a NaN in one contrastive batch"
+    tries = (dict(), 2 * 5), (dict(accumulation=4), 8 * 5 + 2), (dict(accumulation=4, gradient_cache=True), 16 * 5 + 1)
+    for number, (changes, call) in enumerate(tries):
+        target = folder/str(number)
+        assert once(toy, target, dict(steps=10, **changes), {}, (spoil, call)) == 0
+        events = [event for event in lines(target/'guard.jsonl') if event['level'] == 'fatal']
+        assert [(event['step'], event['name']) for event in events] == [(5, 'not_finite')]
+        rows = lines(target/'metrics.jsonl')
+        assert [row['step'] for row in rows if row['gradient_norm'] is None] == [5] and len(rows) == 10
+        assert all(torch.isfinite(value).all() for value in load_file(kept(target)[-1]/'model.safetensors').values())
+    return Seen(len(tries), 1, 'the step is skipped and an event written; the run goes on to its end with finite weights')
+
+
+def write_toy(folder: Path) -> Path:
+    "The toy corpus in BEIR's form."
+    corpus = toy_corpus(); folder.mkdir()
+    dump = lambda rows: ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+    (folder/'corpus.jsonl').write_text(dump({'_id': d.id, 'title': d.title, 'text': d.text} for d in corpus.documents.values()), encoding='utf-8')
+    (folder/'queries.jsonl').write_text(dump({'_id': q.id, 'text': q.text, 'metadata': {'split': q.split}} for q in corpus.queries.values()), encoding='utf-8')
+    for split in ('train', 'test'):
+        rows = [f'{query}\t{document}\t{grade}' for query in corpus.split(split) for document, grade in corpus.qrels[query].items()]
+        (folder/f'qrels_{split}.tsv').write_text('\n'.join(['query-id\tcorpus-id\tscore', *rows]) + '\n', encoding='utf-8')
+    return folder
+
+
+def other_data(folder: Path) -> Seen:
+    "a data file that changes between stop and resume"
+    data, target = write_toy(folder/'data'), folder/'run'
+    assert once(command, options_of(target, data=data, max_steps=4), target) == 0, said(target)
+    first = read_json(kept(target)[-1]/'state.json')['data']
+    text = (data/'corpus.jsonl').read_text(encoding='utf-8')
+    (data/'corpus.jsonl').write_text(text.replace('다', '까', 1), encoding='utf-8')
+    assert once(command, [*options_of(target, data=data), '--resume'], target) == 2
+    second = run.collect(str(data)).hash
+    assert first != second and first in said(target) and second in said(target), said(target)
+    (data/'corpus.jsonl').write_text(text, encoding='utf-8')
+    assert once(command, [*options_of(target, data=data), '--resume'], target) == 0
+    return Seen(1, 0, 'refused with both hashes; with the file as it was, the run goes on')
+
+
+# People and other processes
+
+def ctrl_c(folder: Path) -> Seen:
+    "Ctrl-C"
+    target, whole = folder/'run', folder/'whole'
+    long = dict(steps=20)
+    child = begin(command, options_of(target, **long), target)
+    wait_for(lambda: done(target) >= 3, child)
+    os.kill(child.pid, signal.SIGINT)
+    assert end(child) == 130 and lost(target) == 0 and 3 <= done(target) < 20
+    reached = done(target)
+    assert once(command, [*options_of(target, **long), '--resume'], target) == 0 and once(command, options_of(whole, **long), whole) == 0
+    assert written(target) == written(whole) and summary(target) == summary(whole)
+    return Seen(1, 0, f'the step is finished, a checkpoint of step {reached} written, exit code 130; resumed, summary.json equals the uninterrupted run\'s')
+
+
+def two_runs(folder: Path) -> Seen:
+    "two runs aimed at one folder"
+    target = folder/'run'
+    child = begin(command, options_of(target, steps=FOREVER, keep_start='[0.0]'), target)
+    wait_for(lambda: done(target) >= 2, child)
+    config = (target/'config.json').read_bytes()
+    second = begin(command, options_of(target, steps=5), target)
+    assert end(second) == 2 and f'process {child.pid} is training into this folder' in said(target)
+    before = done(target); wait_for(lambda: done(target) > before, child)
+    assert (target/'config.json').read_bytes() == config
+    os.kill(child.pid, signal.SIGTERM)
+    assert end(child) == 130 and lost(target) == 0
+    return Seen(1, 0, 'the second is refused with the number of the first one\'s process, exit code 2; the first goes on')
+
+
+def read_only(folder: Path) -> Seen:
+    "a read-only output folder"
+    public = Path(tempfile.mkdtemp()); public.chmod(0o755)  # a place where nobody could read, were it not for the folder's own mode
+    try:
+        sealed, said_in = public/'sealed', public/'said'
+        sealed.mkdir(); sealed.chmod(0o555); said_in.touch(); said_in.chmod(0o666); (public/'file').touch()
+        for target in (sealed/'run', sealed, public/'file', public/'file'/'run'):
+            said_in.write_text('')
+            assert once(command, options_of(target), public/'run', (give_up_rights,)) == 2
+            told = said_in.read_text(encoding='utf-8')
+            assert told.startswith(f'{target}: cannot be written') and 'out=' in told and len(told.splitlines()) == 1, told
+        assert not list(sealed.iterdir())
+    finally: shutil.rmtree(public)
+    return Seen(4, None, 'refused before any work, with the folder\'s name and what to do, exit code 2')
+
+
+# Several processes
+
+def ranks(folder: Path, changes: dict, options: dict) -> None:
+    "One of the processes of a run: its number goes to `rank-N`, its gradient of one batch to `gradient.pt`."
+    crew = run.processes()[1]
+    (folder.with_name(f'rank-{crew.rank}')).write_text(str(os.getpid()))
+    found = gradient(crew)
+    if crew.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
+    toy(folder, changes, options, crew=crew)
+
+
+def gradient(crew=objective.Crew()) -> tuple: # loss, gradients
+    "Of one batch of sixteen pairs."
+    material.fix_seeds(42); torch.set_num_threads(1)
+    (stuff, model), settings = material.toy_material(), settings_of(batch_size=16)
+    model.eval()
+    rows = objective.batch_at(3, 20, 0, stuff, settings, 42)
+    loss = objective.backward(model, rows, 3, 20, stuff, settings, None, crew)[0]
+    return loss, [value.grad for value in model.parameters() if value.grad is not None]
+
+
+def check_gradient(folder: Path) -> float: # largest difference
+    "Two ranks of eight gave what one of sixteen gives."
+    (loss, found), (wanted_loss, wanted) = torch.load(folder/'gradient.pt'), gradient()
+    worst = max([abs(loss - wanted_loss).item(), *((a - b).abs().max().item() for a, b in zip(found, wanted, strict=True))])
+    assert worst < 1e-5
+    return worst
+
+
+def as_rank(rank: int, meeting: int, folder: Path, changes: dict, options: dict) -> None:
+    "What torchrun tells its children."
+    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(meeting))
+    ranks(folder, changes, options)
+
+
+def free_port() -> int:
+    import socket
+    with socket.socket() as found: found.bind(('127.0.0.1', 0)); return found.getsockname()[1]
+
+
+def two_ranks(folder: Path, changes: dict, options: dict) -> list:
+    "The two children of a run."
+    port = free_port()
+    return [begin(as_rank, rank, port, folder, changes, options) for rank in (0, 1)]
+
+
+def torchrun(folder: Path, changes: dict, options: dict) -> subprocess.Popen:
+    program = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', __file__]
+    with open(folder.with_name('said'), 'w') as log:
+        return subprocess.Popen([*program, str(folder), json.dumps(changes), json.dumps(options)], stdout=log, stderr=log)
+
+
+def worker_dies(folder: Path) -> Seen:
+    "a worker that dies (torchrun, two processes)"
+    target, changes, options = folder/'run', dict(batch_size=16, steps=30), dict(save_every=5)
+    started = torchrun(target, changes, options)
+    wait_for(lambda: done(target) >= 14, seconds=90)
+    os.kill(int(target.with_name('rank-1').read_text()), signal.SIGKILL)
+    assert started.wait(60) != 0, said(target)
+    check_gradient(folder); worst = lost(target)
+    assert worst <= 5 and kept(target)
+    shutil.copytree(target, folder/'alone')
+    assert once(toy, folder/'alone', changes, {**options, 'resume': True}) == 0 and done(folder/'alone') == 30
+    for name, resume in ((target, True), (folder/'whole', False)): assert [end(child) for child in two_ranks(name, changes, {**options, 'resume': resume})] == [0, 0]
+    assert written(target) == written(folder/'whole')
+    return Seen(1, worst, 'torchrun ends all with an error; resumed with one process the run goes on, with two it equals the uninterrupted one')
+
+
+def same_seed(folder: Path) -> Seen:
+    "the same seed twice"
+    for name in ('one', 'two'): assert once(command, options_of(folder/name), folder/name) == 0
+    assert summary(folder/'one') == summary(folder/'two')
+    return Seen(2, None, 'the same summary.json, but for seconds and peak memory')
+
+
+FAULTS = (kills, file_limit, disk_full, broken, foreign, not_a_number, other_data, ctrl_c, two_runs, read_only, worker_dies, same_seed)
+
+if __name__ == '__main__': ranks(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,70 @@
+"""What happens to long runs: every fault really happens, and a resumed run is the run that was never interrupted."""
+import os, signal
+import pytest
+pytest.register_assert_rewrite('faults')
+import faults
+from faults import die_at, done, end, kept, lines, once, toy, two_ranks, wait_for, written
+from splade_nb import checkpoints
+from splade_nb.curriculum import epoch_at, phase_at
+from splade_nb.training import cut
+
+
+@pytest.mark.parametrize('fault', faults.FAULTS, ids=lambda fault: fault.__name__)
+def test_a_run_survives(fault, tmp_path):
+    seen = fault(tmp_path)
+    if not seen.tries: pytest.skip(seen.outcome)
+
+
+# name: settings, step of the checkpoint, calls of the model in a step, calls until the kill
+MOMENTS = {'the middle of an epoch': (dict(steps=50), 13, 2, 1),
+           'a phase border': (dict(steps=25), 8, 2, 0),
+           'the middle of an accumulation': (dict(steps=25, accumulation=4), 6, 8, 3),
+           'the middle of a cached accumulation': (dict(steps=25, accumulation=4, gradient_cache=True), 6, 16, 11)}
+
+
+@pytest.mark.parametrize('moment', MOMENTS)
+def test_resumed_equals_uninterrupted(moment, tmp_path):
+    changes, step, calls, more = MOMENTS[moment]
+    settings, options = faults.settings_of(**changes), dict(save_every=step, max_steps=step + 5)
+    if 'epoch' in moment: assert epoch_at(step, settings.steps, settings) % 1
+    if 'phase' in moment: assert phase_at(step - 1, settings.steps, settings) != phase_at(step, settings.steps, settings)
+    assert once(toy, tmp_path/'run', changes, options, (die_at, step * calls + more)) == -signal.SIGKILL
+    assert done(tmp_path/'run') == step and kept(tmp_path/'run')[-1].name == f'step-{step}'
+    assert once(toy, tmp_path/'run', changes, {**options, 'resume': True}) == 0 and once(toy, tmp_path/'whole', changes, options) == 0
+    assert written(tmp_path/'run') == written(tmp_path/'whole')
+    losses = [[row['loss'] for row in lines(tmp_path/name/'metrics.jsonl')] for name in ('run', 'whole')]
+    assert losses[0] == losses[1] and len(losses[0]) == step + 5
+
+
+def test_two_ranks_of_eight_equal_one_of_sixteen(tmp_path):
+    assert [end(child) for child in two_ranks(tmp_path/'run', dict(batch_size=16, steps=2), {})] == [0, 0]
+    faults.check_gradient(tmp_path)
+
+
+def test_a_request_to_end_that_reaches_one_rank_ends_both(tmp_path):
+    children = two_ranks(tmp_path/'run', dict(batch_size=16, steps=faults.FOREVER), {})
+    wait_for(lambda: done(tmp_path/'run') >= 3, children[0])
+    os.kill(children[1].pid, signal.SIGINT)
+    assert [end(child) for child in children] == [130, 130] and faults.lost(tmp_path/'run') == 0
+
+
+def test_what_follows_the_named_checkpoint_goes(tmp_path):
+    target, changes = tmp_path/'run', dict(steps=9)
+    assert once(toy, target, changes, dict(save_every=2)) == 0
+    first = kept(target)[0]
+    assert once(toy, target, changes, dict(resume_from=str(first), max_steps=checkpoints.number(first) + 1)) == 0
+    assert [path.name for path in kept(target)] == [first.name, f'step-{checkpoints.number(first) + 1}'] and done(target) == checkpoints.number(first) + 1
+
+
+def test_a_broken_checkpoint_that_nobody_loads_harms_nobody(tmp_path):
+    target, changes = tmp_path/'run', dict(steps=20)
+    assert once(toy, target, changes, dict(save_every=2, max_steps=8)) == 0
+    (kept(target)[0]/'state.json').write_bytes(b'\xff{')
+    assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and kept(target)[-1].name == 'step-20'
+
+
+def test_a_line_that_was_cut_short_is_dropped(tmp_path):
+    path = tmp_path/'metrics.jsonl'
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "parts": {"infonce": 1.0}', encoding='utf-8')  # ends as a whole line does
+    cut(path, 5)
+    assert [row['step'] for row in lines(path)] == [0, 1]
