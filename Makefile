@@ -73,7 +73,7 @@ test: $(ready)  ## Check everything that needs no GPU, as CI does
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(papermill) nbs/train.ipynb "$$folder/train.ipynb" -r version v28 -r scale mini -r data mini -r out "$$folder" -p max_steps 6
 	$(MAKE) --no-print-directory docs
-	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup
 
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py

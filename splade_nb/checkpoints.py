@@ -183,11 +183,12 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errn
 @contextmanager
 def writable(folder: Path):
     "Makes a run folder; raises `CheckpointError` naming it where the disk, now or later, refuses to write."
+    from safetensors import SafetensorError # its kind of OSError
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
-    except OSError as error:
-        if error.errno not in DISK: raise
+    except (OSError, SafetensorError) as error:
+        if getattr(error, 'errno', errno.EIO) not in DISK: raise
         raise CheckpointError(f'{folder}: cannot be written: {error}. Make room or take another folder with out=; finished checkpoints stay whole') from error
 
 # %% ../nbs/10_checkpoints.ipynb #alone

@@ -6,7 +6,7 @@
 __all__ = ['SEED', 'MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26',
            'V27', 'V28', 'SPLADE_V2', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'CORRECTIONS', 'OFF', 'MINI', 'SCALES',
            'MINI_CORRECTIONS', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'root', 'plain', 'write_json',
-           'read_json', 'nearest', 'ConfigError', 'choose', 'Phase', 'ModelSettings', 'StartSettings',
+           'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase', 'ModelSettings', 'StartSettings',
            'RankingSettings', 'DistillationSettings', 'SparsitySettings', 'MiningSettings', 'Settings', 'to_phase',
            'from_text', 'cast', 'override', 'read_overrides', 'Correction', 'Times', 'every_phase', 'distils',
            'needs_teacher', 'off', 'version_name', 'check_bounds', 'check_phase', 'check_phases', 'impossible', 'check',
@@ -58,6 +58,12 @@ def nearest(name: str, choices) -> str:
 # %% ../nbs/00_config.ipynb #config-error
 class ConfigError(ValueError):
     "A setting that does not exist or cannot be."
+
+# %% ../nbs/00_config.ipynb #out-of-reach
+def out_of_reach(what: str, source, instead: str = '') -> str:
+    "What is said of a model that is neither here nor on the hub."
+    return (f'{what}={str(source)!r}: neither a local folder with its files nor reachable on the hub. '
+            f'Fetch it where there is a network (`hf download {source}`) and pass the folder' + (f', or {instead}.' if instead else '.'))
 
 # %% ../nbs/00_config.ipynb #choose
 def choose(kind: str, name: str, choices) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from .config import ConfigError, ModelSettings, Settings, override, read_json, write_json
+from .config import ConfigError, ModelSettings, Settings, out_of_reach, override, read_json, write_json
 from .gate import ContextGate
 from .head import max_logits, token_maxima
 
@@ -45,8 +45,7 @@ def pretrained_backbone(source: str,             # hub name or local folder
     "A named backbone. Raises `ConfigError` where it is missing, cannot be a masked language model, or lacks weights."
     try: backbone, missing = _read_backbone(source, mlm_head, random)
     except OSError as error:
-        raise ConfigError(f'backbone={source!r}: neither a local folder with its files nor reachable on the hub. '
-                          f'Fetch it where there is a network (`hf download {source}`) and pass the folder, or use scale mini.') from error
+        raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
     except ValueError as error: raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
     inside = {name for name, _ in backbone.base_model.named_parameters(prefix=backbone.base_model_prefix)} | set(backbone.base_model.state_dict())
     absent = sorted(name for name in missing if 'pooler' not in name)

@@ -7,7 +7,7 @@ __all__ = ['PlainPieces', 'draw_negatives', 'make_batch', 'contrastive_batches',
            'encoded', 'asked', 'batch_scores', 'margins', 'contrastive_terms', 'lexical_terms', 'density',
            'sparse_terms', 'distilled', 'teacher_terms', 'weights_at', 'objective', 'step_loss', 'optimizer_for',
            'Crew', 'share_of', 'chance_state', 'set_chance', 'encode_pieces', 'cached_backward', 'hand_on', 'backward',
-           'SavedBytes', 'pass_bytes', 'memory_plan']
+           'SavedBytes', 'pass_bytes', 'widest_batch', 'memory_plan']
 
 # %% ../nbs/10_objective.ipynb #imports
 from dataclasses import dataclass
@@ -299,12 +299,12 @@ def backward(model, rows: dict, step: int, steps: int, material: Material, setti
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     "Counts what a forward pass keeps for the way back, parameters and shared storage not twice."
     def __init__(self):
-        self.total, self.seen = 0, set()
+        self.total, self.seen = 0, {} # storages are held: an address that is given back would be taken for one that was counted
         super().__init__(self.keep, lambda tensor: tensor)
     def keep(self, tensor):
         storage = tensor.untyped_storage()
         if not isinstance(tensor, torch.nn.Parameter) and tensor.grad_fn is not None and storage.data_ptr() not in self.seen:
-            self.seen.add(storage.data_ptr()); self.total += storage.nbytes()
+            self.seen[storage.data_ptr()] = storage; self.total += storage.nbytes()
         return tensor
 
 # %% ../nbs/10_objective.ipynb #pass-bytes
@@ -317,9 +317,15 @@ def pass_bytes(model, rows: dict, document: bool, settings: Settings, texts: int
     one, two = kept(1), kept(2)
     return one + (two - one) * (texts - 1)
 
+# %% ../nbs/10_objective.ipynb #widest-batch
+def widest_batch(steps: int, material: Material, settings: Settings, seed: int, tries: int = 16) -> dict:
+    "Of some batches, spread over the run, the one with the longest rows."
+    batches = (batch_at(i * steps // tries, steps, 0, material, settings, seed) for i in range(tries))
+    return max(batches, key=lambda rows: sum(rows[side]['input_ids'].numel() for side in ('query', 'document')))
+
 # %% ../nbs/10_objective.ipynb #memory-plan
 def memory_plan(model, rows: dict, settings: Settings, crew: Crew = Crew()) -> dict: # part -> bytes
-    "What the first step will need beside what the process holds already."
+    "What a step on such a batch needs beside what the process holds already."
     passes = (settings.accumulation if settings.gradient_cache else 1) * crew.number
     texts = {side: len(rows[side]['input_ids']) // passes for side in ('query', 'document')}
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)

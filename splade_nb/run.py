@@ -5,25 +5,26 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_scoring', 'retrieve', 'judged', 'make_judge',
            'bm25_metrics', 'compare_systems', 'context_result', 'sample_texts', 'sample_terms', 'packages',
-           'peak_memory_mb', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'begin_run', 'keep_model',
-           'processes', 'rollbacks_of', 'run_version', 'keep_samples', 'load_encoder', 'evaluate_model', 'search_texts',
-           'parse_setting', 'parser', 'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
+           'peak_memory_mb', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config',
+           'weight_bytes', 'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version',
+           'keep_samples', 'load_encoder', 'evaluate_model', 'search_texts', 'parse_setting', 'parser',
+           'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
-import argparse, json, platform, resource, sys, time
+import argparse, json, platform, resource, shutil, sys, time
 from importlib.metadata import version as package_version
 from pathlib import Path
 import numpy as np
 import torch
 from . import config, data, evaluation, lexical, search as exact
-from .checkpoints import alone
+from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
-from .config import ConfigError, read_overrides, resolve, version_name, write_json
+from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
 from .encoding import encode, terms
 from .material import Prepared, device, prepare
 from .objective import Crew
-from .model import load, save
+from .model import load, mini_backbone, save
 from .teacher import teacher_label
 from .tokens import Pieces, load_pieces, piece_kind, save_pieces
 from .training import Run, train
@@ -178,19 +179,50 @@ def collect(source: str): # Collection
     collection = toy_corpus() if source == 'toy' else data.load(source, pair_types=PAIR_TYPES)
     return collection if collection.split('train') else with_splits(collection)
 
+# %% ../nbs/15_run.ipynb #named-config
+def named_config(setting: str, source: str): # transformers config
+    "How a named model is built. Raises `ConfigError` where it is neither local nor on the hub."
+    from transformers import AutoConfig
+    try: return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error: raise ConfigError(out_of_reach(setting, source, 'use scale mini')) from error
+
+# %% ../nbs/15_run.ipynb #weight-bytes
+def weight_bytes(settings: Settings) -> int:
+    "Size of a version's weights, from its shape alone. Raises `ConfigError`."
+    from transformers import AutoModelForMaskedLM
+    with torch.device('meta'):
+        if settings.hidden: backbone = mini_backbone(settings, settings.vocabulary)
+        else: backbone = AutoModelForMaskedLM.from_config(named_config('backbone', settings.backbone))
+    return 4 * sum(value.numel() for value in backbone.parameters())
+
+# %% ../nbs/15_run.ipynb #require-parts
+def require_parts(settings: Settings, folder: Path) -> None:
+    "Raises `ConfigError` naming a backbone, a teacher or room on the disk that would be missed later."
+    weights = weight_bytes(settings)
+    if needs_teacher(settings) and settings.teacher != 'lsa': named_config('teacher', settings.teacher)
+    needed, free = weights * (3 * (settings.keep_checkpoints + 2) + 1), shutil.disk_usage(folder).free # AdamW keeps two moments; the best and the next one come on top
+    if needed > free:
+        raise ConfigError(f'{folder}: {free / 2 ** 30:.1f} GiB free, {needed / 2 ** 30:.1f} GiB wanted for {settings.keep_checkpoints + 2} checkpoints and the model. '
+                          'Make room, take another disk with out=, or a smaller keep_checkpoints')
+    if not (settings.hidden or torch.cuda.is_available()): print(f'no GPU here: {weights // 4:,} parameters train on the CPU', file=sys.stderr)
+
 # %% ../nbs/15_run.ipynb #begin-run
 def begin_run(version, recipe: str, scale: str, source: str, seed: int, out: str,
-              settings: dict | str, # overrides: names and values, JSON text, or a JSON file
-              rank: int = 0         # only the first process writes
-             ) -> tuple:            # name, scale, settings, collection, folder
+              settings: dict | str,  # overrides: names and values, JSON text, or a JSON file
+              rank: int = 0,         # only the first process writes
+              resume: bool = False   # what the run began with stays
+             ) -> tuple:             # name, scale, settings, collection, folder
     "Resolve everything that can be wrong before any work; writes `config.json`. A folder that is in use, or cannot be written, is refused here."
     name, scale, settings = version_name(version), scale_of(scale), read_overrides(settings)
     resolved = resolve(name, recipe, scale, **settings)
     collection = collect(source)
     folder = Path(out) if out else config.root()/'outputs'/name
     if rank: return name, scale, resolved, collection, folder
-    with alone(folder): write_json(folder/'config.json', dict(version=name, recipe=recipe, scale=scale, seed=seed, settings=config.as_dict(resolved),
-                                          overridden=settings, off=config.off(resolved), differences=config.differences(name, scale) if recipe == 'corrected' else []))
+    with alone(folder):
+        require_parts(resolved, folder)
+        if not (resume and (folder/'config.json').exists()):
+            write_json(folder/'config.json', dict(version=name, recipe=recipe, scale=scale, seed=seed, settings=config.as_dict(resolved), overridden=settings,
+                                                  off=config.off(resolved), differences=config.differences(name, scale) if recipe == 'corrected' else []))
     return name, scale, resolved, collection, folder
 
 # %% ../nbs/15_run.ipynb #keep-model
@@ -216,7 +248,7 @@ def rollbacks_of(recipe: str) -> int:
 def run_version(version='v28', recipe='corrected', scale='auto', source='mini', seed=42, out='', settings=None, resume=False, max_steps=0, save_every=0, resume_from='') -> dict: # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does, in one call."
     state, crew = processes()
-    name, scale, resolved, collection, folder = begin_run(version, recipe, scale, source, seed, out, settings or '', crew.rank)
+    name, scale, resolved, collection, folder = begin_run(version, recipe, scale, source, seed, out, settings or '', crew.rank, resume or bool(resume_from))
     if crew.rank == 0: require_wires(resolved, folder)
     with state.main_process_first(): prepared = prepare(resolved, collection, seed, folder/'cache')
     test, samples = list(collection.split('test')), sample_texts(collection)
@@ -226,9 +258,10 @@ def run_version(version='v28', recipe='corrected', scale='auto', source='mini', 
     run = train(prepared.model, prepared.material, resolved, folder, make_judge(prepared), torch.tensor(prepared.masks['korean']), seed, resume, resume_from, max_steps, save_every, rollbacks=rollbacks_of(recipe), crew=crew)
     if crew.rank: return {}
     seconds = time.perf_counter() - started
-    keep_samples(prepared, samples, shown, folder); keep_model(prepared, folder)
-    result, found = evaluate_run(prepared, before, folder)
-    return summarise_run(name, recipe, scale, run, prepared, result, found, seconds)
+    with writable(folder):
+        keep_samples(prepared, samples, shown, folder); keep_model(prepared, folder)
+        result, found = evaluate_run(prepared, before, folder)
+        return summarise_run(name, recipe, scale, run, prepared, result, found, seconds)
 
 # %% ../nbs/15_run.ipynb #keep-samples
 def keep_samples(prepared: Prepared, texts: list, before: list, folder: Path | str) -> None:

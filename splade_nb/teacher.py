@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
-from .config import ConfigError, read_json
+from .config import ConfigError, out_of_reach, read_json
 
 # %% ../nbs/09_teacher.ipynb #teacher-label
 def teacher_label(name: str) -> str:  # for a report
@@ -90,8 +90,7 @@ def load_teacher(source: str) -> tuple: # tokenizer, model, pooling
         return tokenizer, AutoModel.from_pretrained(place, dtype=torch.float32).eval(), pooling_of(folder)
     except ConfigError: raise
     except (OSError, ValueError) as error:
-        raise ConfigError(f'no teacher at {source!r}: neither a local folder with its files nor reachable on the hub. Fetch it where there '
-                          f'is a network (`hf download {source}`), pass the folder, or use teacher=lsa.') from error
+        raise ConfigError(out_of_reach('teacher', source, 'take teacher=lsa')) from error
 
 # %% ../nbs/09_teacher.ipynb #pool
 def pool(hidden: torch.Tensor,  # [B, L, H]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES',
            'clean', 'kiwi', 'morphemes', 'unigram_pieces', 'train_unigram', 'Pieces', 'batch', 'read_names',
-           'save_pieces', 'load_pieces', 'missing', 'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds',
+           'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds',
            'particle_mask', 'function_mask', 'stopword_mask', 'masks']
 
 # %% ../nbs/02_tokens.ipynb #imports
@@ -13,7 +13,7 @@ import functools, hashlib, os, re, unicodedata
 from pathlib import Path
 import numpy as np
 import torch
-from .config import ConfigError, read_json, write_json
+from .config import ConfigError, out_of_reach, read_json, write_json
 
 # %% ../nbs/02_tokens.ipynb #clean
 def clean(text: str) -> str:
@@ -131,15 +131,9 @@ def load_pieces(source: Path | str,        # local folder or hub name
     "A tokenizer with its preparation. Raises `ConfigError` where neither folder nor hub has it."
     from transformers import AutoTokenizer
     try: tokenizer = AutoTokenizer.from_pretrained(str(source))
-    except (OSError, ValueError) as error: raise ConfigError(missing(source, 'tokenizer')) from error
+    except (OSError, ValueError) as error: raise ConfigError(out_of_reach('tokenizer', source)) from error
     saved = Path(source)/'text.json'
     return Pieces(tokenizer, segment or (read_json(saved)['segment'] if saved.exists() else 'none'))
-
-# %% ../nbs/02_tokens.ipynb #missing
-def missing(source: Path | str, what: str) -> str:
-    "How to get what could not be loaded."
-    return (f'no {what} at {str(source)!r}: it is neither a local folder with its files nor reachable on the Hugging Face hub. '
-            f'Fetch it where there is a network (`hf download {source}`), and pass the folder instead of the name.')
 
 # %% ../nbs/02_tokens.ipynb #vocabulary-hash
 def vocabulary_hash(pieces: Pieces) -> str:  # 16 hex digits

@@ -21,7 +21,7 @@ from .config import Settings, as_dict, every_phase, plain, write_json
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .guard import at_fault, inspect, measure, news
 from .material import Material
-from .objective import Crew, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at
+from .objective import Crew, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch
 
 # %% ../nbs/10_training.ipynb #run-state
 @dataclass
@@ -262,8 +262,8 @@ def texts_in_step(settings: Settings) -> int:
 
 # %% ../nbs/10_training.ipynb #show-plan
 def show_plan(run: Run) -> None:
-    "What the first step will need, said before it."
-    rows = to_device(batch_at(run.step, run.steps, 0, run.material, run.settings, run.seed), run.model.special.device)
+    "What a step will need, said before the first."
+    rows = to_device(widest_batch(run.steps, run.material, run.settings, run.seed), run.model.special.device)
     needs = {name: value / 2 ** 20 for name, value in memory_plan(run.model, rows, run.settings, run.crew).items()}
     print(f'memory plan: {sum(needs.values()):,.0f} MiB beside what is held now ('
           + ', '.join(f'{name} {value:,.0f}' for name, value in needs.items()) + ')', file=sys.stderr)

@@ -43,7 +43,7 @@ def tiny_checkpoint(folder: Path, texts: list, seed: int) -> str: # the folder
 def small(settings: Settings, checkpoint: str) -> Settings:
     "The run's settings at a size where everything can be tried."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
-    sizes = dict(batch_size=4, accumulation=1, max_length=12, validations=2, log_every=1, gate_hidden=min(8, settings.gate_hidden),
+    sizes = dict(batch_size=4, accumulation=min(2, settings.accumulation), max_length=12, validations=2, log_every=1, gate_hidden=min(8, settings.gate_hidden),
                  steps=max(6, math.ceil(settings.epochs / shortest)), bm25_negatives=min(2, settings.bm25_negatives), dense_negatives=min(2, settings.dense_negatives))
     sizes |= dict(hidden=32, layers=1, vocabulary=300) if settings.hidden else dict(backbone=checkpoint)
     if 32 % settings.gate_heads: sizes['gate_heads'] = 4
@@ -102,7 +102,7 @@ NEXT = {'similarity': 'dot cosine', 'self_form': 'bce mean logit', 'positive_for
         'scheduler': 'cosine linear', 'precision': 'bf16 fp32'}
 SAVE_MEMORY = ('gradient_checkpointing',) # results stay as they are, by design
 COMPANY = {'lambda_min_act': dict(min_activation=50.0), 'top_k': dict(min_activation=50.0), 'lambda_margin': dict(margin=99.0),
-           'keep_checkpoints': dict(checkpoint_epochs=1), 'epochs': dict(keep_checkpoints=99), 'mining_temperature': dict(mining_refresh=1), 'gradient_cache': dict(accumulation=2)}
+           'keep_checkpoints': dict(checkpoint_epochs=1), 'epochs': dict(keep_checkpoints=99), 'mining_temperature': dict(mining_refresh=1)}
 
 # %% ../nbs/10_wires.ipynb #another
 def another(name: str, settings: Settings, checkpoint: str) -> object: # a different value that is allowed

@@ -26,3 +26,12 @@ def browser(tmp_path):
              '--disable-background-networking', '--disable-component-update', '--host-resolver-rules=MAP * ~NOTFOUND',
              f'--user-data-dir={tmp_path}', '--virtual-time-budget=20000', '--dump-dom']
     return lambda address: subprocess.run([chromium, *flags, address], capture_output=True, text=True, timeout=120).stdout
+
+
+SINGLE = {'test_wires', 'test_cut_wires', 'test_faults', 'test_memory'}  # long tests that share nothing
+
+
+def pytest_collection_modifyitems(items):
+    "Each file on one worker, so that what its tests share is made once; long tests that share nothing one by one."
+    for item in items:
+        if item.path.stem not in SINGLE: item.add_marker(pytest.mark.xdist_group(item.path.stem))

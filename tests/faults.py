@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 from splade_nb import checkpoints, material, objective, run, training
 from splade_nb.config import ConfigError, read_json, resolve_quietly
-from splade_nb.data import toy_corpus
+from splade_nb.collection import toy_corpus
 
 SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
 FOREVER = 100_000  # steps: until something ends the run
@@ -239,6 +239,16 @@ def disk_full(folder: Path) -> Seen:
     return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with room, it equals the uninterrupted run')
 
 
+def full_at_the_end(folder: Path) -> Seen:
+    "a disk that is full when the trained model is written"
+    target = folder/'run'
+    assert once(command, options_of(target, max_steps=4), target) == 0
+    assert once(command, [*options_of(target, max_steps=4), '--resume'], target, (limit_files, 100_000)) == 2
+    assert said(target).splitlines()[-1].startswith(f'{target}: cannot be written'), said(target)
+    assert once(command, [*options_of(target, max_steps=4), '--resume'], target) == 0
+    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with room, the same command ends it without another step')
+
+
 # Checkpoints that are not what was written
 
 def damages(path: Path) -> list:  # (what, function on the bytes of a file)
@@ -321,7 +331,8 @@ def other_data(folder: Path) -> Seen:
     "a data file that changes between stop and resume"
     data, target = write_toy(folder/'data'), folder/'run'
     assert once(command, options_of(target, data=data, max_steps=4), target) == 0, said(target)
-    first = read_json(kept(target)[-1]/'state.json')['data']
+    first, config = read_json(kept(target)[-1]/'state.json')['data'], (target/'config.json').read_bytes()
+    assert once(command, [*options_of(target, data=data, top_k=7), '--resume'], target) == 2 and 'top_k' in said(target) and (target/'config.json').read_bytes() == config
     text = (data/'corpus.jsonl').read_text(encoding='utf-8')
     (data/'corpus.jsonl').write_text(text.replace('다', '까', 1), encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 2
@@ -447,6 +458,24 @@ def worker_dies(folder: Path) -> Seen:
     return Seen(1, worst, 'torchrun ends all with an error; resumed with one process the run goes on, with two it equals the uninterrupted one')
 
 
+# A loss that ruins a run
+
+def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
+    "The first steps of V28 on the embedded set, of the 400 that it takes."
+    settings = resolve_quietly('v28', recipe, 'mini', log_every=1, validations=1)
+    assert settings.steps == 400
+    prepared = material.prepare(settings, run.collect('mini'), 42, folder/'cache')
+    return training.train(prepared.model, prepared.material, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=run.rollbacks_of(recipe))
+
+
+def collapse(folder: Path, steps: int = 8) -> Seen:
+    "the collapse of V28 as written, from random weights (embedded set, the first 5 % of the steps)"
+    named = {recipe: [event['step'] for event in start_of(folder, recipe, steps).events if event['name'] == 'imbalance'] for recipe in ('seed', 'corrected')}
+    assert named['seed'] and named['seed'][0] < 0.05 * 400 and not named['corrected']
+    first = lines(folder/'seed'/'metrics.jsonl')[named['seed'][0]]
+    return Seen(1, None, f'named at step {first["step"]} of 400: the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f}; the corrected recipe is not accused')
+
+
 def same_seed(folder: Path) -> Seen:
     "the same seed twice"
     for name in ('one', 'two'): assert once(command, options_of(folder/name), folder/name) == 0
@@ -454,6 +483,6 @@ def same_seed(folder: Path) -> Seen:
     return Seen(2, None, 'the same summary.json, but for seconds and peak memory')
 
 
-FAULTS = (kills, file_limit, disk_full, broken, foreign, not_a_number, other_data, ctrl_c, two_runs, read_only, worker_dies, same_seed)
+FAULTS = (kills, file_limit, disk_full, full_at_the_end, broken, foreign, not_a_number, other_data, ctrl_c, two_runs, read_only, worker_dies, collapse, same_seed)
 
 if __name__ == '__main__': ranks(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))
