@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['ABSENT', 'KEPT', 'mini_backbone', 'pretrained_backbone', 'count_factor', 'bag_of_pieces', 'token_importance',
            'own_maxima', 'SpladeDoc', 'take_decoder', 'read_states', 'text_logits', 'pool_batch', 'encode_batch',
-           'mean_by', 'own_counts', 'resolve_toy', 'toy_model', 'encode_documents', 'weigh_tokens', 'token_weights',
-           'near_identity', 'output_weights', 'positions', 'fit', 'backbone_for', 'create', 'save', 'load']
+           'mean_by', 'own_counts', 'resolve_toy', 'toy_model', 'accumulated_rows', 'encode_documents', 'weigh_tokens',
+           'token_weights', 'near_identity', 'output_weights', 'positions', 'fit', 'backbone_for', 'create', 'save',
+           'load']
 
 # %% ../nbs/05_model.ipynb #imports
 import math, os, threading
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 import numpy as np
@@ -105,7 +107,7 @@ class SpladeDoc(nn.Module):
                  mean_length: float = 0.0      # pieces of a document; 0 switches the count factor off
                 ):
         super().__init__()
-        self.backbone, self.settings, self.seen = backbone, settings, {}
+        self.backbone, self.settings, self.seen, self.as_rows = backbone, settings, {}, False
         vocabulary, hidden = backbone.get_input_embeddings().num_embeddings, backbone.config.hidden_size
         self.decoder = take_decoder(backbone) if settings.mlm_head else None
         self.importance = None if settings.mlm_head else token_importance(hidden, settings.dropout)
@@ -146,7 +148,7 @@ def text_logits(model: SpladeDoc, read, input_ids, attention_mask, owner, length
     "The largest logit of each text and piece, before the gate."
     if model.importance is not None:
         return own_maxima(model.importance(read).squeeze(-1).float(), input_ids, attention_mask, owner, (len(lengths), len(model.special)))
-    return max_logits(read[attention_mask.bool()], model.decoder.weight, model.decoder.bias, lengths.tolist())
+    return max_logits(read[attention_mask.bool()], model.decoder.weight, model.decoder.bias, lengths.tolist(), as_rows=model.as_rows)
 
 # %% ../nbs/05_model.ipynb #pool-batch
 def pool_batch(model: SpladeDoc, states, read, input_ids, attention_mask, document=True, windows=None):
@@ -198,6 +200,17 @@ def toy_model(vocabulary: int = 60, **overrides) -> SpladeDoc: # a model small e
     torch.manual_seed(0)
     settings = resolve_toy(**overrides)
     return SpladeDoc(mini_backbone(settings, vocabulary), settings, special=[0, 1, 2, 3, 4]).eval()
+
+# %% ../nbs/05_model.ipynb #accumulated-rows
+@contextmanager
+def accumulated_rows(model: SpladeDoc):
+    "Inside, gradients of decoder and embeddings arrive as rows and are added where they belong; afterwards no gradient is left."
+    table = model.backbone.get_input_embeddings()
+    model.as_rows = table.sparse = True
+    for weight in (table.weight, *(() if model.decoder is None else (model.decoder.weight,))):
+        if weight.requires_grad: weight.grad = torch.zeros_like(weight)
+    try: yield
+    finally: model.as_rows = table.sparse = False; model.zero_grad()
 
 # %% ../nbs/05_model.ipynb #encode-documents
 @torch.no_grad()

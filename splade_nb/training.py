@@ -21,6 +21,7 @@ from .config import Settings, as_dict, every_phase, plain, write_json
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .guard import at_fault, inspect, measure, news
 from .material import Material
+from .model import accumulated_rows
 from .objective import Crew, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch
 
 # %% ../nbs/10_training.ipynb #run-state
@@ -94,7 +95,7 @@ def own_chance(run: Run) -> None:
 def train_step(run: Run) -> dict: # a row of metrics
     "One optimizer step; weights stay as they are where loss or gradient is not finite."
     settings, model, rate = run.settings, run.model, set_rate(run)
-    run.optimizer.zero_grad(); own_chance(run)
+    run.optimizer.zero_grad(set_to_none=False); own_chance(run)
     for part in range(contrastive_batches(settings)[0]):
         rows = to_device(batch_at(run.step, run.steps, part, run.material, settings, run.seed), model.special.device)
         loss, parts, out = backward(model, rows, run.step, run.steps, run.material, settings, run.damping, run.crew)
@@ -349,8 +350,8 @@ def train(model, material: Material, settings: Settings,
     steps, folder = step_count(settings, len(material.pairs)), Path(folder)
     korean = torch.zeros_like(material.special) if korean is None else korean.to(material.special.device)
     run = Run(model, material, settings, folder, seed, steps, optimizer_for(model, settings), korean, crew, quiet, patience, rollbacks)
-    start = start_weights(model); torch.manual_seed(seed + crew.rank)
-    with nullcontext() if crew.rank else alone(folder), interrupts() as asked:
+    start = start_weights(model) if any(settings.keep_start) else {}; torch.manual_seed(seed + crew.rank)
+    with nullcontext() if crew.rank else alone(folder), interrupts() as asked, accumulated_rows(model):
         begin(run, resume, resume_from)
         if run.step == 0 and not run.history: validate(run, judge); checkpoint(run)
         model.train()

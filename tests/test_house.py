@@ -27,7 +27,7 @@ ROOMS = {
     'guard': '',
     'material': 'config collection data tokens idf model start curriculum lexical teacher',
     'objective': 'config tokens losses curriculum material',
-    'training': 'config curriculum checkpoints guard material objective',
+    'training': 'config model curriculum checkpoints guard material objective',
     'wires': 'config collection tokens model curriculum material objective training',
     'encoding': 'config tokens model',
     'search': 'config data tokens model encoding lexical',
