@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ABSENT', 'KEPT', 'mini_backbone', 'pretrained_backbone', 'count_factor', 'bag_of_pieces', 'token_importance',
-           'own_maxima', 'SpladeDoc', 'take_decoder', 'read_states', 'text_logits', 'pool_batch', 'encode_batch',
-           'mean_by', 'own_counts', 'resolve_toy', 'toy_model', 'accumulated_rows', 'encode_documents', 'weigh_tokens',
-           'token_weights', 'near_identity', 'output_weights', 'positions', 'fit', 'backbone_for', 'create', 'save',
-           'load']
+           'own_maxima', 'SpladeDoc', 'take_decoder', 'read_states', 'text_logits', 'texts_of', 'pool_batch',
+           'encode_batch', 'mean_by', 'own_counts', 'resolve_toy', 'toy_model', 'accumulated_rows', 'own_entries',
+           'sparse_weights', 'sparse_batch', 'decoder_for', 'encode_documents', 'weigh_tokens', 'token_weights',
+           'near_identity', 'output_weights', 'positions', 'fit', 'backbone_for', 'create', 'save', 'load']
 
 # %% ../nbs/05_model.ipynb #imports
 import math, os, threading
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from .config import ConfigError, ModelSettings, Settings, out_of_reach, override, read_json, write_json
 from .gate import ContextGate
 from .head import max_logits, token_maxima
+from .screen import Decoder, decoder_of, positive_logits
 
 # %% ../nbs/05_model.ipynb #mini-backbone
 def mini_backbone(settings: Settings, vocabulary: int): # transformers model, with an MLM head where `mlm_head` says so
@@ -150,12 +151,17 @@ def text_logits(model: SpladeDoc, read, input_ids, attention_mask, owner, length
         return own_maxima(model.importance(read).squeeze(-1).float(), input_ids, attention_mask, owner, (len(lengths), len(model.special)))
     return max_logits(read[attention_mask.bool()], model.decoder.weight, model.decoder.bias, lengths.tolist(), as_rows=model.as_rows)
 
+# %% ../nbs/05_model.ipynb #texts-of
+def texts_of(input_ids, attention_mask, windows: list | None) -> tuple: # windows [B], text of each window [W], tokens [B]
+    "Which windows make which text."
+    spans = torch.tensor(windows or [1] * len(input_ids), device=input_ids.device)
+    owner = torch.repeat_interleave(torch.arange(len(spans), device=input_ids.device), spans)
+    return spans, owner, torch.zeros_like(spans).index_add_(0, owner, attention_mask.sum(1))
+
 # %% ../nbs/05_model.ipynb #pool-batch
 def pool_batch(model: SpladeDoc, states, read, input_ids, attention_mask, document=True, windows=None):
     "Vectors and logits [B, V] from what `read_states` gave."
-    spans = torch.tensor(windows or [1] * len(input_ids), device=input_ids.device)
-    owner = torch.repeat_interleave(torch.arange(len(spans), device=input_ids.device), spans)
-    lengths = torch.zeros_like(spans).index_add_(0, owner, attention_mask.sum(1))
+    spans, owner, lengths = texts_of(input_ids, attention_mask, windows)
     logits = text_logits(model, read, input_ids, attention_mask, owner, lengths)
     if model.gate is not None: logits = logits * mean_by(model.gate(states, attention_mask), owner, spans)
     logits = logits.masked_fill(model.special, ABSENT)
@@ -211,6 +217,46 @@ def accumulated_rows(model: SpladeDoc):
         if weight.requires_grad: weight.grad = torch.zeros_like(weight)
     try: yield
     finally: model.as_rows = table.sparse = False; model.zero_grad()
+
+# %% ../nbs/05_model.ipynb #own-entries
+def own_entries(keys,    # [n] text * V + piece, of entries
+                tokens   # [T] the same of each token
+               ):        # [n] how often the entry's piece stands in its text
+    "Counts by search in the sorted tokens."
+    known, counts = tokens.unique(return_counts=True)
+    at = torch.searchsorted(known, keys).clamp(max=len(known) - 1)
+    return torch.where(known[at] == keys, counts[at], 0).float()
+
+# %% ../nbs/05_model.ipynb #sparse-weights
+def sparse_weights(model: SpladeDoc, text, piece, value, input_ids, mask, owner, lengths, document): # [n]
+    "Activation, IDF weights and count factor of single entries."
+    weight = value.log1p() * model.output_weight[piece]
+    if not (document and model.mean_length > 0): return weight
+    tokens = (owner[:, None] * len(model.special) + input_ids)[mask]
+    counts = own_entries(text * len(model.special) + piece, tokens)
+    return weight * count_factor(counts[:, None], lengths[text], model.mean_length)[:, 0]
+
+# %% ../nbs/05_model.ipynb #sparse-batch
+@torch.no_grad()
+def sparse_batch(model: SpladeDoc,
+                 decoder: Decoder,             # of `decoder_for`
+                 input_ids, attention_mask,    # [W, L]
+                 document: bool = True, windows: list | None = None # as in `encode_batch`
+                ) -> tuple:                    # text, piece [n], weight [n] above zero
+    "What `encode_batch` gives, as entries; never [B, V] but for a gate. Raises `ValueError` for a row without a token."
+    states, read = read_states(model, input_ids, attention_mask)
+    mask, (spans, owner, lengths) = attention_mask.bool(), texts_of(input_ids, attention_mask, windows)
+    text, piece, value = positive_logits(read[mask], lengths.tolist(), decoder)
+    if model.gate is not None: value = value * mean_by(model.gate(states, attention_mask), owner, spans)[text, piece]
+    weight = sparse_weights(model, text, piece, value, input_ids, mask, owner, lengths, document)
+    kept = (weight > 0) & ~model.special[piece]
+    return text[kept], piece[kept], weight[kept]
+
+# %% ../nbs/05_model.ipynb #decoder-for
+def decoder_for(model: SpladeDoc, pieces=None, screen: bool = False, precision: str = 'fp32') -> Decoder:
+    "The model's decoder for `sparse_batch`. Raises `ConfigError` for a model without one."
+    if model.decoder is None: raise ConfigError('mlm_head=False: token importance has no decoder, encode it as it is')
+    return decoder_of(model.decoder.weight, model.decoder.bias, pieces, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
 
 # %% ../nbs/05_model.ipynb #encode-documents
 @torch.no_grad()

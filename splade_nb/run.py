@@ -7,11 +7,13 @@ __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_
            'bm25_metrics', 'compare_systems', 'context_result', 'sample_texts', 'sample_terms', 'packages',
            'peak_memory_mb', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config',
            'weight_bytes', 'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version',
-           'keep_samples', 'load_encoder', 'evaluate_model', 'search_texts', 'parse_setting', 'parser',
-           'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
+           'keep_samples', 'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts',
+           'parse_setting', 'parser', 'add_encode_options', 'add_train_options', 'sort_changes', 'wires_command',
+           'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, json, platform, resource, shutil, sys, time
+from collections.abc import Iterator
 from importlib.metadata import version as package_version
 from pathlib import Path
 import numpy as np
@@ -21,12 +23,12 @@ from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
-from .encoding import encode, terms
+from .encoding import encode, encode_shards, terms
 from .material import Prepared, device, prepare
 from .objective import Crew
 from .model import load, mini_backbone, save
 from .teacher import teacher_label
-from .tokens import Pieces, load_pieces, piece_kind, save_pieces
+from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces
 from .training import Run, train
 from .wires import check_wires, require_wires
 
@@ -288,6 +290,27 @@ def evaluate_model(folder: str, source: str,
     return {**contract_metrics(collection.name, found['per_query']), 'bm25': contract_metrics(collection.name, bm25_metrics(collection, ids)),
             'active_terms': found['active_terms']}
 
+# %% ../nbs/15_run.ipynb #read-lines
+def text_stream(source: str) -> Iterator: # str
+    "Texts to encode: the lines of a `.txt` file as they are read, or the documents of whatever `data.load` takes."
+    if not source.endswith('.txt'): yield from collect(source).texts.values(); return
+    with open(source, encoding='utf-8') as file: yield from (line.rstrip('\n') for line in file)
+
+# %% ../nbs/15_run.ipynb #encode-command
+def encode_texts(folder: str, source: str, out: str,
+                 korean: bool = False,      # only pieces that are not of another language
+                 screen: bool = False,
+                 precision: str = 'fp32',
+                 top_k: int = 0, threshold: float = 0.0,
+                 size: int = 10_000, part: int = 0, parts: int = 1
+                ) -> dict:                  # of `shards.json`, and how many were written
+    "Encode texts into shards of rows; goes on where it was interrupted. Raises `ConfigError`."
+    if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
+    model, pieces = load_encoder(folder)
+    keep = np.flatnonzero(~masks(pieces)['foreign']) if korean else None
+    written = encode_shards(model, pieces, text_stream(source), out, size, part, parts, keep=keep, screen=screen, precision=precision, top_k=top_k, threshold=threshold)
+    return dict(written=written, **config.read_json(Path(out)/'shards.json'))
+
 # %% ../nbs/15_run.ipynb #search-command
 def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(id, score, text, matched terms)]
     "Encode a collection, ask, and say which terms matched."
@@ -310,12 +333,21 @@ def parser() -> argparse.ArgumentParser:
     "The command line's shape."
     top = argparse.ArgumentParser(prog='python -m splade_nb.run')
     commands = top.add_subparsers(dest='command', required=True)
-    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('search', ('--model', '--data', '--query'))):
+    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('search', ('--model', '--data', '--query'))):
         sub = commands.add_parser(name)
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
         if name == 'evaluate': sub.add_argument('--split', choices=('test', 'all'), default='test')
+        if name == 'encode': add_encode_options(sub)
     return top
+
+# %% ../nbs/15_run.ipynb #encode-options
+def add_encode_options(sub) -> None:
+    "What `encode_texts` takes."
+    sub.add_argument('--korean', action='store_true', help='only pieces that are not of another language')
+    sub.add_argument('--screen', action='store_true', help='the same result by small integers first, on a CPU')
+    sub.add_argument('--precision', choices=('fp32', 'bf16'), default='fp32')
+    for name, value in (('top-k', 0), ('threshold', 0.0), ('size', 10_000), ('part', 0), ('parts', 1)): sub.add_argument(f'--{name}', type=type(value), default=value)
 
 # %% ../nbs/15_run.ipynb #train-options
 def add_train_options(sub) -> None:
@@ -352,6 +384,7 @@ def main(arguments: list | None = None) -> int: # exit code
             run, settings = sort_changes(options.set)
             summary = run_version(options.version, resume=options.resume, resume_from=options.resume_from, settings=settings, **run)
             if summary: print(json.dumps(summary, ensure_ascii=False))
+        elif options.command == 'encode': print(json.dumps(encode_texts(options.model, options.data, **{k: v for k, v in vars(options).items() if k not in ('command', 'model', 'data')})))
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
         else: show_results(search_texts(options.model, options.data, options.query))
     except KeyboardInterrupt: return 130

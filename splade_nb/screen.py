@@ -56,9 +56,11 @@ def decoder_of(weight, bias,            # [V, H], [V]
                screen: bool = False,    # small integers first: on CPUs
                dtype=torch.float32      # of the product without a screen
               ) -> Decoder:
-    "Prepare once, encode often. Raises `ValueError` for a screen beside another type than float32."
-    if screen and dtype != torch.float32: raise ValueError(f'a screen makes float32 exact: dtype {dtype} cannot be had with it')
-    if pieces is not None: weight, bias = weight[pieces], bias[pieces]
+    "Prepare once, encode often. Raises `ValueError` for a screen beside another type than float32, or off the CPU."
+    if screen and (dtype != torch.float32 or weight.device.type != 'cpu'): raise ValueError(f'a screen makes float32 exact on a CPU, not {dtype} on {weight.device}')
+    if pieces is not None:
+        pieces = torch.as_tensor(pieces, device=weight.device)
+        weight, bias = weight[pieces], bias[pieces]
     if not screen: return Decoder(weight.detach().to(dtype), bias.detach().float(), pieces)
     codes, scale, said, lost = zip(*(small_integers(part.float()) for part in weight.detach().split(8192)))
     return Decoder(weight.detach().float(), bias.detach().float(), pieces, torch.cat(codes), torch.cat(scale), weight.detach().norm(dim=1), torch.cat(lost))

@@ -17,7 +17,7 @@ ROOMS = {
     'head': '',
     'screen': 'head',
     'gate': 'config',
-    'model': 'config head gate',
+    'model': 'config head screen gate',
     'start': '',
     'surgery': 'config data tokens model',
     'xlmr': 'config head tokens model',

@@ -76,6 +76,36 @@ def test_the_command_line_does_the_same(run, tmp_path):
     assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['ndcg@10']
 
 
+def encode_command(run, *arguments) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, '-m', 'splade_nb.run', 'encode', '--model', str(run), *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_processes_encode_one_file(run, tmp_path):
+    from scipy import sparse
+    from splade_nb.encoding import encode, read_shards
+    from splade_nb.run import load_encoder
+    texts = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(25)]
+    (tmp_path/'texts.txt').write_text('\n'.join(texts), encoding='utf-8')
+    given = ('--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2)
+    both = [encode_command(run, *given, '--screen', '--part', part) for part in (0, 1)]
+    assert [json.loads(process.communicate()[0])['written'] for process in both] == [4, 3]
+    rows, (model, pieces) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
+    whole = encode(model, pieces, texts)
+    assert rows.shape == whole.shape and 0 < rows.getnnz(axis=1).max() <= 9 and abs(rows - whole.multiply(rows > 0)).max() < 1e-5
+    other = encode_command(run, *given, '--part', 0)
+    assert 'screen: True made these shards, False is asked for' in other.communicate()[1] and other.returncode == 2
+
+
+def test_shards_are_written_as_texts_are_read(run, tmp_path):
+    from splade_nb.encoding import encode_shards
+    from splade_nb.run import load_encoder
+    def stream():
+        for number in range(20):
+            assert len(list(tmp_path.glob('shard-*.npz'))) == number // 5, 'no more than a shard of texts is held'
+            yield f'{number}번 버스'
+    assert encode_shards(*load_encoder(run), stream(), tmp_path, size=5) == 4
+
+
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
     from splade_nb.config import resolve
     from splade_nb.collection import toy_corpus
