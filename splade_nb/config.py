@@ -39,7 +39,7 @@ def plain(value: object) -> object: # what JSON can hold
 # %% ../nbs/00_config.ipynb #write-json
 def write_json(path: Path | str, value: object) -> Path:
     "Write beside, then rename."
-    path = Path(path); beside = path.with_name(path.name + '.part')
+    path = Path(path); beside = path.with_name(f'{path.name}.{os.getpid()}.part')
     beside.write_text(json.dumps(plain(value), ensure_ascii=False, indent=1) + '\n', encoding='utf-8')
     os.replace(beside, path)
     return path

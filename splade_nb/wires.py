@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OTHERS', 'NEXT', 'SAVE_MEMORY', 'COMPANY', 'wired_corpus', 'tiny_checkpoint', 'small', 'digest', 'at_steps',
            'one_step', 'each_step', 'whole_run', 'another', 'with_epochs', 'with_phase', 'with_border', 'phase_wires',
-           'wires_of', 'Wire', 'DeadWire', 'Looks', 'difference', 'require_steady', 'quiet', 'check_wires', 'checked',
-           'require_wires']
+           'wires_of', 'Wire', 'DeadWire', 'Looks', 'difference', 'require_steady', 'quiet', 'check_wires',
+           'code_digest', 'checked', 'require_wires']
 
 # %% ../nbs/10_wires.ipynb #imports
 import contextlib, functools, hashlib, math, tempfile
@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 import torch
 from tqdm import tqdm
-from .config import SEED, ConfigError, Settings, choose, every_phase, off, write_json
+import splade_nb
+from .config import SEED, ConfigError, Settings, choose, every_phase, off, read_json, root, write_json
 from .collection import toy_corpus
 from .material import prepare
 from .model import mini_backbone
@@ -225,11 +226,22 @@ def check_wires(settings: Settings,
             found.append(Wire(name, value, 'live' if seen else 'dead', seen))
     return found
 
+# %% ../nbs/10_wires.ipynb #code-digest
+@functools.cache
+def code_digest() -> str: # 16 hex digits
+    "Of the package's own code: what was proven for other code is not proven."
+    found = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(Path(splade_nb.__file__).parent.glob('*.py')): found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
 # %% ../nbs/10_wires.ipynb #checked
-@functools.lru_cache(maxsize=8)
 def checked(settings: Settings) -> tuple: # Wires
-    "The check, once for equal settings in a process."
-    return tuple(check_wires(settings))
+    "The check, once for equal settings and equal code: kept in `outputs/.wires`."
+    name = hashlib.sha256(f'{settings!r} {code_digest()}'.encode()).hexdigest()[:16]
+    path = root()/'outputs'/'.wires'/f'{name}.json'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists(): write_json(path, [asdict(wire) for wire in check_wires(settings)])
+    return tuple(Wire(**wire) for wire in read_json(path))
 
 # %% ../nbs/10_wires.ipynb #require-wires
 def require_wires(settings: Settings, folder: Path | str | None = None) -> tuple: # Wires
