@@ -8,6 +8,7 @@ __all__ = ['GATHER_COST', 'naive_max', 'rows_in_cache', 'MaxOverTokens', 'max_lo
 # %% ../nbs/04_head.ipynb #imports
 import torch
 from torch.nn import functional as F
+from .kernel import available, fused_max
 
 # %% ../nbs/04_head.ipynb #naive
 def naive_max(hidden, # [B, L, H]
@@ -34,6 +35,9 @@ def _max_of_chunk(logits, starts, lengths): # [C, T], first token and number of 
 
 # %% ../nbs/04_head.ipynb #max-over-vocabulary
 def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners): # values, their tokens: [V, B]; winners [T] or None
+    if hidden.is_cuda and winners is None and available(): # kernel.fused_max: no chunk of logits leaves the chip
+        values, at = fused_max(hidden.to(dtype), weight.to(dtype), bias, lengths)
+        return values.t(), at.t()
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     values = hidden.new_empty(len(weight), len(lengths))
     at = torch.empty(len(weight), len(lengths), dtype=torch.int32, device=hidden.device)
