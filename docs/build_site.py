@@ -51,6 +51,7 @@ def relink(source: str, folder: Path, here: Path) -> str:
         if not found.exists() or not found.is_relative_to(ROOT): return match[0]  # Sphinx reports it
         name = found.relative_to(ROOT).as_posix()
         if name in GUIDES: goal = Path(GUIDES[name])
+        elif found.suffix == '.svg': goal = here.parent/found.name
         elif found.suffix == '.ipynb' and found.is_relative_to(NOTEBOOKS): goal = page(found.relative_to(NOTEBOOKS))
         else: return f']({REPOSITORY}/{name}{anchor})'
         return f']({Path(os.path.relpath(goal, here.parent)).as_posix()}{anchor})'
@@ -182,6 +183,7 @@ def main(destination: str):
         for cell in notebook['cells']:
             if cell['cell_type'] == 'markdown': cell['source'] = unlink_missing(cell['source'], targets)
         files[page(name).as_posix()] = json.dumps(notebook, ensure_ascii=False, indent=1)
+    for picture in (ROOT/'docs').glob('*.svg'): (goal/'reference').mkdir(parents=True, exist_ok=True); shutil.copy(picture, goal/'reference')
     for name, content in files.items():
         (goal/name).parent.mkdir(parents=True, exist_ok=True)
         (goal/name).write_text(content, encoding='utf-8')

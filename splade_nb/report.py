@@ -349,7 +349,7 @@ def korean_caption(run: Run) -> str:
 def event_rows(axis, events: list) -> None:
     "Guard events over the steps: a row a measurement, warnings and stops in two colours."
     names = sorted({event['name'] for event in events})
-    for level, colour in (('warn', palette['orange']), ('stop', palette['red'])):
+    for level, colour in (('warn', palette['orange']), ('fatal', palette['red']), ('rollback', palette['blue'])):
         found = [event for event in events if event['level'] == level]
         if found: axis.scatter([event['step'] for event in found], [names.index(event['name']) for event in found], color=colour, s=22, label=level)
     axis.set_yticks(range(len(names)), names); axis.set_ylim(-0.6, len(names) - 0.4)
@@ -374,8 +374,8 @@ def guard_caption(run: Run) -> str:
     known = 'the batches\' documents are told apart' if last < 0.95 * chance else 'nothing was learned'
     told = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of the {chance:.3g} of chance: {known}'
     if not run.events: return f'{told}; the guard saw nothing wrong.'
-    first, stops = run.events[0], sum(event['level'] == 'stop' for event in run.events)
-    return f'{told}; the guard spoke {len(run.events)} times, {stops} times for a stop, first at step {first["step"]}: {first["message"]}.'
+    first, fatal = run.events[0], sum(event['level'] == 'fatal' for event in run.events)
+    return f'{told}; the guard spoke {len(run.events)} times, {fatal} of them fatal, first at step {first["step"]}: {first["message"]}.'
 
 # %% ../nbs/14_report.ipynb #history-curve
 def history_curve(run: Run, metric: str = 'ndcg@10') -> tuple:  # figure, caption
