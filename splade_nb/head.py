@@ -49,6 +49,7 @@ def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners): 
         if winners is not None:
             value, piece = logits.add_(bias[rows, None]).max(0)
             winners.copy_(torch.where(value > largest, piece + low, winners)); torch.maximum(value, largest, out=largest)
+        del logits # or two chunks stand side by side
     return values.add_(bias[:, None]), at
 
 # %% ../nbs/04_head.ipynb #bag
