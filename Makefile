@@ -10,9 +10,11 @@ OUT     ?= outputs/$(VERSION)
 MODEL   ?= $(OUT)
 SPLIT   ?= test
 SETTINGS ?=
+PART    ?=
+FORCE   ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS PART FORCE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -21,7 +23,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate compare search test faults docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate compare search test faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -78,6 +80,10 @@ test: $(ready)  ## Check everything that needs no GPU, as CI does
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
 
+bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode or gpu; FORCE=1 again) and write docs/benchmarks.md
+	"$(bin)/python" -m pip install -q -c constraints.txt -e '.[bench]'
+	"$(bin)/python" benchmarks/run.py $(PART) $(if $(FORCE),--force)
+
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build
 	"$(bin)/python" docs/build_site.py docs/nbs
@@ -94,7 +100,7 @@ tensorboard: $(ready)  ## Watch the curves of the runs in outputs/
 
 lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/python" -m pip install -q uv
-	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --python-version 3.11 --upgrade \
+	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --extra bench --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 

@@ -311,7 +311,8 @@ def test_no_machine_in_a_file():
     assert found == []
 
 
-def test_the_readme_shows_what_the_run_summaries_say():
-    assert list((ROOT/'docs'/'results').glob('*/summary.json')), 'no kept summary to read'
-    done = program(sys.executable, 'docs/readme_table.py', '--check')
-    assert done.returncode == 0, done.stderr or 'run docs/readme_table.py'
+@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py'])
+def test_tables_show_what_the_results_say(script):
+    assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
+    done = program(sys.executable, script, '--check')
+    assert done.returncode == 0, done.stderr or f'run {script}'
