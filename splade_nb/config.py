@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SEED', 'MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26',
-           'V27', 'V28', 'SPLADE_V2', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'CORRECTIONS', 'OFF', 'MINI', 'SCALES',
-           'MINI_CORRECTIONS', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'root', 'plain', 'write_json',
-           'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase', 'ModelSettings', 'StartSettings',
-           'RankingSettings', 'DistillationSettings', 'SparsitySettings', 'MiningSettings', 'Settings', 'to_phase',
-           'from_text', 'cast', 'override', 'read_overrides', 'Correction', 'Times', 'every_phase', 'distils',
-           'needs_teacher', 'off', 'version_name', 'check_bounds', 'check_phase', 'check_phases', 'impossible', 'check',
-           'apply', 'correct', 'resolve', 'differences', 'resolve_quietly', 'as_dict', 'from_dict', 'flat',
-           'version_table']
+           'V27', 'V28', 'SPLADE_V2', 'SPLADE_KO', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'CORRECTIONS', 'OFF',
+           'MINI', 'SCALES', 'MINI_CORRECTIONS', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'root', 'plain',
+           'write_json', 'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase', 'ModelSettings',
+           'StartSettings', 'RankingSettings', 'DistillationSettings', 'SparsitySettings', 'MiningSettings', 'Settings',
+           'to_phase', 'from_text', 'cast', 'override', 'read_overrides', 'Correction', 'Times', 'every_phase',
+           'distils', 'needs_teacher', 'off', 'version_name', 'check_bounds', 'check_phase', 'check_phases',
+           'impossible', 'check', 'apply', 'correct', 'resolve', 'differences', 'resolve_quietly', 'as_dict',
+           'from_dict', 'flat', 'version_table']
 
 # %% ../nbs/00_config.ipynb #imports
 import difflib, json, math, os, warnings
@@ -101,6 +101,10 @@ class ModelSettings:
     gate_bias: float = 0.0              # start of the gate's last bias; sigmoid(0) = 0.5
     output_idf: float = 0.0             # power of IDF on the output; 0 is off
     term_frequency: bool = False        # BM25's count and length factor on documents
+    own_floor: float = 0.0              # logit below which a text's own pieces never fall; 0 is off
+    pair_columns: int = 0               # columns after the vocabulary, for hashed pairs of characters
+    query_table: bool = False           # a query is its own pieces by a learned table: no forward pass
+    index_share: int = 0                # a collection has its own IDF and mean length, joined in the IDF by so many documents like the training texts; 0: theirs alone
     gradient_checkpointing: bool = False # compute hidden states again on the way back
     precision: str = 'bf16'             # of the matrix products, or fp32
 
@@ -116,6 +120,7 @@ class StartSettings:
     pair_weight: float = 0.0            # training pairs in the start's co-occurrence counts; 0: random directions
     start_noise: float = 0.8            # random part of a start direction
     silence: float = 3.5                # minus the decoder's bias at the start
+    pair_share: float = 0.4             # weight of a pair beside a piece in the table of queries
 
 # %% ../nbs/00_config.ipynb #ranking-settings
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class RankingSettings:
     lambda_margin: float = 2.5
     margin: float = 1.5
     lambda_margin_mse: float = 0.0      # squared error of margins against the teacher's
+    lambda_pull: float = 0.0            # squared distance of the table of queries from its start
     stopword_mask: bool = False         # InfoNCE, distillation and minimum activation see queries without stopwords
 
 # %% ../nbs/00_config.ipynb #distillation-settings
@@ -312,11 +318,14 @@ V28 = V26.but(context_gate=True, lambda_language=0.5, non_korean_penalty=100.0, 
 SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', temperature=1.0, lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0,
                      lambda_margin=0.0, margin=0.3, lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
+SPLADE_KO = SPLADE_V2.but(query_table=True, own_floor=5.0, pair_columns=8192, index_share=2000, term_frequency=True, temperature=0.2, lambda_pull=0.5,
+                          lambda_positive=0.2, positive_form='expansion', max_length=128, lambda_flops=0.001, document_share=1.0)
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28, 'v28a': V28.but(context_gate=False),
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1, non_korean_penalty=1.0,
                                    language_ramp=5_000 / 280_825),
-            'splade_v2': SPLADE_V2}
-PARENTS = {'v23': 'v22', 'v24': 'v23', 'v25': 'v24', 'v26': 'v25', 'v27': 'v26', 'v28': 'v26', 'v28a': 'v28', 'v28_retrain': 'v28'}
+            'splade_v2': SPLADE_V2, 'splade_ko': SPLADE_KO}
+PARENTS = {'v23': 'v22', 'v24': 'v23', 'v25': 'v24', 'v26': 'v25', 'v27': 'v26', 'v28': 'v26', 'v28a': 'v28', 'v28_retrain': 'v28',
+           'splade_ko': 'splade_v2'}
 
 # %% ../nbs/00_config.ipynb #about
 ABOUT = {
@@ -330,6 +339,7 @@ ABOUT = {
     'v28a': ('Korean filter without the gate', 'XLM-R base 278 M', 'data/v24.0'),
     'v28_retrain': ('V28 after the collapse: weaker filter, stronger minimum', 'XLM-R base 278 M + gate 66.8 M', 'data/v24.0'),
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
+    'splade_ko': ('a floor under own pieces, pairs of characters, queries from a table', 'A.X-Encoder 149 M', 'any'),
 }
 
 # %% ../nbs/00_config.ipynb #chosen
@@ -414,6 +424,10 @@ _idf_flops = lambda s: s.flops_form == 'idf' and s.lambda_flops
 _mines = lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0
 OFF = { # names: (acts, why not)
     'gate_pooler gate_hidden gate_heads gate_dropout gate_bias': (lambda s: s.context_gate, 'no context gate'),
+    'pair_columns': (lambda s: s.own_floor, 'no floor under own pieces'),
+    'pair_share': (lambda s: s.query_table and s.pair_columns and s.own_floor, 'no table of queries, or no columns of pairs'),
+    'lambda_pull': (lambda s: s.query_table, 'no table of queries'),
+    'query_length': (lambda s: not s.query_table, 'a table reads the whole query'),
     'backbone': (lambda s: not s.hidden, 'a backbone is made from random weights'),
     'hidden layers vocabulary': (lambda s: s.hidden, 'the named backbone decides'),
     'pair_weight': (lambda s: s.start == 'near_identity', 'only in a near-identity start'),
@@ -460,7 +474,7 @@ MINI_CORRECTIONS = {
     'segment': Correction('kiwi', 'pieces of morphemes: particles and endings would split every word otherwise'),
     'pair_weight': Correction(3.0, 'directions in which the pieces of training pairs meet'),
     'silence': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
-    'output_idf': Correction(0.5, 'rare pieces count more before anything is learned; half on each side makes one IDF'),
+    'output_idf': Correction(0.5, 'rare pieces count more before anything is learned; half on each side makes one IDF', lambda s: not s.query_table),
     'term_frequency': Correction(True, 'how often a piece stands in a document, as BM25 counts it'),
     'keep_start': Correction((0.0, 0.25, 0.5, 0.75), 'small data overfit: the judge mixes trained weights with the start'),
 }

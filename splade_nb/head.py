@@ -54,7 +54,8 @@ def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners): 
 
 # %% ../nbs/04_head.ipynb #bag
 def _bag(rows, groups, weights, table, number): # sum of weights * table[rows] in each group, groups ascending: [number, H]
-    offsets = F.pad(torch.bincount(groups, minlength=number).cumsum(0)[:-1], (1, 0))
+    counts = torch.bincount(groups, minlength=number)
+    offsets = counts.cumsum(0) - counts
     return F.embedding_bag(rows, table, offsets, mode='sum', per_sample_weights=weights)
 
 # %% ../nbs/04_head.ipynb #sparse-gradients

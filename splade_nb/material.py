@@ -47,12 +47,12 @@ def training_queries(collection, held: set) -> dict: # id -> Query
 # %% ../nbs/10_material.ipynb #own-pieces
 def make_pieces(settings: Settings, texts: list) -> Pieces:
     "The backbone's tokenizer at full scale; one learned from the texts at mini scale."
-    if not settings.vocabulary: return load_pieces(settings.backbone, settings.segment)
+    if not settings.vocabulary: return load_pieces(settings.backbone, settings.segment, settings.pair_columns)
     probe = Pieces.prepare(SegmentOnly(settings.segment), texts)
     try: tokenizer = train_unigram(probe, settings.vocabulary)
     except RuntimeError as error: # SentencePiece's own words, which name the smallest size
         raise ConfigError(f'vocabulary={settings.vocabulary}: no tokenizer can be learned from these texts: {error}') from error
-    return Pieces(tokenizer, settings.segment)
+    return Pieces(tokenizer, settings.segment, settings.pair_columns)
 
 # %% ../nbs/10_material.ipynb #segment-only
 @dataclass
@@ -95,6 +95,8 @@ class Material:
     mined: dict = field(default_factory=dict) # source -> Q lists of (document index, score), best first
     teacher: tuple | None = None    # ([Q, D], [N, D]) tensors
     hash: str = ''                  # of the data
+    bags: tuple | None = None       # (Q, N lists of all that stands in a text), where a version reads more of it than its encoder
+    frequencies: Frequencies | None = None # of the documents' bags, or of their pieces
 
     @functools.cached_property
     def pools(self) -> dict: return pools_of(self.keys) # curriculum key -> indices of its pairs
@@ -187,15 +189,16 @@ def taught(settings: Settings, asked: list, texts: list, pairs: list, cache: Pat
 def build_material(settings: Settings, collection, queries: dict, pieces: Pieces, cache: Path | str) -> tuple: # Material, masks [V]
     "Everything but the model; candidates for wrong answers are kept in `negatives.jsonl`."
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
-    documents, found = pieces.ids(texts), masks(pieces)
+    documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces)
+    bags = (pieces.bags(asked, questions), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
     pairs, relevant, given = numbered(collection, queries)
-    frequencies = count(documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
+    frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
     keys, teacher = keys_of(queries, collection.name, settings), taught(settings, asked, texts, pairs, cache)
     mined = candidates(collection, queries, settings, teacher)
     if mined: lexical.write_candidates(Path(cache)/'negatives.jsonl', mined)
-    material = Material(pieces, pieces.ids(asked), documents, pairs, [keys[q] for q, _ in pairs], relevant, given, torch.tensor(rarity),
+    material = Material(pieces, questions, documents, pairs, [keys[q] for q, _ in pairs], relevant, given, torch.tensor(rarity),
                         torch.tensor(penalties(rarity, frequencies, found, settings)), torch.tensor(language_weights(found, settings)),
-                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries), teacher and tuple(map(torch.tensor, teacher)), collection.hash)
+                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries), teacher and tuple(map(torch.tensor, teacher)), collection.hash, bags, frequencies)
     return material, found
 
 # %% ../nbs/10_material.ipynb #prepare
@@ -212,9 +215,9 @@ def prepare(settings: Settings, collection, seed: int,
     material, found = build_material(settings, collection, queries, pieces, cache)
     near = None
     if settings.start == 'near_identity':
-        near = start_directions(settings, texts, asked, material.queries, material.documents, material.pairs, len(pieces), seed)
-    mean_length = float(np.mean([len(ids) for ids in material.documents]))
+        near = start_directions(settings, texts, asked, material.queries, material.documents, material.pairs, len(pieces.tokenizer), seed)
+    mean_length = float(np.mean([len(ids) for ids in (material.bags[1] if material.bags else material.documents)]))
     fix_seeds(seed) # a teacher that is loaded, or found in the cache, leaves chance elsewhere
-    model = create(settings, len(pieces), np.flatnonzero(found['special']).tolist(), material.idf.numpy(), mean_length, near).to(place)
+    model = create(settings, len(pieces.tokenizer), np.flatnonzero(found['special']).tolist(), material.idf.numpy(), mean_length, near, material.frequencies).to(place)
     moved = {name: getattr(material, name).to(place) for name in ('idf', 'penalty', 'language', 'stopword', 'special')}
     return Prepared(settings, collection, replace(material, **moved), model, found, held)

@@ -17,6 +17,7 @@ from . import losses
 from .config import ConfigError, Settings
 from .curriculum import distillation_factor, mining_period, phase_at, ramp, sample
 from .material import Material, pool
+from .own import bag_rows, spread_counts
 from .tokens import batch
 
 # %% ../nbs/10_objective.ipynb #plain-pieces
@@ -43,9 +44,10 @@ def make_batch(indices,             # of pairs
     "Token batches of queries and documents (positives first, then negatives), and which columns are right answers."
     queries = [material.pairs[i][0] for i in indices]
     documents = [material.pairs[i][1] for i in indices] + draw_negatives(queries, material, settings, period, seed)
-    pieces = material.pieces or PlainPieces()
-    return dict(query=batch(pieces, [material.queries[q] for q in queries], settings.query_length or settings.max_length),
-                document=batch(pieces, [material.documents[d] for d in documents], settings.max_length),
+    pieces, bags = material.pieces or PlainPieces(), material.bags
+    whole = lambda side, rows: bag_rows([bags[side][i] for i in rows]) if bags else {}
+    return dict(query=batch(pieces, [material.queries[q] for q in queries], settings.query_length or settings.max_length) | whole(0, queries),
+                document=batch(pieces, [material.documents[d] for d in documents], settings.max_length) | whole(1, documents),
                 same=torch.tensor([[d in material.relevant[q] for d in documents] for q in queries]),
                 queries=queries, documents=documents)
 
@@ -66,12 +68,12 @@ def batch_at(step: int, steps: int,     # of the optimizer
     return make_batch(indices, material, settings, mining_period(step, steps, settings), (seed, position))
 
 # %% ../nbs/10_objective.ipynb #own-pieces
-def own_pieces(rows: dict,         # input_ids and attention_mask [B, L]
+def own_pieces(rows: dict,         # input_ids and attention_mask [B, L], or bag and counts [B, E]
                masked              # [V] bool: pieces that never stand in a vector
               ):                   # [B, V] bool
     "Which pieces stand in each text."
-    own = torch.zeros(len(rows['input_ids']), len(masked), device=masked.device)
-    return own.scatter_add_(1, rows['input_ids'], rows['attention_mask'].float()).bool() & ~masked
+    bag, counts = (rows['bag'], rows['counts']) if 'bag' in rows else (rows['input_ids'], rows['attention_mask'].float())
+    return spread_counts(bag, counts, len(masked)).bool() & ~masked
 
 # %% ../nbs/10_objective.ipynb #pass-through
 def pass_through(model, rows: dict, document: bool, settings: Settings) -> tuple: # vectors, logits: [n, V]
@@ -124,7 +126,9 @@ def lexical_terms(out: dict, material: Material, settings: Settings) -> dict:
     self_of = lambda side: losses.self_reconstruction(side['vectors'], side['logits'], side['own'], settings.self_form)
     kept = self_of(query) if settings.self_form != 'logit' else (self_of(query) + self_of(document)) / 2
     if settings.positive_form == 'mean': reached = losses.positive_activation(query['vectors'], document['own'][:size])
-    else: reached = losses.expansion(document['logits'][:size], query['own'], material.idf)
+    else:
+        said = document['logits'].shape[1] - settings.pair_columns # no decoder says a pair
+        reached = losses.expansion(document['logits'][:size, :said], query['own'][:, :said], material.idf[:said])
     return {'self': kept, 'positive': reached}
 
 # %% ../nbs/10_objective.ipynb #density
@@ -141,7 +145,8 @@ def sparse_terms(out: dict, material: Material, settings: Settings) -> dict:
     foreign = lambda side: losses.language_penalty(side['vectors'], material.language, spare(side))
     dense = lambda side: density(side['vectors'], material, settings)
     both = lambda term: term(out['query']) + share * term(out['document']) if share else term(out['query'])
-    return {'flops': both(dense), 'language': both(foreign),
+    pull = {'pull': losses.masked_mean(out['query']['logits'] ** 2, out['query']['own']).mean()} if settings.query_table else {}
+    return {**pull, 'flops': both(dense), 'language': both(foreign),
             'min_act': losses.minimum_activation(asked(out, material, settings), settings.top_k, settings.min_activation)}
 
 # %% ../nbs/10_objective.ipynb #distilled
@@ -168,7 +173,7 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict: # name -> lam
     "The loss weights that hold at a step: the phase's, the ramps', the version's."
     phase = phase_at(step, steps, settings)
     teaching = phase.lambda_kd * distillation_factor(step, steps, settings)
-    return dict(infonce=phase.lambda_infonce, kd=teaching, context_kd=teaching * settings.lambda_context_kd, margin=settings.lambda_margin,
+    return dict(infonce=phase.lambda_infonce, pull=settings.lambda_pull, kd=teaching, context_kd=teaching * settings.lambda_context_kd, margin=settings.lambda_margin,
                 margin_mse=settings.lambda_margin_mse, positive=settings.lambda_positive, min_act=settings.lambda_min_act,
                 flops=settings.lambda_flops * ramp(step, steps, settings.flops_ramp, power=2),
                 language=settings.lambda_language * ramp(step, steps, settings.language_ramp), **{'self': settings.lambda_self})
@@ -227,9 +232,9 @@ def share_of(rows: dict,  # a batch, or one side of it: tensors [n, L]
     total = len(rows['input_ids'])
     if total % parts: raise ConfigError(f'{total} texts do not divide into {parts} equal parts: change batch_size, accumulation or the number of processes')
     size = total // parts
-    ids, mask = (rows[name][part * size:(part + 1) * size] for name in ('input_ids', 'attention_mask'))
-    width = int(mask.sum(1).max())
-    return dict(input_ids=ids[:, :width], attention_mask=mask[:, :width])
+    mine = {name: value[part * size:(part + 1) * size] for name, value in rows.items()}
+    width = int(mine['attention_mask'].sum(1).max())
+    return mine | {name: mine[name][:, :width] for name in ('input_ids', 'attention_mask')}
 
 # %% ../nbs/10_objective.ipynb #chance-state
 def chance_state(place) -> tuple:

@@ -23,10 +23,10 @@ from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
-from .encoding import encode, encode_shards, terms
+from .encoding import encode, encode_shards, length_for, terms
 from .material import Prepared, device, prepare
 from .objective import Crew
-from .model import load, mini_backbone, save
+from .model import factor_for, load, mini_backbone, save
 from .teacher import teacher_label
 from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces
 from .training import Run, train
@@ -61,8 +61,10 @@ def for_scoring(vectors, similarity: str):
 # %% ../nbs/15_run.ipynb #retrieve
 def retrieve(model, pieces: Pieces, queries: dict, texts: dict, progress: bool = False) -> tuple: # run, query vectors, document vectors
     "Rank every document for every query."
-    query_vectors = for_scoring(encode(model, pieces, list(queries.values()), document=False), model.settings.similarity)
-    doc_vectors = for_scoring(encode(model, pieces, list(texts.values()), progress=progress), model.settings.similarity)
+    documents = list(texts.values())
+    doc_vectors = for_scoring(encode(model, pieces, documents, progress=progress, mean_length=length_for(model, pieces, documents)), model.settings.similarity)
+    factor = factor_for(model, doc_vectors.getnnz(axis=0), len(texts))
+    query_vectors = for_scoring(encode(model, pieces, list(queries.values()), document=False, factor=factor), model.settings.similarity)
     return evaluation.rank(query_vectors @ doc_vectors.T, list(queries), list(texts)), query_vectors, doc_vectors
 
 # %% ../nbs/15_run.ipynb #judged
@@ -316,10 +318,11 @@ def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(
     "Encode a collection, ask, and say which terms matched."
     model, pieces = load_encoder(folder)
     texts = collect(source).texts
-    index = exact.add(exact.ExactIndex(), list(texts), encode(model, pieces, list(texts.values()), progress=True))
-    asked = encode(model, pieces, [query], document=False)
-    rows = dict(zip(index.ids, index.vectors))
-    return [(id, score, texts[id], exact.matched(asked, rows[id], pieces.names)[:6]) for id, score in exact.search(index, asked, k)[0]]
+    documents = list(texts.values())
+    index = exact.add(exact.ExactIndex(), list(texts), encode(model, pieces, documents, progress=True, mean_length=length_for(model, pieces, documents)))
+    asked = encode(model, pieces, [query], document=False, factor=factor_for(model, index.vectors.getnnz(axis=0), len(texts)))
+    rows, names = dict(zip(index.ids, index.vectors)), pieces.names_in(query)
+    return [(id, score, texts[id], exact.matched(asked, rows[id], names)[:6]) for id, score in exact.search(index, asked, k)[0]]
 
 # %% ../nbs/15_run.ipynb #parse-setting
 def parse_setting(text: str) -> tuple: # name, value

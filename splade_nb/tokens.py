@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES',
-           'clean', 'kiwi', 'morphemes', 'unigram_pieces', 'train_unigram', 'Pieces', 'batch', 'read_names',
-           'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds',
-           'particle_mask', 'function_mask', 'stopword_mask', 'masks']
+           'clean', 'kiwi', 'morphemes', 'bigrams', 'pair_column', 'unigram_pieces', 'train_unigram', 'Pieces', 'batch',
+           'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids',
+           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks']
 
 # %% ../nbs/02_tokens.ipynb #imports
-import functools, hashlib, os, re, unicodedata
+import functools, hashlib, os, re, unicodedata, zlib
 from pathlib import Path
 import numpy as np
 import torch
@@ -35,6 +35,17 @@ def morphemes(texts: list) -> list:  # for each text the forms of its kept morph
     "Content morphemes by Kiwi (nouns, verbs, modifiers, roots, foreign words, numbers, symbols, prefixes)."
     analysed = kiwi().tokenize([unicodedata.normalize('NFKC', text) for text in texts])
     return [[token.form.lower() for token in tokens if token.tag.startswith(KEPT_TAGS)] for tokens in analysed]
+
+# %% ../nbs/02_tokens.ipynb #bigrams
+def bigrams(texts: list) -> list:  # for each text its pairs of neighbouring characters
+    "Pairs of characters inside each word, punctuation left out; a word of one character stands alone."
+    words = [re.findall(r'\w+', clean(text)) for text in texts]
+    return [[word[i:i + 2] for word in row for i in range(max(1, len(word) - 1))] for row in words]
+
+# %% ../nbs/02_tokens.ipynb #pair-column
+def pair_column(pair: str, columns: int) -> int:
+    "The same on every machine."
+    return zlib.crc32(pair.encode()) % columns
 
 # %% ../nbs/02_tokens.ipynb #specials
 SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
@@ -67,13 +78,14 @@ def train_unigram(texts: list,   # prepared texts
 class Pieces:
     "A tokenizer and the preparation of its text."
     def __init__(self, tokenizer,           # of the transformers kind
-                 segment: str = 'none'):    # or kiwi: content morphemes as words
-        self.tokenizer, self.segment = tokenizer, segment
+                 segment: str = 'none',     # or kiwi: content morphemes as words
+                 pair_columns: int = 0):    # columns after the pieces, for hashed pairs of characters
+        self.tokenizer, self.segment, self.pair_columns = tokenizer, segment, pair_columns
         self.begin = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
         self.end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
         self.pad = tokenizer.pad_token_id
 
-    def __len__(self): return len(self.tokenizer)
+    def __len__(self): return len(self.tokenizer) + self.pair_columns
 
     def prepare(self, texts: list) -> list:
         "What the tokenizer sees of each text."
@@ -85,15 +97,29 @@ class Pieces:
         if not texts: return []
         return self.tokenizer(self.prepare(texts), add_special_tokens=False, verbose=False)['input_ids']
 
+    def pairs(self, texts: list) -> list:  # lists of columns
+        "Columns of each text's pairs of characters; none where there are no such columns."
+        if not self.pair_columns: return [[] for _ in texts]
+        return [[len(self.tokenizer) + pair_column(pair, self.pair_columns) for pair in row] for row in bigrams(texts)]
+
+    def bags(self, texts: list, ids: list | None = None) -> list:  # lists of columns
+        "All that stands in each text: its pieces (`ids`, where they are known already) and its pairs."
+        return [[*row, *pairs] for row, pairs in zip(self.ids(texts) if ids is None else ids, self.pairs(texts))]
+
     @functools.cached_property
     def names(self) -> list:  # [V] piece strings, a distinct one for each id
-        "The piece strings: the word-initial and the inner form of a syllable stay apart."
-        return self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        "The piece strings: the word-initial and the inner form of a syllable stay apart. A pair's column has a number."
+        return self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer))) + [f'⟨{column}⟩' for column in range(self.pair_columns)]
 
     @functools.cached_property
     def words(self) -> list:  # [V] (text without marks, whether it begins a word)
-        "What each piece says, for a reader and for the lists below."
-        return read_names(self.names, self.tokenizer.convert_tokens_to_string)
+        "What each piece says, for a reader and for the lists below; a pair's column says nothing by itself."
+        return read_names(self.names[:len(self.tokenizer)], self.tokenizer.convert_tokens_to_string) + [('', False)] * self.pair_columns
+
+    def names_in(self, text: str) -> list:  # [V]
+        "Piece strings, the columns of a text's pairs named by them."
+        named = dict(zip(self.pairs([text])[0], bigrams([text])[0]))
+        return [f'{named[column]}⁺' if column in named else name for column, name in enumerate(self.names)]
 
 # %% ../nbs/02_tokens.ipynb #batch
 def batch(pieces: Pieces, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L]
@@ -122,18 +148,20 @@ BYTE = re.compile('<0x[0-9A-F]{2}>')  # SentencePiece's fallback for a character
 def save_pieces(pieces: Pieces, folder: Path | str) -> None:
     "The tokenizer's files and `text.json` beside them."
     pieces.tokenizer.save_pretrained(folder)
-    write_json(Path(folder)/'text.json', {'segment': pieces.segment})
+    write_json(Path(folder)/'text.json', {'segment': pieces.segment, 'pair_columns': pieces.pair_columns})
 
 # %% ../nbs/02_tokens.ipynb #load-pieces
 def load_pieces(source: Path | str,        # local folder or hub name
-                segment: str | None = None # None takes what was saved, else none
+                segment: str | None = None, # None takes what was saved, else none
+               pair_columns: int | None = None # None takes what was saved, else 0
                ) -> Pieces:
     "A tokenizer with its preparation. Raises `ConfigError` where neither folder nor hub has it."
     from transformers import AutoTokenizer
     try: tokenizer = AutoTokenizer.from_pretrained(str(source))
     except (OSError, ValueError) as error: raise ConfigError(out_of_reach('tokenizer', source)) from error
     saved = Path(source)/'text.json'
-    return Pieces(tokenizer, segment or (read_json(saved)['segment'] if saved.exists() else 'none'))
+    said = {'segment': 'none', 'pair_columns': 0} | (read_json(saved) if saved.exists() else {})
+    return Pieces(tokenizer, segment or said['segment'], said['pair_columns'] if pair_columns is None else pair_columns)
 
 # %% ../nbs/02_tokens.ipynb #vocabulary-hash
 def vocabulary_hash(pieces: Pieces) -> str:  # 16 hex digits
@@ -166,6 +194,7 @@ def vocabulary_kinds(pieces: Pieces) -> np.ndarray:  # [V] names out of KINDS
     "The kind of every piece; specials by the tokenizer's own word."
     kinds = np.array([piece_kind(text) for text, _ in pieces.words], dtype=object)
     kinds[[i for i in special_ids(pieces) if i < len(kinds)]] = 'special'
+    kinds[len(pieces.tokenizer):] = 'mixed' # pairs of any script share a column
     return kinds
 
 # %% ../nbs/02_tokens.ipynb #particles

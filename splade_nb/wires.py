@@ -18,7 +18,7 @@ import splade_nb
 from .config import SEED, ConfigError, Settings, choose, every_phase, off, read_json, root, write_json
 from .collection import toy_corpus
 from .material import prepare
-from .model import mini_backbone
+from .model import factor_for, mini_backbone
 from .objective import SavedBytes, batch_at, step_loss
 from .tokens import train_unigram
 from .training import step_count, train
@@ -87,7 +87,9 @@ def whole_run(settings: Settings, corpus, folder: Path) -> dict: # what -> diges
                     seed=SEED, quiet=True, patience=settings.steps)
         files = sorted(str(path.relative_to(out)) for path in Path(out).glob('checkpoints/*'))
         rows = (Path(out)/'metrics.jsonl').read_text(encoding='utf-8').splitlines()
-    return dict(optimizer=run.rates, weights=digest(*run.model.parameters()), files=(files, len(rows)), validations=[row['step'] for row in run.history])
+    seen = prepared.material.frequencies
+    return dict(optimizer=run.rates, weights=digest(*run.model.parameters()), files=(files, len(rows)), validations=[row['step'] for row in run.history],
+                queries=digest(factor_for(run.model, seen.counts // 2, seen.documents)))
 
 # %% ../nbs/10_wires.ipynb #other-values
 OTHERS = dict(
