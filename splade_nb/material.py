@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from . import lexical
-from .config import ConfigError, Settings, needs_teacher
+from .config import ConfigError, Settings, extra_columns, needs_teacher
 from .curriculum import adopt, curriculum_key, pools_of
 from .idf import Frequencies, count, idf, penalty_weights
 from .model import create, near_identity, toy_model
@@ -47,12 +47,12 @@ def training_queries(collection, held: set) -> dict: # id -> Query
 # %% ../nbs/10_material.ipynb #own-pieces
 def make_pieces(settings: Settings, texts: list) -> Pieces:
     "The backbone's tokenizer at full scale; one learned from the texts at mini scale."
-    if not settings.vocabulary: return load_pieces(settings.backbone, settings.segment, settings.pair_columns)
+    if not settings.vocabulary: return load_pieces(settings.backbone, settings.segment, extra_columns(settings))
     probe = Pieces.prepare(SegmentOnly(settings.segment), texts)
     try: tokenizer = train_unigram(probe, settings.vocabulary)
     except RuntimeError as error: # SentencePiece's own words, which name the smallest size
         raise ConfigError(f'vocabulary={settings.vocabulary}: no tokenizer can be learned from these texts: {error}') from error
-    return Pieces(tokenizer, settings.segment, settings.pair_columns)
+    return Pieces(tokenizer, settings.segment, extra_columns(settings))
 
 # %% ../nbs/10_material.ipynb #segment-only
 @dataclass

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from .config import ConfigError, ModelSettings, Settings, out_of_reach, override, read_json, write_json
+from .config import ConfigError, ModelSettings, Settings, extra_columns, out_of_reach, override, read_json, write_json
 from .gate import ContextGate
 from .head import max_logits, token_maxima
 from .idf import Frequencies
@@ -104,7 +104,7 @@ class SpladeDoc(nn.Module):
         super().__init__()
         self.backbone, self.settings, self.seen, self.as_rows = backbone, settings, {}, False
         rows, hidden = backbone.get_input_embeddings().num_embeddings, backbone.config.hidden_size
-        vocabulary = rows + settings.pair_columns
+        vocabulary = rows + extra_columns(settings)
         self.decoder = take_decoder(backbone) if settings.mlm_head else None
         self.importance = None if settings.mlm_head else token_importance(hidden, settings.dropout)
         self.gate = ContextGate(hidden, rows, settings) if settings.context_gate else None
@@ -385,7 +385,7 @@ def create(settings: Settings,
     "The model of a version at a scale. Raises `ConfigError` where weights are missing or settings do not fit them."
     backbone = backbone_for(settings, vocabulary)
     fit(backbone, settings, vocabulary)
-    columns = vocabulary + settings.pair_columns
+    columns = vocabulary + extra_columns(settings)
     for name in ('output_idf', 'query_table'):
         if getattr(settings, name) and idf is None: raise ConfigError(f'{name}={getattr(settings, name)}: needs idf, one number for each of the {columns} columns')
     weight = output_weights(idf, settings.output_idf) if settings.output_idf else None

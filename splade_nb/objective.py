@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from . import losses
-from .config import ConfigError, Settings
+from .config import ConfigError, Settings, extra_columns
 from .curriculum import distillation_factor, mining_period, phase_at, ramp, sample
 from .material import Material, pool
 from .own import bag_rows, spread_counts
@@ -127,7 +127,7 @@ def lexical_terms(out: dict, material: Material, settings: Settings) -> dict:
     kept = self_of(query) if settings.self_form != 'logit' else (self_of(query) + self_of(document)) / 2
     if settings.positive_form == 'mean': reached = losses.positive_activation(query['vectors'], document['own'][:size])
     else:
-        said = document['logits'].shape[1] - settings.pair_columns # no decoder says a pair
+        said = document['logits'].shape[1] - extra_columns(settings) # no decoder says a pair
         reached = losses.expansion(document['logits'][:size, :said], query['own'][:, :said], material.idf[:said])
     return {'self': kept, 'positive': reached}
 
