@@ -1,18 +1,23 @@
-"""One model of a version on several collections' train splits together, judged on the fifth of their queries that it never saw; on the test queries last.
+"""Variants of a version on several collections' train splits together, judged on the fifth of their queries that none of them saw; on the test queries last.
 
-    python experiments/train.py COLLECTION ... [--version splade_ko] [--seed 42] [--name NAME] [--set name=value ...] [--test COLLECTION ...]
+    python experiments/train.py COLLECTION ... [--version splade_ko] [--seeds 42 ...] [--variant NAME [setting=value ...]] ... [--test COLLECTION ...]
 """
-import argparse, tempfile, time
+import argparse, functools, tempfile, time
 from datetime import date
 from pathlib import Path
 import torch
 from splade_nb import data, evaluation
 from splade_nb.collection import resplit
-from splade_nb.config import resolve_quietly, write_json
-from splade_nb.material import device, prepare
-from splade_nb.run import bm25_metrics, keep_model, parse_setting, retrieve
-from splade_nb.training import train
+from splade_nb.config import Settings, resolve_quietly, write_json
+from splade_nb.material import Prepared, device, prepare
+from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting
+from splade_nb.training import mix_with_start, start_weights, train
+import remembered  # noqa: F401
 from start import HERE, held_out
+
+LATER = {name: getattr(Settings, name) for name in (  # read by the training alone: variants in these share all that comes before it
+    'steps', 'learning_rate', 'temperature', 'batch_size', 'accumulation', 'negatives', 'lambda_flops', 'document_share', 'flops_ramp', 'lambda_positive',
+    'lambda_pull', 'lambda_infonce', 'lambda_self', 'warmup_ratio', 'weight_decay', 'keep_start')}
 
 
 def without_held_out(sources: list):  # Collection
@@ -21,44 +26,72 @@ def without_held_out(sources: list):  # Collection
     return resplit(joined, {id: 'dev' for id in joined.split('train') if held_out(id)}, 'a fifth of the training queries is the development split')
 
 
+@functools.cache
+def questions(source: str, split: str) -> tuple:  # Collection, ids, BM25's metrics of each
+    "Queries of a split; without a train split all are test queries."
+    collection = data.load(source)
+    taught, test = collection.split('train'), collection.split('test')
+    ids = [id for id in taught if held_out(f'{collection.name}/{id}')] if split == 'dev' else list(test if taught else collection.qrels)
+    return collection, ids, bm25_metrics(collection, ids)
+
+
 def judge(model, pieces, source: str, split: str) -> dict:
     "Retrieval on one collection beside BM25 over morphemes."
-    collection = data.load(source)
-    if split == 'dev': ids = [id for id in collection.split('train') if held_out(f'{collection.name}/{id}')]
-    else: ids = list(collection.split('test') if collection.split('train') else collection.qrels)
-    run, asked, documents = retrieve(model, pieces, {id: collection.queries[id].text for id in ids}, collection.texts)
-    found, bm25 = (rows.loc[ids] for rows in (evaluation.retrieval_metrics({id: collection.qrels[id] for id in ids}, run), bm25_metrics(collection, ids)))
-    print(f'{collection.name} {split}: {found["ndcg@10"].mean():.4f}, BM25 {bm25["ndcg@10"].mean():.4f}', flush=True)
-    return dict(collection=collection.name, split=split, queries=len(ids), metrics=evaluation.summarise(found), bm25=evaluation.summarise(bm25),
-                difference=evaluation.paired_difference(found['ndcg@10'], bm25['ndcg@10']), terms=dict(query=evaluation.active_terms(asked), doc=evaluation.active_terms(documents)))
+    collection, ids, bm25 = questions(source, split)
+    found = judged(model, pieces, collection, ids)
+    rows = found['per_query']
+    print(f'{collection.name} {split}: {rows["ndcg@10"].mean():.4f}, BM25 {bm25["ndcg@10"].mean():.4f}', flush=True)
+    return dict(collection=collection.name, split=split, queries=len(ids), metrics=evaluation.summarise(rows), bm25=evaluation.summarise(bm25),
+                difference=evaluation.paired_difference(rows['ndcg@10'], bm25['ndcg@10']), terms=found['active_terms'])
+
+
+class Bench:
+    "What variants of one preparation and seed share."
+    def __init__(self, options, seed: int):
+        self.options, self.seed, self.made, self.collection = options, seed, {}, without_held_out(options.collections)
+
+    def prepared(self, settings: Settings) -> tuple:  # Prepared at its start, how the start ranks
+        common = settings.but(**LATER)
+        if common not in self.made:
+            with tempfile.TemporaryDirectory() as folder: found = prepare(settings, self.collection, self.seed, folder)
+            self.made = {common: (found, start_weights(found.model), [judge(found.model, found.material.pieces, source, 'dev') for source in self.options.collections])}
+        found, weights, start = self.made[common]
+        mix_with_start(found.model, weights, weights, 1.0)
+        found.model.settings = settings
+        return Prepared(settings, found.collection, found.material, found.model, found.masks, found.held), start
+
+    def run(self, name: str, changes: dict) -> dict:
+        "Train a variant and judge it."
+        settings = resolve_quietly(self.options.version, validations=0, keep_start=(0.0,), **changes)
+        prepared, start = self.prepared(settings)
+        model, pieces = prepared.model, prepared.material.pieces
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder: run = train(model, prepared.material, settings, folder, None, seed=self.seed, rollbacks=0)
+        seconds = time.monotonic() - began
+        if self.options.out: keep_model(prepared, self.options.out/f'{name}-{self.seed}')
+        found = [judge(model, pieces, source, split) for split, sources in (('dev', self.options.collections), ('test', self.options.test)) for source in sources]
+        return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped,
+                    seconds=round(seconds), threads=torch.get_num_threads(), device=device(), start=start, found=found)
 
 
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='+', metavar='COLLECTION', help='with a train split')
     reader.add_argument('--version', default='splade_ko')
-    reader.add_argument('--seed', type=int, default=42)
-    reader.add_argument('--name', default='as-declared', help='of this variant, for the file')
-    reader.add_argument('--set', nargs='*', default=[], metavar='name=value')
+    reader.add_argument('--seeds', type=int, nargs='+', default=[42])
+    reader.add_argument('--variant', nargs='+', action='append', metavar=('NAME', 'setting=value'))
     reader.add_argument('--test', nargs='*', default=[], metavar='COLLECTION', help='judge these test queries as well: last, and once')
-    reader.add_argument('--out', type=Path, help='keep the model here')
+    reader.add_argument('--out', type=Path, help='keep the models here')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
-    changes = dict(map(parse_setting, options.set))
-    settings = resolve_quietly(options.version, validations=0, keep_start=(0.0,), **changes)
     options.results.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = prepare(settings, without_held_out(options.collections), options.seed, folder)
-        model, pieces = prepared.model, prepared.material.pieces
-        start = [judge(model, pieces, source, 'dev') for source in options.collections]
-        began = time.monotonic()
-        run = train(model, prepared.material, settings, Path(folder)/'run', None, seed=options.seed, rollbacks=0)
-        seconds = time.monotonic() - began
-        if options.out: keep_model(prepared, options.out)
-        found = [judge(model, pieces, source, 'dev') for source in options.collections] + [judge(model, pieces, source, 'test') for source in options.test]
-    write_json(options.results/f'train-{options.version}-{options.name}-{options.seed}.json', dict(
-        version=options.version, name=options.name, seed=options.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped, seconds=round(seconds),
-        threads=torch.get_num_threads(), device=device(), start=start, found=found))
+    for seed in options.seeds:
+        bench = Bench(options, seed)
+        for name, *changes in options.variant or [['as-declared']]:
+            kept = options.results/f'train-{options.version}-{name}-{seed}.json'
+            if kept.exists(): print(f'{kept.name} is there already'); continue
+            print(f'{options.version}, {name}, seed {seed}', flush=True)
+            write_json(kept, bench.run(name, dict(map(parse_setting, changes))))
 
 
 if __name__ == '__main__': main()

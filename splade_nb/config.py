@@ -9,7 +9,7 @@ __all__ = ['SEED', 'MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24
            'write_json', 'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase', 'ModelSettings',
            'StartSettings', 'RankingSettings', 'DistillationSettings', 'SparsitySettings', 'MiningSettings', 'Settings',
            'to_phase', 'from_text', 'cast', 'override', 'read_overrides', 'Correction', 'Times', 'every_phase',
-           'distils', 'extra_columns', 'needs_teacher', 'off', 'version_name', 'check_bounds', 'check_phase',
+           'distils', 'needs_teacher', 'extra_columns', 'off', 'version_name', 'check_bounds', 'check_phase',
            'check_phases', 'impossible', 'check', 'apply', 'correct', 'resolve', 'differences', 'resolve_quietly',
            'as_dict', 'from_dict', 'flat', 'version_table']
 
@@ -415,13 +415,14 @@ def distils(settings: Settings) -> bool:
     "Whether some phase learns from the teacher's scores."
     return any(phase.lambda_kd for phase in every_phase(settings))
 
-def extra_columns(settings: Settings) -> int:
-    "Columns of pairs after the vocabulary: none where nothing would stand in them."
-    return settings.pair_columns if settings.own_floor else 0
-
 def needs_teacher(settings: Settings) -> bool:
     "Whether a run computes the teacher's vectors at all."
     return distils(settings) or settings.lambda_margin_mse > 0 or settings.dense_negatives > 0
+
+# %% ../nbs/00_config.ipynb #extra-columns
+def extra_columns(settings: Settings) -> int:
+    "Columns of pairs after the vocabulary: none where nothing would stand in them."
+    return settings.pair_columns if settings.own_floor else 0
 
 # %% ../nbs/00_config.ipynb #off-table
 _idf_flops = lambda s: s.flops_form == 'idf' and s.lambda_flops

@@ -93,15 +93,18 @@ def encode(model, pieces: Pieces,
            precision: str = 'fp32',   # or bf16
            decoder=None,              # of `prepared_decoder`, in place of keep, screen and precision's head
            factor=None,               # [V] of `model.factor_for`: a query's weights over a collection
-           mean_length: float = 0.0,  # of `length_for`: pieces of a document of the collection
+           whole: bool = False,       # the texts are a collection: its own mean length counts
+           mean_length: float = 0.0,  # of `length_for`, where they are a part of one
            top_k: int = 0, threshold: float = 0.0 # see `prune`
           ) -> sparse.csr_matrix:     # [N, V] float32
     "Sparse vectors of texts, in their order; the model is put in evaluation mode. Raises `ConfigError`."
-    if model.query_shift is not None and not document: return prune(lookup_queries(pieces, query_weights(model).cpu().numpy() * (1 if factor is None else factor), texts), top_k, threshold)
+    if model.query_shift is not None and not document:
+        return prune(lookup_queries(pieces, query_weights(model).cpu().numpy() * (1 if factor is None else factor), texts), top_k, threshold)
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
     was_training = model.training; model.eval()
     ids, longest = pieces.ids(texts), model.settings.max_length * most_windows
     bags = pieces.bags(texts, ids) if model.settings.own_floor else None
+    if whole: mean_length = length_for(model, bags or ids)
     groups = batches([min(len(row) + 2, longest) for row in ids], budget)
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
         rows = [_told(bar, _rows(model, decoder, pieces, [ids[i] for i in group], bags and [bags[i] for i in group], most_windows, precision, document=document, mean_length=mean_length)) for group in groups]
@@ -112,10 +115,9 @@ def encode(model, pieces: Pieces,
     return prune(found, top_k, threshold) if top_k or threshold else found
 
 # %% ../nbs/11_encoding.ipynb #length-for
-def length_for(model, pieces: Pieces, texts: list) -> float: # 0 where the mean length of the training texts stays
-    "Mean number of pieces of a collection's documents, by two thousand of them."
-    some = texts[::max(1, len(texts) // 2000)]
-    return float(np.mean([len(bag) for bag in pieces.bags(some)])) if model.settings.index_share and texts else 0.0
+def length_for(model, bags: list) -> float: # 0 where the mean length of the training texts stays
+    "Mean number of pieces of a collection's documents."
+    return float(np.mean([len(bag) for bag in bags])) if model.settings.index_share and bags else 0.0
 
 # %% ../nbs/11_encoding.ipynb #lookup-queries
 def lookup_queries(pieces: Pieces,
@@ -162,7 +164,7 @@ def encode_shards(model, pieces: Pieces,
     "Encode into `shard-N.npz`; shards that are there are left alone. Raises `ConfigError` where they come from elsewhere."
     folder, made, texts = Path(folder), 0, iter(texts)
     first = list(itertools.islice(texts, size)); texts = itertools.chain(first, texts)
-    options.setdefault('mean_length', length_for(model, pieces, first))
+    options.setdefault('mean_length', length_for(model, pieces.bags(first)))
     claim_folder(folder, shard_label(model, pieces, size=size, **options))
     decoder = prepared_decoder(model, options.pop('keep', None), options.pop('screen', False), options.get('precision', 'fp32'))
     with tqdm(total=total, desc='encoding', unit=' texts', mininterval=10) as bar:

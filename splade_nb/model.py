@@ -275,11 +275,11 @@ def sparse_batch(model: SpladeDoc,
     mask, (spans, owner, lengths), vocabulary = attention_mask.bool(), texts_of(input_ids, attention_mask, windows), len(model.special)
     text, piece, value = positive_logits(read[mask], lengths.tolist(), decoder)
     if model.gate is not None: value = value * mean_by(model.gate(states, attention_mask), owner, spans)[text, piece]
-    own, times, size = own_entries(model, input_ids, mask, owner, len(spans), bag, counts)
-    keys, floor = text * vocabulary + piece, model.settings.own_floor
+    keys, floor, counted = text * vocabulary + piece, model.settings.own_floor, document and model.mean_length > 0
+    if counted or floor: own, times, size = own_entries(model, input_ids, mask, owner, len(spans), bag, counts)
     if floor: keys, value = sparse_floor(keys, value, own if decoder.pieces is None else own[kept_columns(decoder, model)[own % vocabulary]], floor)
     weight = value.log1p() * model.output_weight[keys % vocabulary]
-    if document and model.mean_length > 0: weight = weight * sparse_factor(keys, own, times, size, vocabulary, mean_length or model.mean_length)
+    if counted: weight = weight * sparse_factor(keys, own, times, size, vocabulary, mean_length or model.mean_length)
     kept = (weight > 0) & ~model.special[keys % vocabulary]
     return keys[kept] // vocabulary, keys[kept] % vocabulary, weight[kept]
 

@@ -23,7 +23,7 @@ from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
-from .encoding import encode, encode_shards, length_for, terms
+from .encoding import encode, encode_shards, terms
 from .material import Prepared, device, prepare
 from .objective import Crew
 from .model import factor_for, load, mini_backbone, save
@@ -62,7 +62,7 @@ def for_scoring(vectors, similarity: str):
 def retrieve(model, pieces: Pieces, queries: dict, texts: dict, progress: bool = False) -> tuple: # run, query vectors, document vectors
     "Rank every document for every query."
     documents = list(texts.values())
-    doc_vectors = for_scoring(encode(model, pieces, documents, progress=progress, mean_length=length_for(model, pieces, documents)), model.settings.similarity)
+    doc_vectors = for_scoring(encode(model, pieces, documents, progress=progress, whole=True), model.settings.similarity)
     factor = factor_for(model, doc_vectors.getnnz(axis=0), len(texts))
     query_vectors = for_scoring(encode(model, pieces, list(queries.values()), document=False, factor=factor), model.settings.similarity)
     return evaluation.rank(query_vectors @ doc_vectors.T, list(queries), list(texts)), query_vectors, doc_vectors
@@ -319,7 +319,7 @@ def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(
     model, pieces = load_encoder(folder)
     texts = collect(source).texts
     documents = list(texts.values())
-    index = exact.add(exact.ExactIndex(), list(texts), encode(model, pieces, documents, progress=True, mean_length=length_for(model, pieces, documents)))
+    index = exact.add(exact.ExactIndex(), list(texts), encode(model, pieces, documents, progress=True, whole=True))
     asked = encode(model, pieces, [query], document=False, factor=factor_for(model, index.vectors.getnnz(axis=0), len(texts)))
     rows, names = dict(zip(index.ids, index.vectors)), pieces.names_in(query)
     return [(id, score, texts[id], exact.matched(asked, rows[id], names)[:6]) for id, score in exact.search(index, asked, k)[0]]
@@ -328,7 +328,7 @@ def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(
 def parse_setting(text: str) -> tuple: # name, value
     "`name=value` of the command line."
     name, sign, value = text.partition('=')
-    if not sign: raise ConfigError(f'--set {text!r}: expected name=value')
+    if not sign: raise ConfigError(f'setting {text!r}: expected name=value')
     return name, value
 
 # %% ../nbs/15_run.ipynb #parser

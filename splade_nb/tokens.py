@@ -153,7 +153,7 @@ def save_pieces(pieces: Pieces, folder: Path | str) -> None:
 # %% ../nbs/02_tokens.ipynb #load-pieces
 def load_pieces(source: Path | str,        # local folder or hub name
                 segment: str | None = None, # None takes what was saved, else none
-               pair_columns: int | None = None # None takes what was saved, else 0
+                pair_columns: int | None = None # None takes what was saved, else 0
                ) -> Pieces:
     "A tokenizer with its preparation. Raises `ConfigError` where neither folder nor hub has it."
     from transformers import AutoTokenizer
