@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pandas as pd
 from splade_nb.config import read_json
+from splade_nb.evaluation import paired_difference
 from splade_nb.versions import markdown_table
 from start import HERE
 
@@ -25,7 +26,13 @@ Brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bo
 
 One model on all collections' training queries but the held-out fifth. Corpus text is used unlabelled for vocabulary, IDF and the start's directions.
 
-{trained}
+{variants}
+
+## Test queries
+
+Judged once, after the choice. Intervals: over queries, of the mean of the seeds.
+
+{tested}
 """
 
 
@@ -44,22 +51,73 @@ def start_table(result: dict) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def trained_table(results: list) -> str:
-    rows = []
-    for result in results:
-        before = {row['collection']: row['metrics']['ndcg@10']['mean'] for row in result['start']}
-        for row in result['found']:
-            rows.append({'version': result['version'], 'variant': result['name'], 'seed': str(result['seed']), 'collection': row['collection'], 'queries': f'{row["queries"]:,} {row["split"]}',
-                         'BM25': percent(row['bm25']['ndcg@10']['mean']), 'untrained': percent(before[row['collection']]) if row['split'] == 'dev' else '', 'trained': percent(row['metrics']['ndcg@10']['mean']),
-                         'over BM25': f'{100 * row["difference"]["mean"]:+.1f} {gained(row["difference"])}', 'terms': f'{row["terms"]["query"]:.0f} / {row["terms"]["doc"]:.0f}',
-                         'minutes': f'{result["seconds"] / 60:.1f}'})
-    return markdown_table(pd.DataFrame(rows)) if rows else 'Not run yet: `python experiments/train.py`.'
+def by_variant(results: list) -> list:  # lists of results that differ in the seed only
+    "The seeds of each variant together."
+    variants = {}
+    for result in results: variants.setdefault((result['version'], result['name']), []).append(result)
+    return list(variants.values())
+
+
+def rows_of(runs: list, split: str) -> dict:  # collection: its row of each seed
+    "What each seed found on the collections of a split."
+    found = {}
+    for run in runs:
+        for row in run['found']:
+            if row['split'] == split: found.setdefault(row['collection'], []).append(row)
+    return found
+
+
+def mean_of(rows: list, system: str = 'metrics') -> float: return np.mean([row[system]['ndcg@10']['mean'] for row in rows])
+
+
+def terms_of(found: dict) -> str:
+    sides = [np.mean([row['terms'][side] for rows in found.values() for row in rows]) for side in ('query', 'doc')]
+    return ' / '.join(f'{side:.0f}' for side in sides)
+
+
+def variant_row(runs: list) -> dict:
+    found, first = rows_of(runs, 'dev'), runs[0]
+    gains = [mean_of(rows) - mean_of(rows, 'bm25') for rows in found.values()]
+    return {'version': first['version'], 'variant': first['name'], 'changes': ', '.join(f'{name} {value}' for name, value in first['changes'].items()), 'seeds': str(len(runs)),
+            **{name: percent(mean_of(rows)) for name, rows in found.items()}, 'mean': percent(np.mean([mean_of(rows) for rows in found.values()])),
+            'over BM25': f'{100 * np.mean(gains):+.1f}', 'terms': terms_of(found), 'minutes': f'{np.mean([run["seconds"] for run in runs]) / 60:.1f}'}
+
+
+def variants_table(results: list) -> str:
+    "The start, and what each variant made of it."
+    untrained = results[0] | dict(name='untrained', changes={}, seconds=0, found=results[0]['start'])
+    return markdown_table(pd.DataFrame(map(variant_row, [[untrained], *by_variant(results)])))
+
+
+def test_row(collection: str, rows: list) -> dict:
+    "The mean of the seeds query by query, so that the interval is over queries."
+    gains = np.mean([np.array(row['gains'].split(), dtype=float) for row in rows], axis=0)
+    values, found = [row['metrics']['ndcg@10']['mean'] for row in rows], paired_difference(gains, np.zeros_like(gains))
+    return {'collection': collection, 'queries': f'{rows[0]["queries"]:,}', 'BM25': percent(mean_of(rows, 'bm25')), 'mean of seeds': percent(np.mean(values)),
+            'lowest to highest': f'{percent(min(values))} to {percent(max(values))}', 'over BM25': f'{100 * found["mean"]:+.1f} {gained(found)}',
+            'significant': 'yes' if found['low'] > 0 else 'no', 'terms': terms_of({collection: rows})}
+
+
+def tested(results: list) -> str:
+    "A table for each variant whose test queries were judged."
+    tables = []
+    for runs in by_variant(results):
+        found = rows_of(runs, 'test')
+        if not found: continue
+        rows = [test_row(*item) for item in found.items()]
+        values = [mean_of(each) for each in found.values()]
+        gains = [mean_of(each) - mean_of(each, 'bm25') for each in found.values()]
+        rows.append({'collection': 'mean', 'mean of seeds': percent(np.mean(values)), 'over BM25': f'{100 * np.mean(gains):+.1f}'})
+        seeds = ', '.join(str(run['seed']) for run in runs)
+        tables.append(f'`{runs[0]["version"]}`, {runs[0]["name"]}, seeds {seeds}, {np.mean([run["seconds"] for run in runs]) / 60:.1f} minutes of training on {runs[0]["threads"]} thread(s):\n\n'
+                      + markdown_table(pd.DataFrame(rows)))
+    return '\n\n'.join(tables) or 'Not judged yet.'
 
 
 def page() -> str:
     result = read_json(HERE/'results'/'start.json')
     trained = [read_json(path) for path in sorted((HERE/'results').glob('train-*.json'))]
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), trained=trained_table(trained))
+    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), variants=variants_table(trained), tested=tested(trained))
 
 
 if __name__ == '__main__':

@@ -8,16 +8,20 @@ from datetime import date
 from itertools import chain
 from pathlib import Path
 import numpy as np
+import torch
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
 from splade_nb import data
 from splade_nb.config import resolve_quietly, write_json
 from splade_nb.evaluation import paired_difference, rank, retrieval_metrics
-from splade_nb.idf import Frequencies, idf
+from splade_nb.idf import Frequencies, count, idf
 from splade_nb.lexical import BM25
 from splade_nb.material import make_pieces
+from splade_nb.model import count_factor
+from splade_nb.own import collection_factor
 from splade_nb.tokens import bigrams, pair_column
+import remembered  # noqa: F401
 
 HERE = Path(__file__).resolve().parent
 COLUMNS, SHARE, JOINED = 8192, 0.4, 2000  # as `splade_ko` has them
@@ -54,29 +58,27 @@ def matrix(rows: list, columns: int) -> sparse.csr_matrix:  # [n, columns] count
     return found
 
 
-def saturated(counts: sparse.csr_matrix, mean: float = 0.0, k1: float = 1.2, b: float = 0.75) -> sparse.csr_matrix:
-    "BM25's factor; the mean length is the collection's own unless given."
+def saturated(counts: sparse.csr_matrix, mean: float = 0.0) -> sparse.csr_matrix:
+    "The count factor of each entry; the mean length is the collection's own unless given."
     size = np.asarray(counts.sum(1)).ravel()
-    length = k1 * (1 - b + b * size / (mean or size.mean()))[np.repeat(np.arange(len(size)), np.diff(counts.indptr))]
-    return sparse.csr_matrix((counts.data * (k1 + 1) / (counts.data + length), counts.indices, counts.indptr), shape=counts.shape)
-
-
-def frequencies(counts: sparse.csr_matrix) -> Frequencies: return Frequencies(counts.shape[0], np.asarray((counts > 0).sum(0)).ravel())
+    factor = count_factor(torch.from_numpy(counts.data)[:, None], torch.from_numpy(np.repeat(size, np.diff(counts.indptr))), mean or size.mean())
+    return sparse.csr_matrix((factor[:, 0].numpy(), counts.indices, counts.indptr), shape=counts.shape)
 
 
 class Views:
     "Pieces and pairs of one collection as one bag, and what the training texts of all say of its columns."
     def __init__(self, judged: Judged, everything: list, size: int, column, columns: int):
         bags = lambda side: [[*ids, *(size + column(pair) for pair in pairs if column(pair) is not None)] for ids, pairs in zip(judged.pieces[side], judged.pairs[side])]
-        self.documents, asked = matrix(bags(0), size + columns), matrix(bags(1), size + columns)
-        self.queries, self.own, self.size = (asked > 0).astype(float), frequencies(self.documents), size
+        rows = bags(0)
+        self.documents, asked = matrix(rows, size + columns), matrix(bags(1), size + columns)
+        self.queries, self.own, self.size = (asked > 0).astype(float), count(rows, size + columns), size
         self.mean = float(np.mean([len(ids) + len(pairs) for one in everything for ids, pairs in zip(one.pieces[0], one.pairs[0])]))
 
     def scores(self, share: float = SHARE, trained: Frequencies | None = None, joined: int = 0, alone: bool = False, mean: float = 0.0):
         "Own statistics, or the training texts' beside them, or these alone."
-        known = self.own
-        if trained: known = trained if alone else Frequencies(known.documents + joined, known.counts + joined * trained.counts / trained.documents)
-        weights = idf(known) * np.where(np.arange(self.documents.shape[1]) < self.size, 1, share)
+        weights = idf(trained or self.own)
+        if trained and not alone: weights = weights * collection_factor(self.own.counts, self.own.documents, trained, joined)
+        weights = weights * np.where(np.arange(self.documents.shape[1]) < self.size, 1, share)
         return (self.queries.multiply(weights).tocsr() @ saturated(self.documents, mean).T).tocsr()
 
 
@@ -84,7 +86,7 @@ def semantic(judged: Judged, dimensions: int = 256):  # [Q, N] cosines
     "Latent semantic analysis of the collection's own pieces."
     size = 1 + max(max(ids, default=0) for ids in chain(*judged.pieces))
     documents, queries = (matrix(rows, size) for rows in judged.pieces)
-    weights = idf(frequencies(documents))
+    weights = idf(count(judged.pieces[0], size))
     documents, queries = (normalize(rows.multiply(weights).tocsr()) for rows in (saturated(documents), (queries > 0).astype(float)))
     axes = randomized_svd(documents, min(dimensions, documents.shape[0] - 1), n_iter=3, random_state=0)[2].T
     return normalize(queries @ axes) @ normalize(documents @ axes).T
@@ -118,7 +120,7 @@ def systems(judged: Judged, everything: list, size: int) -> dict:  # name -> sco
         **{f'weight of a pair {share}': views.scores(share) for share in (0.2, 0.8)},
         'mean length of all training texts': views.scores(mean=views.mean), 'IDF of all training texts': views.scores(trained=trained, alone=True),
         **{f'own IDF and {joined:,} documents like the training texts': views.scores(trained=trained, joined=joined) for joined in (500, 2000, 5000)},
-        'with LSA, weight 5': views.scores() + 5 * semantic(judged), 'with five neighbours, weight 0.1': views.scores() + 0.1 * (views.scores() @ neighbours(views).T),
+        'with LSA, weight 5': views.scores().toarray() + 5 * semantic(judged), 'with five neighbours, weight 0.1': views.scores() + 0.1 * (views.scores() @ neighbours(views).T),
     }
 
 
@@ -135,7 +137,7 @@ def main() -> None:
     for one in everything: one.cut(pieces)
     found, size = {}, len(pieces.tokenizer)
     for one in everything:
-        measured = {name: one.measure(np.asarray(scores) if isinstance(scores, np.matrix) else scores) for name, scores in systems(one, everything, size).items()}
+        measured = {name: one.measure(scores) for name, scores in systems(one, everything, size).items()}
         base = measured['BM25, morphemes']
         found[one.name] = {name: dict(ndcg=float(np.mean(values)), difference=paired_difference(values, base)) for name, values in measured.items()}
         print(one.name, len(one.queries), {name: round(row['ndcg'], 4) for name, row in found[one.name].items()}, flush=True)

@@ -12,7 +12,6 @@ from splade_nb.config import Settings, resolve_quietly, write_json
 from splade_nb.material import Prepared, device, prepare
 from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting
 from splade_nb.training import mix_with_start, start_weights, train
-import remembered  # noqa: F401
 from start import HERE, held_out
 
 LATER = {name: getattr(Settings, name) for name in (  # read by the training alone: variants in these share all that comes before it
@@ -39,10 +38,10 @@ def judge(model, pieces, source: str, split: str) -> dict:
     "Retrieval on one collection beside BM25 over morphemes."
     collection, ids, bm25 = questions(source, split)
     found = judged(model, pieces, collection, ids)
-    rows = found['per_query']
+    rows, gains = found['per_query'], found['per_query']['ndcg@10'] - bm25['ndcg@10']
     print(f'{collection.name} {split}: {rows["ndcg@10"].mean():.4f}, BM25 {bm25["ndcg@10"].mean():.4f}', flush=True)
     return dict(collection=collection.name, split=split, queries=len(ids), metrics=evaluation.summarise(rows), bm25=evaluation.summarise(bm25),
-                difference=evaluation.paired_difference(rows['ndcg@10'], bm25['ndcg@10']), terms=found['active_terms'])
+                difference=evaluation.paired_difference(rows['ndcg@10'], bm25['ndcg@10']), terms=found['active_terms'], gains=' '.join(f'{gain:.3g}' for gain in gains))
 
 
 class Bench:

@@ -103,6 +103,8 @@ class ModelSettings:
     term_frequency: bool = False        # BM25's count and length factor on documents
     own_floor: float = 0.0              # logit below which a text's own pieces never fall; 0 is off
     pair_columns: int = 0               # columns after the vocabulary, for hashed pairs of characters
+    sounds: bool = False                # a word's sound in the same columns: iTunes meets 아이튠즈
+    lead: float = 0.0                   # share of a text, from its beginning, whose pieces count twice
     query_table: bool = False           # a query is its own pieces by a learned table: no forward pass
     index_share: int = 0                # a collection has its own IDF and mean length, joined in the IDF by so many documents like the training texts; 0: theirs alone
     gradient_checkpointing: bool = False # compute hidden states again on the way back
@@ -318,7 +320,7 @@ V28 = V26.but(context_gate=True, lambda_language=0.5, non_korean_penalty=100.0, 
 SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', temperature=1.0, lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0,
                      lambda_margin=0.0, margin=0.3, lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
-SPLADE_KO = SPLADE_V2.but(query_table=True, own_floor=5.0, pair_columns=8192, index_share=2000, term_frequency=True, temperature=0.2, lambda_pull=0.5,
+SPLADE_KO = SPLADE_V2.but(query_table=True, own_floor=5.0, pair_columns=8192, sounds=True, lead=0.1, index_share=2000, term_frequency=True, temperature=0.2, lambda_pull=0.5,
                           lambda_positive=0.2, positive_form='expansion', max_length=128, lambda_flops=0.001, document_share=1.0)
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28, 'v28a': V28.but(context_gate=False),
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1, non_korean_penalty=1.0,
@@ -339,7 +341,7 @@ ABOUT = {
     'v28a': ('Korean filter without the gate', 'XLM-R base 278 M', 'data/v24.0'),
     'v28_retrain': ('V28 after the collapse: weaker filter, stronger minimum', 'XLM-R base 278 M + gate 66.8 M', 'data/v24.0'),
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
-    'splade_ko': ('a floor under own pieces, pairs of characters, queries from a table', 'A.X-Encoder 149 M', 'any'),
+    'splade_ko': ('a floor under own pieces, pairs and sounds, queries from a table', 'A.X-Encoder 149 M', 'any'),
 }
 
 # %% ../nbs/00_config.ipynb #chosen
@@ -429,7 +431,8 @@ _idf_flops = lambda s: s.flops_form == 'idf' and s.lambda_flops
 _mines = lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0
 OFF = { # names: (acts, why not)
     'gate_pooler gate_hidden gate_heads gate_dropout gate_bias': (lambda s: s.context_gate, 'no context gate'),
-    'pair_columns': (lambda s: s.own_floor, 'no floor under own pieces'),
+    'pair_columns lead': (lambda s: s.own_floor, 'no floor under own pieces'),
+    'sounds': (lambda s: s.own_floor and s.pair_columns, 'no columns of pairs'),
     'pair_share': (lambda s: s.query_table and s.pair_columns and s.own_floor, 'no table of queries, or no columns of pairs'),
     'lambda_pull': (lambda s: s.query_table, 'no table of queries'),
     'query_length': (lambda s: not s.query_table, 'a table reads the whole query'),
@@ -495,7 +498,7 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
                flops_form=('plain', 'idf', 'uniform'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'), idf_smoothing=('bm25', 'standard'),
                segment=('none', 'kiwi'), start=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
                scheduler=('cosine', 'linear'), precision=('bf16', 'fp32'))
-SHARES = 'dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio adam_beta1 adam_beta2'.split()
+SHARES = 'dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio lead adam_beta1 adam_beta2'.split()
 AT_LEAST = dict(max_length=3, gate_hidden=1, gate_heads=1, batch_size=1, accumulation=1, epochs=1, top_k=1, min_df=1, mining_depth=1, checkpoint_epochs=1,
                 keep_checkpoints=1, log_every=1, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, learning_rate=1e-12, clip=1e-6, teacher_max_length=3)
 

@@ -47,12 +47,13 @@ def training_queries(collection, held: set) -> dict: # id -> Query
 # %% ../nbs/10_material.ipynb #own-pieces
 def make_pieces(settings: Settings, texts: list) -> Pieces:
     "The backbone's tokenizer at full scale; one learned from the texts at mini scale."
-    if not settings.vocabulary: return load_pieces(settings.backbone, settings.segment, extra_columns(settings))
+    reading = dict(segment=settings.segment, pair_columns=extra_columns(settings), sounds=settings.sounds, lead=settings.lead)
+    if not settings.vocabulary: return load_pieces(settings.backbone, **reading)
     probe = Pieces.prepare(SegmentOnly(settings.segment), texts)
     try: tokenizer = train_unigram(probe, settings.vocabulary)
     except RuntimeError as error: # SentencePiece's own words, which name the smallest size
         raise ConfigError(f'vocabulary={settings.vocabulary}: no tokenizer can be learned from these texts: {error}') from error
-    return Pieces(tokenizer, settings.segment, extra_columns(settings))
+    return Pieces(tokenizer, **reading)
 
 # %% ../nbs/10_material.ipynb #segment-only
 @dataclass

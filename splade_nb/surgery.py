@@ -260,7 +260,7 @@ def open_checkpoint(source: Path | str, segment: str | None = None): # pieces, s
     file = Path(source)/'tokenizer.json'
     with plainly(f'{file} is no tokenizer'):
         if file.exists(): json.loads(file.read_text(encoding='utf-8'))
-        pieces = load_pieces(source, segment); state = tokenizer_state(source, pieces.tokenizer)
+        pieces = load_pieces(source, **{'segment': segment} if segment else {}); state = tokenizer_state(source, pieces.tokenizer)
     if len(pieces) <= len(special_ids(pieces)): raise ConfigError(out_of_reach('tokenizer', source)) # transformers makes an empty one where files are missing
     with plainly(f'{source}: its weights cannot be read'): backbone = pretrained_backbone(str(source)).eval()
     rows = backbone.get_input_embeddings().num_embeddings
