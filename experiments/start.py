@@ -20,7 +20,7 @@ from splade_nb.lexical import BM25
 from splade_nb.material import make_pieces
 from splade_nb.model import count_factor
 from splade_nb.own import collection_factor
-from splade_nb.tokens import bigrams, pair_column
+from splade_nb.tokens import bigrams, pair_column, sound_names
 import remembered  # noqa: F401
 
 HERE = Path(__file__).resolve().parent
@@ -44,6 +44,7 @@ class Judged:
         asked = list(self.queries.values())
         self.pieces = pieces.ids(self.texts), pieces.ids(asked)
         self.pairs = bigrams(self.texts), bigrams(asked)
+        self.sounds = [[sound_names(pieces.words, row) for row in rows] for rows in self.pieces]
 
     def measure(self, scores) -> list:  # nDCG@10 of each query
         "Scores [Q, N], or a run."
@@ -67,8 +68,10 @@ def saturated(counts: sparse.csr_matrix, mean: float = 0.0) -> sparse.csr_matrix
 
 class Views:
     "Pieces and pairs of one collection as one bag, and what the training texts of all say of its columns."
-    def __init__(self, judged: Judged, everything: list, size: int, column, columns: int):
-        bags = lambda side: [[*ids, *(size + column(pair) for pair in pairs if column(pair) is not None)] for ids, pairs in zip(judged.pieces[side], judged.pairs[side])]
+    def __init__(self, judged: Judged, everything: list, size: int, column, columns: int, sounds: bool = False, lead: float = 0.0):
+        placed = lambda names: [size + column(name) for name in names if column(name) is not None]
+        parts = lambda side: zip(judged.pieces[side], map(placed, judged.pairs[side]), map(placed, judged.sounds[side] if sounds else [()] * len(judged.pieces[side])))
+        bags = lambda side: [[column for part in each for column in (*part, *part[:int(len(part) * lead)])] for each in parts(side)]
         rows = bags(0)
         self.documents, asked = matrix(rows, size + columns), matrix(bags(1), size + columns)
         self.queries, self.own, self.size = (asked > 0).astype(float), count(rows, size + columns), size
@@ -110,13 +113,14 @@ def systems(judged: Judged, everything: list, size: int) -> dict:  # name -> sco
     commonest = Counter(pair for one in everything if one is not judged for pair in chain.from_iterable(map(set, one.pairs[0])))
     listed = {pair: place for place, (pair, _) in enumerate(commonest.most_common(COLUMNS))}
     every = {pair: place for place, pair in enumerate(dict.fromkeys(chain.from_iterable(chain(*judged.pairs))))}
-    views = hashed(COLUMNS)
+    views, also = hashed(COLUMNS), lambda **more: Views(judged, everything, size, lambda pair: pair_column(pair, COLUMNS), COLUMNS, **more).scores()
     trained = sum((hashed_of(one, size).own for one in everything[1:]), hashed_of(everything[0], size).own)
     return {
         'BM25, morphemes': bm25('kiwi'), 'BM25, pairs of characters': bm25('bigrams'), 'BM25, words between spaces': bm25('whitespace'),
         'pieces': of(lambda pair: None, 1).scores(), 'pieces and all pairs': of(every.get, len(every)).scores(),
         **{f'pieces and pairs in {columns:,} columns': hashed(columns).scores() for columns in (2048, 8192, 32768)},
         f'pieces and the {COLUMNS:,} commonest pairs of the others': of(listed.get, COLUMNS).scores(),
+        'and sounds': also(sounds=True), **{f'and the first {lead:.0%} twice': also(lead=lead) for lead in (0.05, 0.1, 0.2)}, 'and sounds, and the first 10% twice': also(sounds=True, lead=0.1),
         **{f'weight of a pair {share}': views.scores(share) for share in (0.2, 0.8)},
         'mean length of all training texts': views.scores(mean=views.mean), 'IDF of all training texts': views.scores(trained=trained, alone=True),
         **{f'own IDF and {joined:,} documents like the training texts': views.scores(trained=trained, joined=joined) for joined in (500, 2000, 5000)},

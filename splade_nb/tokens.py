@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'READING', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS',
            'MORPHEMES', 'clean', 'kiwi', 'morphemes', 'bigrams', 'pair_column', 'unigram_pieces', 'train_unigram',
-           'Pieces', 'batch', 'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind',
-           'special_ids', 'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks']
+           'Pieces', 'spelt', 'sound_names', 'hashed_names', 'batch', 'read_names', 'save_pieces', 'load_pieces',
+           'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask', 'function_mask',
+           'stopword_mask', 'masks']
 
 # %% ../nbs/02_tokens.ipynb #imports
 import functools, hashlib, os, re, unicodedata, zlib
@@ -100,26 +101,12 @@ class Pieces:
         if not texts: return []
         return self.tokenizer(self.prepare(texts), add_special_tokens=False, verbose=False)['input_ids']
 
-    def spelt(self, ids: list) -> list:  # words
-        "The words that a text's pieces make."
-        found = []
-        for text, begins in map(self.words.__getitem__, ids):
-            if begins or not found: found.append(text)
-            else: found[-1] += text
-        return found
-
-    def hashed(self, texts: list, ids: list) -> list:  # for each text two lists: pairs, sounds
-        "What stands in the columns after the pieces, by name."
-        if not self.pair_columns: return [([], []) for _ in texts]
-        heard = [[f'~{found}' for found in map(sound, self.spelt(row)) if found] if self.sounds else [] for row in ids]
-        return list(zip(bigrams(texts), heard))
-
     def column(self, name: str) -> int: return len(self.tokenizer) + pair_column(name, self.pair_columns)
 
     def bags(self, texts: list, ids: list | None = None) -> list:  # lists of columns
         "All that counts in each text: its pieces (`ids`, where they are known already), its pairs and its sounds, those of its beginning twice."
         ids = self.ids(texts) if ids is None else ids
-        parts = [(row, *([self.column(name) for name in names] for names in hashed)) for row, hashed in zip(ids, self.hashed(texts, ids))]
+        parts = [(row, *([self.column(name) for name in names] for names in hashed)) for row, hashed in zip(ids, hashed_names(self, texts, ids))]
         return [[column for part in each for column in (*part, *part[:int(len(part) * self.lead)])] for each in parts]
 
     @functools.cached_property
@@ -134,8 +121,30 @@ class Pieces:
 
     def names_in(self, text: str) -> list:  # [V]
         "Piece strings, the columns of a text's pairs and sounds named by them."
-        named = {self.column(name): name for names in self.hashed([text], self.ids([text]))[0] for name in names}
+        named = {self.column(name): name for names in hashed_names(self, [text], self.ids([text]))[0] for name in names}
         return [f'{named[column]}⁺' if column in named else name for column, name in enumerate(self.names)]
+
+# %% ../nbs/02_tokens.ipynb #spelt
+def spelt(words: list, # [V] of `Pieces.words`
+          ids: list    # of a text
+         ) -> list:    # words
+    "The words that a text's pieces make."
+    found = []
+    for text, begins in map(words.__getitem__, ids):
+        if begins or not found: found.append(text)
+        else: found[-1] += text
+    return found
+
+# %% ../nbs/02_tokens.ipynb #sound-names
+def sound_names(words: list, ids: list) -> list: # of a text's words that have one
+    "The names under which sounds stand in the columns."
+    return [f'~{heard}' for heard in map(sound, spelt(words, ids)) if heard]
+
+# %% ../nbs/02_tokens.ipynb #hashed-names
+def hashed_names(pieces: Pieces, texts: list, ids: list) -> list: # for each text two lists: pairs, sounds
+    "What stands in the columns after the pieces."
+    if not pieces.pair_columns: return [([], []) for _ in texts]
+    return list(zip(bigrams(texts), [sound_names(pieces.words, row) if pieces.sounds else [] for row in ids]))
 
 # %% ../nbs/02_tokens.ipynb #batch
 def batch(pieces: Pieces, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L]
