@@ -321,7 +321,7 @@ SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', temperat
                      lambda_margin=0.0, margin=0.3, lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
 SPLADE_KO = SPLADE_V2.but(query_table=True, own_floor=5.0, pair_columns=8192, sounds=True, lead=0.1, index_share=2000, term_frequency=True, temperature=0.2, lambda_pull=0.5,
-                          lambda_positive=0.2, positive_form='expansion', max_length=128, lambda_flops=0.001, document_share=1.0)
+                          lambda_positive=0.5, positive_form='expansion', max_length=128, lambda_flops=0.001, document_share=1.0)
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28, 'v28a': V28.but(context_gate=False),
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1, non_korean_penalty=1.0,
                                    language_ramp=5_000 / 280_825),
