@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STANDARD', 'Standard', 'text_of', 'Texts', 'Corpus', 'judged_only', 'sample_places', 'sampled', 'of_collection',
-           'table_ids', 'of_tables', 'as_published', 'open_corpus']
+           'table_ids', 'judging', 'of_tables', 'as_published', 'size_note', 'open_corpus']
 
 # %% ../nbs/01_corpus.ipynb #imports
 import random
@@ -26,6 +26,7 @@ class Standard:
     documents: int
     queries: int    # of the split that judges
 
+# %% ../nbs/01_corpus.ipynb #standard-sets
 STANDARD = {'ko_strategyqa': Standard('Ko-StrategyQA', 'mteb/Ko-StrategyQA', 9_251, 592),
             'miracl_ko': Standard('MIRACL-ko', 'taeminlee/Ko-miracl', 1_486_752, 213),
             'mrtydi_ko': Standard('Mr.TyDi-ko', 'taeminlee/Ko-mrtydi', 1_496_126, 421)}
@@ -109,25 +110,38 @@ def table_ids(name: str, table) -> list:
     if len(set(ids)) != len(ids): raise DataError(name, None, column, f'{len(ids) - len(set(ids)):,} ids a second time', 'each id once')
     return ids
 
-# %% ../nbs/01_corpus.ipynb #of-tables
-def of_tables(name: str, source: str) -> Corpus:
-    "A hub data set in BEIR form, or a snapshot; judged on its test split, else on the development split. Raises DataError."
-    from datasets import concatenate_datasets
-    tables, faults = hub_tables(source), Faults()
-    table = concatenate_datasets(list(tables['corpus'].values()))
-    ids, here = table_ids(source, table), {SPLITS[split]: split for split in judged_splits(source, tables)}
+# %% ../nbs/01_corpus.ipynb #judging
+def judging(source: str, tables: dict, ids: list) -> tuple:  # split, {query: text}, qrels
+    "What judges: the test split, else the development split. Raises DataError for unknown ids, and where nothing is relevant."
+    faults, here = Faults(), {SPLITS[split]: split for split in judged_splits(source, tables)}
     split = next(known for known in ('test', 'dev', 'train') if known in here)
     asked = read_queries(chain.from_iterable(table_rows(source, tables, 'queries', part) for part in tables['queries']), faults)
     qrels = judged_only(read_judgments({split: table_rows(source, tables, 'qrels', here[split])}, dict.fromkeys(ids), asked, faults)[0])
     if not qrels: raise DataError(source, None, f'judgments of the {split} split', 'no relevant document', 'at least one')
-    queries = {query: asked[query].text for query in qrels}
+    return split, {query: asked[query].text for query in qrels}, qrels
+
+# %% ../nbs/01_corpus.ipynb #of-tables
+def of_tables(name: str, source: str) -> Corpus:
+    "A hub data set in BEIR form, or a snapshot of one. Raises DataError."
+    from datasets import concatenate_datasets
+    tables = hub_tables(source)
+    table = concatenate_datasets(list(tables['corpus'].values()))
+    ids = table_ids(source, table)
+    split, queries, qrels = judging(source, tables, ids)
     return Corpus(name, ids, Texts(table), queries, qrels, split, content_hash(ids, queries.items(), qrels.items(), [table.data.nbytes]), len(ids))
 
-# %% ../nbs/01_corpus.ipynb #size-note
+# %% ../nbs/01_corpus.ipynb #as-published
 def as_published(corpus: Corpus) -> bool:
     "Whether it is, or was drawn from, as many documents and queries as the public collection of its name has."
     known = STANDARD.get(corpus.name)
     return known is not None and (corpus.total, len(corpus.queries)) == (known.documents, known.queries)
+
+# %% ../nbs/01_corpus.ipynb #size-note
+def size_note(corpus: Corpus) -> Corpus:
+    "The corpus, with a note where it has the name of a public collection and not its size."
+    known = STANDARD.get(corpus.name)
+    if known is None or as_published(corpus): return corpus
+    return replace(corpus, notes=(*corpus.notes, f'not the public {known.title}: {corpus.total:,} documents and {len(corpus.queries):,} queries here, {known.documents:,} and {known.queries:,} there'))
 
 # %% ../nbs/01_corpus.ipynb #open-corpus
 def open_corpus(source: str,    # a short name, `name=folder` for a snapshot of it, or whatever `data.load` takes
@@ -138,9 +152,5 @@ def open_corpus(source: str,    # a short name, `name=folder` for a snapshot of 
     place = given or (STANDARD[name].source if name in STANDARD else name)
     path = locate(place)
     if path is None or path.is_dir() and is_snapshot(path): corpus = of_tables(Path(name).name, str(path or place))
-    else: corpus = replace(of_collection(load(place)), **{'name': name} if given else {})
-    corpus = sampled(corpus, sample)
-    if name not in STANDARD or as_published(corpus): return corpus
-    known = STANDARD[name]
-    note = f'not the public {known.title}: {corpus.total:,} documents and {len(corpus.queries):,} queries here, {known.documents:,} and {known.queries:,} there'
-    return replace(corpus, notes=(*corpus.notes, note))
+    else: corpus = of_collection(load(place))
+    return size_note(sampled(replace(corpus, name=name) if given else corpus, sample))

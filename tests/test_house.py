@@ -12,13 +12,9 @@ ROOMS = {
     'config': '',
     'collection': 'config',
     'data': 'config collection',
-<<<<<<< HEAD
+    'corpus': 'config collection data',
     'sounds': '',
     'tokens': 'config sounds',
-=======
-    'corpus': 'config collection data',
-    'tokens': 'config',
->>>>>>> cc688e1 (evaluate_full: one notebook and command for the public collections; published figures beside cells to fill)
     'idf': 'config tokens',
     'kernel': '',
     'head': 'kernel',
