@@ -48,6 +48,8 @@ python experiments/full_scale.py --keep outputs/full
 
 BGE-M3 (`BAAI/bge-m3`, 512 tokens, cosine) and BM25 over Kiwi morphemes are judged once and stay; each further `MODEL` adds a file a collection. Cut off, the same command goes on at the first missing shard. Without the hub: `hf download NAME --repo-type dataset --local-dir FOLDER` where there is one, then `COLLECTIONS=miracl_ko=FOLDER`; for BGE-M3 `hf download BAAI/bge-m3 --local-dir bge-m3` and `DENSE=bge-m3`, or `DENSE=lsa` on subsamples.
 
+Of a collection only ids are held, texts are read from disk, and models and BGE-M3 are scored a shard at a time. BM25 holds a pointer for each word of the collection. How much memory and time the two large collections take in all was not measured.
+
 {measured}"""
 
 
