@@ -11,10 +11,14 @@ MODEL   ?= $(OUT)
 SPLIT   ?= test
 SETTINGS ?=
 PART    ?=
+FULL    ?= outputs/full
+COLLECTIONS ?= ko_strategyqa,miracl_ko,mrtydi_ko
+SAMPLE  ?= 0
+DENSE   ?= BAAI/bge-m3
 FORCE   ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS PART FORCE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -23,7 +27,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate compare search test faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare search test faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -60,6 +64,11 @@ report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.run evaluate --model "$(MODEL)" --data "$(DATA)" --split "$(SPLIT)"
+
+evaluate-full: $(ready)  ## Judge MODEL, BM25 and DENSE on COLLECTIONS (SAMPLE=10000 for the subsamples) into FULL/report.html
+	mkdir -p "$(FULL)" && rm -f "$(FULL)/report.html"
+	$(papermill) nbs/evaluate_full.ipynb "$(FULL)/evaluate_full.ipynb" -r model "$(MODEL)" -r collections "$(COLLECTIONS)" -p sample "$(SAMPLE)" -r dense "$(DENSE)" -r out "$(FULL)"
+	$(report) "$(FULL)/evaluate_full.ipynb" "$(FULL)/report.html"
 
 compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.html
 	mkdir -p outputs && rm -f outputs/compare.html

@@ -7,8 +7,8 @@ __all__ = ['LONGEST', 'TEXT_RULE', 'COLUMNS', 'LEVELS', 'HUB', 'SOURCES', 'Fault
            'Row', 'numbered', 'texts', 'known_id', 'known_ids', 'new_id', 'children', 'chosen', 'pair_type', 'parse',
            'read_rows', 'metadata', 'read_documents', 'read_queries', 'read_tsv', 'score', 'read_judgments',
            'read_negatives', 'read_pairs', 'assemble', 'judgment_files', 'read_beir', 'text_id', 'squad_paragraphs',
-           'read_squad', 'seed_line', 'seed_triplets', 'read_triplets', 'hub_missing', 'hub_tables', 'read_hub',
-           'locate', 'read_folder', 'load_one', 'load']
+           'read_squad', 'seed_line', 'seed_triplets', 'read_triplets', 'hub_missing', 'hub_tables', 'table_rows',
+           'judged_splits', 'is_snapshot', 'read_hub', 'locate', 'read_folder', 'load_one', 'load']
 
 # %% ../nbs/01_data.ipynb #imports
 import codecs, hashlib, json, os, re, unicodedata
@@ -352,7 +352,8 @@ def hub_missing(name: str, error: Exception) -> DataError:
     return DataError(name, None, 'hub data set', f'it cannot be loaded ({first})', way)
 
 # %% ../nbs/01_data.ipynb #hub-tables
-HUB = {'corpus': ('corpus', 'ko-corpus'), 'queries': ('queries', 'ko-queries'), 'qrels': ('qrels', 'ko-qrels', 'default')}
+HUB = {table: (table, f'ko-{table}', f'korean-{table}') for table in ('corpus', 'queries', 'qrels')}
+HUB['qrels'] += ('default',)
 
 def hub_tables(name: str) -> dict[str, dict]:  # table: split: rows
     "Corpus, queries and judgments through `datasets`. Raises DataError if they cannot be had."
@@ -364,15 +365,30 @@ def hub_tables(name: str) -> dict[str, dict]:  # table: split: rows
     except Exception as error: raise hub_missing(name, error) from error
     raise DataError(name, None, 'configurations', ', '.join(names), 'corpus, queries, and qrels or default (BEIR form)')
 
+# %% ../nbs/01_data.ipynb #table-rows
+def table_rows(name: str, tables: dict, table: str, split: str) -> Iterator[Row]:
+    "Normalised rows of one table and split."
+    return (Row(f'{name} ({table}, {split})', line, normalise(dict(values))) for line, values in enumerate(tables[table][split], 1))
+
+# %% ../nbs/01_data.ipynb #judged-splits
+def judged_splits(name: str, tables: dict) -> list[str]:
+    "The splits of the judgments, as the hub names them. Raises DataError for a name that is no split."
+    strange = [split for split in tables['qrels'] if split not in SPLITS]
+    if strange: raise DataError(name, None, 'splits of the judgments', show(strange[0]), ', '.join(SPLITS))
+    return list(tables['qrels'])
+
+# %% ../nbs/01_data.ipynb #is-snapshot
+def is_snapshot(folder: Path) -> bool:
+    "Whether a folder's card names the configurations of a hub data set."
+    card = folder/'README.md'
+    return card.is_file() and 'config_name' in card.read_text(encoding='utf-8', errors='replace')
+
 # %% ../nbs/01_data.ipynb #read-hub
 def read_hub(name: str, faults: Faults) -> Collection:
     "A hub data set in BEIR form, or a snapshot of one."
     tables = hub_tables(name)
-    rows = lambda table, split: (Row(f'{name} ({table}, {split})', line, normalise(dict(values))) for line, values in enumerate(tables[table][split], 1))
-    every = lambda table: (row for split in tables[table] for row in rows(table, split))
-    strange = [split for split in tables['qrels'] if split not in SPLITS]
-    if strange: raise DataError(name, None, 'splits of the judgments', show(strange[0]), ', '.join(SPLITS))
-    judged = {SPLITS[split]: rows('qrels', split) for split in tables['qrels']}
+    every = lambda table: (row for split in tables[table] for row in table_rows(name, tables, table, split))
+    judged = {SPLITS[split]: table_rows(name, tables, 'qrels', split) for split in judged_splits(name, tables)}
     return assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
 
 # %% ../nbs/01_data.ipynb #locate
@@ -392,9 +408,9 @@ def locate(source: str) -> Path | None:  # None for a hub data set
 # %% ../nbs/01_data.ipynb #read-folder
 def read_folder(folder: Path, faults: Faults) -> Collection:
     "BEIR form, else a hub snapshot, else the only .json file in the folder."
-    card, files = folder/'README.md', sorted(folder.glob('*.json'))
+    files = sorted(folder.glob('*.json'))
     if (folder/'corpus.jsonl').is_file(): return read_beir(folder, faults)
-    if card.is_file() and 'config_name' in card.read_text(encoding='utf-8', errors='replace'): return read_hub(str(folder), faults)
+    if is_snapshot(folder): return read_hub(str(folder), faults)
     return read_squad(files[0], faults) if len(files) == 1 else read_beir(folder, faults)
 
 # %% ../nbs/01_data.ipynb #load-one

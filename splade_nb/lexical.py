@@ -8,8 +8,8 @@ __all__ = ['TOKENIZERS', 'Candidates', 'whitespace', 'split', 'in_order', 'helpf
            'write_candidates', 'negative', 'read_candidates']
 
 # %% ../nbs/08_lexical.ipynb #imports
-import json, math, os, re, warnings
-from collections.abc import Callable, Iterator
+import json, math, os, re, sys, warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
@@ -27,14 +27,14 @@ def whitespace(texts: list) -> list:  # for each text its words
 TOKENIZERS = {'kiwi': morphemes, 'whitespace': whitespace, 'bigrams': bigrams}
 
 # %% ../nbs/08_lexical.ipynb #split
-def split(texts: list,              # documents or queries
+def split(texts: Sequence,          # documents or queries, in memory or read as they are asked for
           tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams
           chunk: int = 1000) -> list:  # for each text its words, in order
-    "Texts to words; a progress bar appears on long work. Raises ValueError on an unknown tokenizer."
+    "Texts to words, each word held once; a progress bar appears on long work. Raises ValueError on an unknown tokenizer."
     if tokenizer not in TOKENIZERS:
         raise ValueError(f'tokenizer {tokenizer!r} is not one of {list(TOKENIZERS)}; did you mean {nearest(tokenizer, TOKENIZERS)!r}?')
     starts = tqdm(range(0, len(texts), chunk), desc=f'{tokenizer} words', delay=5, mininterval=10)
-    return [words for start in starts for words in TOKENIZERS[tokenizer](texts[start:start + chunk])]
+    return [[*map(sys.intern, words)] for start in starts for words in TOKENIZERS[tokenizer](texts[start:start + chunk])]
 
 # %% ../nbs/08_lexical.ipynb #in-order
 def in_order(function: Callable, items: list, workers: int) -> Iterator:
@@ -51,7 +51,7 @@ def helpful_workers(documents: int) -> int:  # threads
 # %% ../nbs/08_lexical.ipynb #bm25
 class BM25:
     "BM25 by `bm25s` over documents in memory. Raises ValueError when no document holds a word."
-    def __init__(self, texts: dict,              # {document: text}
+    def __init__(self, texts: Mapping,           # {document: text}; values that are a sequence are read a thousand at a time
                  tokenizer: str = 'kiwi',        # kiwi, whitespace, bigrams
                  k1: float = 1.2, b: float = 0.75,
                  repeats: bool = False):         # count a word as often as the query says it
@@ -59,7 +59,8 @@ class BM25:
             warnings.simplefilter('ignore')      # its import complains where notebooks have no widgets
             import bm25s
         self.ids, self.tokenizer, self.repeats = list(texts), tokenizer, repeats
-        self.words = split(list(texts.values()), tokenizer)
+        values = texts.values()
+        self.words = split(values if isinstance(values, Sequence) else list(values), tokenizer)
         if not any(self.words): raise ValueError(f'BM25: no word in {len(texts)} documents by the tokenizer {tokenizer!r}')
         self.engine = bm25s.BM25(method='lucene', k1=k1, b=b)
         self.engine.index(self.words, create_empty_token=False, show_progress=False)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_scoring', 'retrieve', 'judged', 'make_judge',
            'bm25_metrics', 'compare_systems', 'context_result', 'sample_texts', 'sample_terms', 'packages',
-           'peak_memory_mb', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config',
+           'peak_memory_mb', 'machine', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config',
            'weight_bytes', 'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version',
            'keep_samples', 'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts',
            'parse_setting', 'parser', 'add_encode_options', 'add_train_options', 'sort_changes', 'wires_command',
@@ -36,10 +36,11 @@ from .wires import check_wires, require_wires
 PARAMETERS = ('version', 'recipe', 'scale', 'data', 'seed', 'out', 'max_steps', 'resume', 'settings')
 
 # %% ../nbs/15_run.ipynb #check-parameters
-def check_parameters(names) -> None: # names that a notebook's first cells defined
+def check_parameters(names,               # that a notebook's first cells defined
+                     known=PARAMETERS) -> None:
     "Raises `ConfigError` for a parameter that does not exist."
-    stray = sorted(set(names) - set(PARAMETERS))
-    if stray: raise ConfigError(f'unknown parameter {stray[0]!r}: did you mean {config.nearest(stray[0], PARAMETERS)!r}? Known: {", ".join(PARAMETERS)}')
+    stray = sorted(set(names) - set(known))
+    if stray: raise ConfigError(f'unknown parameter {stray[0]!r}: did you mean {config.nearest(stray[0], known)!r}? Known: {", ".join(known)}')
 
 # %% ../nbs/15_run.ipynb #notebook-names
 def notebook_names(variables: dict) -> set:
@@ -141,6 +142,11 @@ def peak_memory_mb() -> int:
     "The largest resident size of this process so far."
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1 if sys.platform == 'linux' else 1024) // 1024
 
+# %% ../nbs/15_run.ipynb #machine
+def machine() -> str:
+    "The GPU, or the processor and its threads."
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f'{platform.machine()} CPU, {torch.get_num_threads()} threads'
+
 # %% ../nbs/15_run.ipynb #contract-metrics
 def contract_metrics(name: str, rows) -> dict: # rows: per-query DataFrame
     "The keys of `make evaluate`."
@@ -169,7 +175,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
                    parameters=sum(p.numel() for p in run.model.parameters()),
                    data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs), notes=list(collection.notes)),
                    teacher=teacher_label(run.settings.teacher) if run.material.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
-                   device=torch.cuda.get_device_name() if torch.cuda.is_available() else f'{platform.machine()} CPU, {torch.get_num_threads()} threads',
+                   device=machine(),
                    metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=found['active_terms'],
                    korean={key: result['korean'][key]['mean'] for key in ('count_share', 'weight_share', 'noise')},
                    context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},
@@ -184,11 +190,11 @@ def collect(source: str): # Collection
     return collection if collection.split('train') else with_splits(collection)
 
 # %% ../nbs/15_run.ipynb #named-config
-def named_config(setting: str, source: str): # transformers config
+def named_config(setting: str, source: str, instead: str = 'use scale mini'): # transformers config
     "How a named model is built. Raises `ConfigError` where it is neither local nor on the hub."
     from transformers import AutoConfig
     try: return AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error: raise ConfigError(out_of_reach(setting, source, 'use scale mini')) from error
+    except (OSError, ValueError) as error: raise ConfigError(out_of_reach(setting, source, instead)) from error
 
 # %% ../nbs/15_run.ipynb #weight-bytes
 def weight_bytes(settings: Settings) -> int:

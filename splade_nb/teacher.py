@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['teacher_label', 'fit_lsa', 'lsa_vectors', 'pooling_modes', 'modules_of', 'pooling_of', 'hub_folder', 'load_teacher',
-           'pool', 'longest', 'embed', 'sentence_encoder', 'digest', 'identity', 'kept', 'in_shards', 'teacher_vectors']
+           'pool', 'longest', 'embed', 'sentence_encoder', 'digest', 'identity', 'kept', 'shards', 'in_shards',
+           'teacher_vectors']
 
 # %% ../nbs/09_teacher.ipynb #imports
 import functools, hashlib, os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 import numpy as np
 import torch
@@ -161,17 +162,22 @@ def kept(path: Path,
     os.replace(beside, path)
     return values
 
-# %% ../nbs/09_teacher.ipynb #in-shards
-def in_shards(texts: list,         # at least one
-              encode: Callable,    # (texts, advance) -> [n, D]
-              folder: Path,        # of these texts by this teacher
-              size: int = 4096     # texts a shard
-             ) -> np.ndarray:      # [N, D]
-    "Vectors of the texts: shards that are there are read, the others computed; a progress bar tells rate and time left."
-    shards = {folder/f'{start:09d}-{size}.npy': texts[start:start + size] for start in range(0, len(texts), size)}
-    done = sum(len(part) for path, part in shards.items() if path.exists())
+# %% ../nbs/09_teacher.ipynb #shards
+def shards(texts: Sequence,        # a shard of them is read at a time
+           encode: Callable,       # (texts, advance) -> [n, D]
+           folder: Path,           # of these texts by this teacher
+           size: int = 4096        # texts a shard
+          ) -> Iterator:           # of [n, D], in the order of the texts
+    "Vectors shard by shard: those that are there are read, the others computed; a progress bar tells rate and time left."
+    starts = {folder/f'{start:09d}-{size}.npy': start for start in range(0, len(texts), size)}
+    done = sum(min(size, len(texts) - start) for path, start in starts.items() if path.exists())
     with tqdm(total=len(texts), initial=done, desc='teacher', unit=' texts', delay=5, mininterval=10) as bar:
-        return np.concatenate([kept(path, lambda: encode(part, bar.update)) for path, part in shards.items()])
+        for path, start in starts.items(): yield kept(path, lambda: encode(texts[start:start + size], bar.update))
+
+# %% ../nbs/09_teacher.ipynb #in-shards
+def in_shards(texts: Sequence, encode: Callable, folder: Path, size: int = 4096) -> np.ndarray:  # [N, D]
+    "All vectors of at least one text, see `shards`."
+    return np.concatenate(list(shards(texts, encode, folder, size)))
 
 # %% ../nbs/09_teacher.ipynb #teacher-vectors
 def teacher_vectors(name: str,              # lsa, a hub name, or a folder

@@ -12,6 +12,7 @@ ROOMS = {
     'config': '',
     'collection': 'config',
     'data': 'config collection',
+    'corpus': 'config collection data',
     'sounds': '',
     'tokens': 'config sounds',
     'idf': 'config tokens',
@@ -40,6 +41,7 @@ ROOMS = {
     'report': 'config evaluation',
     'versions': 'config report',
     'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report',
+    'fullscale': 'config collection corpus model lexical teacher encoding evaluation run',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
 FLAGS = {'slow', 'cuda', 'net'}
@@ -79,9 +81,12 @@ def default_export(notebook: Path) -> str | None:
 def modules() -> list[str]: return sorted(p.stem for p in (ROOT/'splade_nb').glob('*.py') if p.name[0] != '_')
 
 
-def parameters() -> dict:
+PARAMETERISED = ('train', 'compare', 'evaluate_full')  # what papermill runs
+
+
+def parameters(notebook: str = 'train') -> dict:
     from papermill import inspect_notebook
-    return inspect_notebook(str(ROOT/'nbs/train.ipynb'))
+    return inspect_notebook(str(ROOT/f'nbs/{notebook}.ipynb'))
 
 
 def targets() -> set[str]: return set(re.findall(r'^([a-z][a-z-]*):', (ROOT/'Makefile').read_text(), re.M))
@@ -224,8 +229,9 @@ def test_kernel_and_language(notebook):
 
 # The training notebook
 
-def test_train_is_committed_without_outputs():
-    assert [c['id'] for c in code_cells(ROOT/'nbs/train.ipynb') if c['outputs']] == []
+@pytest.mark.parametrize('notebook', PARAMETERISED)
+def test_a_notebook_of_runs_is_committed_without_outputs(notebook):
+    assert [c['id'] for c in code_cells(ROOT/f'nbs/{notebook}.ipynb') if c['outputs']] == []
 
 
 def test_parameters_survive_cleaning(tmp_path):
@@ -247,12 +253,13 @@ def test_nbdev_test_leaves_training_alone(tmp_path):
         assert (tmp_path/'nbs/ran').exists() == ran
 
 
-def test_parameters_are_a_manual():
-    assert [p for p, said in parameters().items() if not said['help'] or said['inferred_type_name'] == 'None'] == []
+@pytest.mark.parametrize('notebook', PARAMETERISED)
+def test_parameters_are_a_manual(notebook):
+    assert [p for p, said in parameters(notebook).items() if not said['help'] or said['inferred_type_name'] == 'None'] == []
 
 
 def test_reports_need_no_formula():
-    for notebook in ('train', 'compare'):
+    for notebook in PARAMETERISED:
         cells = read(ROOT/f'nbs/{notebook}.ipynb')['cells']
         assert [c['id'] for c in cells if c['cell_type'] == 'markdown' and re.search(r'\$[^$]+\$', text(c))] == []
 
@@ -261,8 +268,16 @@ def test_reports_need_no_formula():
 
 def test_make_passes_parameters_that_exist():
     lines = [line for line in (ROOT/'Makefile').read_text().splitlines() if 'parameters' in line or 'papermill' in line]
-    passed = set(re.findall(r'-[rp] (\w+)', '\n'.join(lines)))
-    assert passed <= parameters().keys()
+    for line in lines:
+        named = re.search(r'nbs/(\w+)\.ipynb', line)
+        assert set(re.findall(r'-[rp] (\w+)', line)) <= parameters(named[1] if named else 'train').keys(), line
+
+
+def test_make_hands_a_whole_evaluation_on():
+    done = program('make', '-n', 'evaluate-full', 'MODEL=outputs/v26', 'SAMPLE=10000', 'DENSE=lsa')
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r'-[rp] (\w+)', done.stdout)) == parameters('evaluate_full').keys()
+    assert '-r model "outputs/v26"' in done.stdout and '-p sample "10000"' in done.stdout and '-r dense "lsa"' in done.stdout
 
 
 def test_make_hands_its_variables_on():
@@ -281,8 +296,9 @@ def test_commands_that_are_named_exist(document):
     said = commands(document)
     assert set(re.findall(r'\bmake ([a-z][a-z-]*)', said)) <= targets()
     assert set(re.findall(r'python3? -m splade_nb\.(\w+)', said)) <= set(modules())
-    papermill = ' '.join(re.findall(r'papermill .*(?:\\\n.*)*', said))
-    assert set(re.findall(r'-[rp] (\w+)', papermill)) <= parameters().keys()
+    for command in re.findall(r'papermill .*(?:\\\n.*)*', said):
+        named = re.search(r'nbs/(\w+)\.ipynb', command)
+        assert set(re.findall(r'-[rp] (\w+)', command)) <= parameters(named[1] if named else 'train').keys(), command
     assert [p for p in re.findall(r'\bnbs/[\w/]+\.ipynb', said) if not (ROOT/p).exists()] == []
 
 
@@ -313,7 +329,7 @@ def test_no_machine_in_a_file():
     assert found == []
 
 
-@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', 'experiments/report.py'])
+@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', 'experiments/report.py', 'experiments/full_scale.py'])
 def test_tables_show_what_the_results_say(script):
     assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
     done = program(sys.executable, script, '--check')
