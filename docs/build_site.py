@@ -16,7 +16,7 @@ ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'CONTRIBUTING.md': 'reference/contributing.md', 'data/mini/README.md': 'reference/data.md', 'docs/faults.md': 'reference/faults.md',
-          'docs/benchmarks.md': 'reference/benchmarks.md', 'docs/experiments.md': 'reference/experiments.md'}  # file of the project: its page
+          'docs/benchmarks.md': 'reference/benchmarks.md', 'docs/experiments.md': 'reference/experiments.md', 'docs/vocabulary.md': 'reference/vocabulary.md'}  # file of the project: its page
 
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)

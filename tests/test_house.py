@@ -313,7 +313,7 @@ def test_no_machine_in_a_file():
     assert found == []
 
 
-@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', 'experiments/report.py'])
+@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', 'experiments/report.py', 'experiments/vocabulary.py'])
 def test_tables_show_what_the_results_say(script):
     assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
     done = program(sys.executable, script, '--check')
