@@ -21,6 +21,7 @@ from splade_nb.report import canvas, palette
 from splade_nb.surgery import cut_tokenizer
 from splade_nb.training import train
 from splade_nb.versions import markdown_table, write_labels
+import remembered
 from start import HERE, Judged
 from train import without_held_out
 sys.path.append(str(HERE.parent/'benchmarks'))
@@ -39,9 +40,9 @@ SAMPLE = 50  # documents of each collection, encoded with all pieces
 
 class Morphemes:
     "What Kiwi says of texts, kept in a file: every vocabulary sees the same, and Kiwi is no part of its time and memory."
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, read=remembered.read):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.read, self.kept = tokens.morphemes, sqlite3.connect(path)
+        self.read, self.kept = read, sqlite3.connect(path)
         self.kept.execute('create table if not exists words (text text primary key, morphemes text)')
         tokens.morphemes = lexical.TOKENIZERS['kiwi'] = self
 
@@ -75,7 +76,7 @@ def judged(prepared: Prepared, parts: list) -> tuple:  # nDCG@10 by collection, 
     model, pieces, found, asked = prepared.model, prepared.material.pieces, {}, []
     for part in parts:
         asked.append(encode(model, pieces, list(part.queries.values()), document=False))
-        found[part.name] = packed(part.measure(asked[-1] @ encode(model, pieces, part.texts, keep=np.unique(asked[-1].indices)).T))
+        found[part.name] = packed(part.measure(asked[-1] @ encode(model, pieces, part.texts, keep=np.unique(asked[-1].indices), whole=True).T))
     return found, sparse.vstack(asked)
 
 
