@@ -29,7 +29,7 @@ from measure import peak
 
 PAGE, PLOT = (HERE.parent/'docs'/f'vocabulary.{kind}' for kind in ('md', 'svg'))
 XLMR = 'xlm-roberta-base'
-VOCABULARIES = {'xlmr': ('XLM-R', XLMR), 'xlmr-cut': ('XLM-R, pieces of the corpora', XLMR), 'ax': ('A.X', 'ax-encoder-base'),
+VOCABULARIES = {'xlmr': ('XLM-R', XLMR), 'xlmr-cut': ('XLM-R cut', XLMR), 'ax': ('A.X', 'ax-encoder-base'),
                 **{f'own-{size}k': (f'own, {size}k', 1000 * size) for size in (8, 16, 32)}}  # name -> (for readers, folder of the tokenizer or pieces to learn)
 SEGMENTS = {'none': 'texts', 'kiwi': 'morphemes'}
 COMMON = dict(max_length=128, validations=0, keep_start=(0.0,), checkpoint_epochs=25)
@@ -143,7 +143,7 @@ TEXT = """# Which vocabulary
 
 Written by `experiments/vocabulary.py` from its results. `{command}`: the control `splade_v2` at mini scale (hidden size {hidden}, {layers} layers, texts of {length} pieces a window) from the near-identity start,
 {steps} steps of {batch} pairs on the training queries of all collections but a held-out fifth, which judges; no test query. Same data, loss, steps and seed in every row; only the vocabulary differs.
-XLM-R's and A.X's tokenizers are the published ones, without their weights. "Pieces of the corpora": XLM-R's tokenizer cut by `splade_nb.surgery` to what documents and training queries hold. Own: Unigram learned from the same texts.
+XLM-R's and A.X's tokenizers are the published ones, without their weights. XLM-R cut: the same tokenizer cut by `splade_nb.surgery` to what documents and training queries hold. Own: Unigram learned from the same texts.
 Morphemes: Kiwi's content morphemes are the words that the tokenizer sees.
 
 ## Quality
@@ -234,15 +234,15 @@ def draw(results: Results, path: Path) -> None:
     panels = {'nDCG@10 of all held-out queries': lambda row: results.all(row['found']).mean(), 'resident peak in training, GB': lambda row: row['peak'] / 1e9}
     with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none'}):
         figure, axes = canvas(1, 2, height=4)
+        axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25')
         for axis, (said, value) in zip(axes, panels.items()):
+            points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
             for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
-                found = sorted((row['pieces'], value(row), VOCABULARIES[row['vocabulary']][0].replace(', pieces of the corpora', ' cut')) for row in results.rows if row['segment'] == segment)
-                axis.plot([row[0] for row in found], [row[1] for row in found], 'o-', color=colour, markersize=4, linewidth=1, label=SEGMENTS[segment])
+                axis.plot(*np.array([point for (_, words, _), point in points.items() if words == segment]).reshape(-1, 2).T, 'o', color=colour, markersize=5, label=SEGMENTS[segment])
             axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
-        axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25'); axes[0].legend()
-        for axis, value in zip(axes, panels.values()):
-            named = {VOCABULARIES[row['vocabulary']][0].replace(', pieces of the corpora', ' cut'): (row['pieces'], value(row)) for row in results.rows}
-            write_labels(axis, np.array(list(named.values())), list(named), np.array([(row['pieces'], value(row)) for row in results.rows if (row['pieces'], value(row)) not in named.values()]))
+            named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
+            write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
+        axes[0].legend(loc='lower right')
         figure.savefig(path, metadata={'Date': None})
     path.write_text('\n'.join(line.rstrip() for line in path.read_text(encoding='utf-8').splitlines()) + '\n', encoding='utf-8')
 
