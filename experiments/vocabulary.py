@@ -242,7 +242,7 @@ def draw(results: Results, path: Path) -> None:
             axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
             named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
             write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
-        axes[0].legend(loc='lower right')
+        figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
         figure.savefig(path, metadata={'Date': None})
     path.write_text('\n'.join(line.rstrip() for line in path.read_text(encoding='utf-8').splitlines()) + '\n', encoding='utf-8')
 
