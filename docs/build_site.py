@@ -15,9 +15,10 @@ CONFIG = get_config()
 ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
-GUIDES = {'CONTRIBUTING.md': 'reference/contributing.md', 'data/mini/README.md': 'reference/data.md', 'docs/faults.md': 'reference/faults.md',
-          'docs/benchmarks.md': 'reference/benchmarks.md', 'docs/experiments.md': 'reference/experiments.md',
-          'docs/full-scale.md': 'reference/full-scale.md'}  # file of the project: its page
+GUIDES = {'CONTRIBUTING.md': 'reference/contributing.md', 'data/mini/README.md': 'reference/data.md',
+          **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))}}  # file of the project: its page
+=======
+          'docs/benchmarks.md': 'reference/benchmarks.md', 'docs/experiments.md': 'reference/experiments.md', 'docs/vocabulary.md': 'reference/vocabulary.md'}  # file of the project: its page
 
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)

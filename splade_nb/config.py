@@ -436,7 +436,7 @@ OFF = { # names: (acts, why not)
     'pair_share': (lambda s: s.query_table and s.pair_columns and s.own_floor, 'no table of queries, or no columns of pairs'),
     'lambda_pull': (lambda s: s.query_table, 'no table of queries'),
     'query_length': (lambda s: not s.query_table, 'a table reads the whole query'),
-    'backbone': (lambda s: not s.hidden, 'a backbone is made from random weights'),
+    'backbone': (lambda s: not (s.hidden and s.vocabulary), 'backbone and tokenizer are made here'),
     'hidden layers vocabulary': (lambda s: s.hidden, 'the named backbone decides'),
     'pair_weight': (lambda s: s.start == 'near_identity', 'only in a near-identity start'),
     'silence': (lambda s: s.start == 'near_identity' and s.mlm_head, 'only in a near-identity start of a decoder'),

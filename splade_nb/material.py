@@ -46,7 +46,7 @@ def training_queries(collection, held: set) -> dict: # id -> Query
 
 # %% ../nbs/10_material.ipynb #own-pieces
 def make_pieces(settings: Settings, texts: list) -> Pieces:
-    "The backbone's tokenizer at full scale; one learned from the texts at mini scale."
+    "One learned from the texts where the settings say how large; else the tokenizer of `backbone`, whose weights may be random."
     reading = dict(segment=settings.segment, pair_columns=extra_columns(settings), sounds=settings.sounds, lead=settings.lead)
     if not settings.vocabulary: return load_pieces(settings.backbone, **reading)
     probe = Pieces.prepare(SegmentOnly(settings.segment), texts)

@@ -201,7 +201,7 @@ def weight_bytes(settings: Settings) -> int:
     "Size of a version's weights, from its shape alone. Raises `ConfigError`."
     from transformers import AutoModelForMaskedLM
     with torch.device('meta'):
-        if settings.hidden: backbone = mini_backbone(settings, settings.vocabulary)
+        if settings.hidden: backbone = mini_backbone(settings, settings.vocabulary or len(load_pieces(settings.backbone)))
         else: backbone = AutoModelForMaskedLM.from_config(named_config('backbone', settings.backbone))
     return 4 * sum(value.numel() for value in backbone.parameters())
 

@@ -7,7 +7,7 @@ __all__ = ['RAW', 'CUTS', 'stays', 'asked_rows', 'named_ids', 'model_rows', 'rea
            'company_of_scores', 'cut_scores', 'company_of_names', 'cut_names', 'joined', 'company_of_merges',
            'cut_merges', 'renumber', 'cut_pieces', 'cut_config', 'cut_backbone', 'differences', 'coverage',
            'head_share', 'head_times', 'savings', 'table', 'plainly', 'whole_folder', 'open_checkpoint', 'choose_rows',
-           'examine', 'prune', 'kept_rows', 'read_texts', 'parser', 'main']
+           'examine', 'prune', 'kept_rows', 'cut_tokenizer', 'read_texts', 'parser', 'main']
 
 # %% ../nbs/05_surgery.ipynb #imports
 import argparse, contextlib, copy, difflib, json, os, re, shutil, statistics, sys, time, unicodedata
@@ -268,9 +268,12 @@ def open_checkpoint(source: Path | str, segment: str | None = None): # pieces, s
     return pieces, state, backbone
 
 # %% ../nbs/05_surgery.ipynb #choose-rows
-def choose_rows(pieces: Pieces, state: dict, backbone, texts: list, kinds=(), words=()) -> list: # old ids, rising
+def choose_rows(pieces: Pieces, state: dict,
+                backbone,          # None: a tokenizer alone
+                texts: list, kinds=(), words=()
+               ) -> list:          # old ids, rising
     "All rows that stay: those asked for, the model's own, and what the tokenizer's kind needs beside them."
-    rows = asked_rows(pieces, texts, kinds, words) | model_rows(backbone)
+    rows = asked_rows(pieces, texts, kinds, words) | (set() if backbone is None else model_rows(backbone))
     return sorted(rows | CUTS[state['model']['type']][0](state['model'], rows))
 
 # %% ../nbs/05_surgery.ipynb #examine
@@ -305,6 +308,19 @@ def prune(source: Path | str,     # folder or hub name of a masked language mode
 def kept_rows(folder: Path | str) -> np.ndarray: # [V of the cut] the original's id of each row
     "What `prune` kept: `weights[kept_rows(folder)]` carries a vector of the original over."
     return np.array(read_json(Path(folder)/'kept.json')['kept'])
+
+# %% ../nbs/05_surgery.ipynb #cut-tokenizer
+def cut_tokenizer(source: Path | str, # folder or hub name
+                  texts: list,
+                  out: Path | str,    # a folder that is not there yet
+                  kinds=(), words=(), # see `asked_rows`
+                  segment: str | None = None # preparation of the texts, see `load_pieces`
+                 ) -> Pieces:
+    "The tokenizer of a source on the rows that texts need. Raises `ConfigError`."
+    with whole_folder(out) as folder:
+        pieces = load_pieces(source, segment); state = tokenizer_state(source, pieces.tokenizer)
+        cut_pieces(pieces, state, choose_rows(pieces, state, None, texts, kinds, words), folder)
+    return load_pieces(out)
 
 # %% ../nbs/05_surgery.ipynb #read-texts
 def read_texts(source: str) -> list:

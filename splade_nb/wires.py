@@ -34,7 +34,7 @@ def wired_corpus():
 def tiny_checkpoint(folder: Path, texts: list, seed: int) -> str: # the folder
     "A masked language model and its tokenizer in the form that hubs have."
     torch.manual_seed(seed)
-    tokenizer = train_unigram(texts, 300)
+    tokenizer = train_unigram(texts, 300 - 20 * seed)
     shape = Settings(hidden=32, layers=1, max_length=64, dropout=0.0)
     mini_backbone(shape, len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -46,7 +46,8 @@ def small(settings: Settings, checkpoint: str) -> Settings:
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
     sizes = dict(batch_size=4, accumulation=min(2, settings.accumulation), max_length=12, validations=2, log_every=1, gate_hidden=min(8, settings.gate_hidden),
                  steps=max(6, math.ceil(settings.epochs / shortest)), bm25_negatives=min(2, settings.bm25_negatives), dense_negatives=min(2, settings.dense_negatives))
-    sizes |= dict(hidden=32, layers=1, vocabulary=300) if settings.hidden else dict(backbone=checkpoint)
+    if settings.hidden: sizes |= dict(hidden=32, layers=1)
+    sizes |= dict(vocabulary=300) if settings.hidden and settings.vocabulary else dict(backbone=checkpoint)
     if 32 % settings.gate_heads: sizes['gate_heads'] = 4
     return replace(settings, **sizes, **({} if settings.teacher == 'lsa' else dict(teacher=checkpoint)))
 

@@ -329,7 +329,7 @@ def test_no_machine_in_a_file():
     assert found == []
 
 
-@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', 'experiments/report.py', 'experiments/full_scale.py'])
+@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', *(f'experiments/{path.name}' for path in sorted((ROOT/'experiments').glob('*.py')) if '--check' in path.read_text(encoding='utf-8'))])
 def test_tables_show_what_the_results_say(script):
     assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
     done = program(sys.executable, script, '--check')

@@ -1,0 +1,274 @@
+"""One version on many vocabularies: XLM-R's, XLM-R's cut to the corpora, A.X's and learned ones, each on texts as they are and on morphemes.
+
+    python experiments/vocabulary.py COLLECTION ... --tokenizers FOLDER [--only NAME ...] [--seeds 42 ...] [--steps 60]
+    python experiments/vocabulary.py --page | --check
+"""
+import argparse, itertools, json, sqlite3, statistics, sys, tempfile, time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from multiprocessing import get_context
+from pathlib import Path
+import numpy as np
+import pandas as pd
+import torch
+from scipy import sparse
+from splade_nb import evaluation, lexical, tokens
+from splade_nb.config import SEED, Settings, read_json, resolve_quietly, root, write_json
+from splade_nb.encoding import encode
+from splade_nb.material import Prepared, prepare
+from splade_nb.report import canvas, palette
+from splade_nb.surgery import cut_tokenizer
+from splade_nb.training import train
+from splade_nb.versions import markdown_table, write_labels
+import remembered
+from start import HERE, Judged
+from train import without_held_out
+sys.path.append(str(HERE.parent/'benchmarks'))
+from measure import peak
+
+PAGE, PLOT = (HERE.parent/'docs'/f'vocabulary.{kind}' for kind in ('md', 'svg'))
+XLMR = 'xlm-roberta-base'
+VOCABULARIES = {'xlmr': ('XLM-R', XLMR), 'xlmr-cut': ('XLM-R cut', XLMR), 'ax': ('A.X', 'ax-encoder-base'),
+                **{f'own-{size}k': (f'own, {size}k', 1000 * size) for size in (8, 16, 32)}}  # name -> (for readers, folder of the tokenizer or pieces to learn)
+SEGMENTS = {'none': 'texts', 'kiwi': 'morphemes'}
+COMMON = dict(max_length=128, validations=0, keep_start=(0.0,), checkpoint_epochs=25)
+SAMPLE = 50  # documents of each collection, encoded with all pieces
+
+
+# One vocabulary
+
+class Morphemes:
+    "What Kiwi says of texts, kept in a file: every vocabulary sees the same, and Kiwi is no part of its time and memory."
+    def __init__(self, path: Path, read=remembered.read):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.read, self.kept = read, sqlite3.connect(path)
+        self.kept.execute('create table if not exists words (text text primary key, morphemes text)')
+        tokens.morphemes = lexical.TOKENIZERS['kiwi'] = self
+
+    def found(self, text: str): return self.kept.execute('select morphemes from words where text = ?', (text,)).fetchone()
+
+    def __call__(self, texts: list) -> list:
+        new = [text for text in dict.fromkeys(texts) if self.found(text) is None]
+        with self.kept: self.kept.executemany('insert into words values (?, ?)', zip(new, map(json.dumps, self.read(new) if new else ())))
+        return [json.loads(self.found(text)[0]) for text in texts]
+
+
+def packed(values) -> str: return ' '.join(f'{value:.4g}' for value in values)  # a line of JSON for a column of numbers
+
+
+def unpacked(text: str) -> np.ndarray: return np.array(text.split(), dtype=float)
+
+
+def some_texts(parts: list) -> list: return [text for part in parts for text in part.texts[::max(1, len(part.texts) // SAMPLE)][:SAMPLE]]
+
+
+def settings_for(name: str, segment: str, options, collection, folder: Path) -> Settings:
+    "The control at mini scale on a vocabulary; one that is cut sees documents and training queries, as one that is learned does."
+    source, common = VOCABULARIES[name][1], dict(COMMON, segment=segment, steps=options.steps)
+    if isinstance(source, int): return resolve_quietly('splade_v2', vocabulary=source, **common)
+    if name == 'xlmr-cut': cut_tokenizer(options.tokenizers/source, [*collection.texts.values(), *(query.text for query in collection.split('train').values())], folder/name, segment=segment)
+    return resolve_quietly('splade_v2', vocabulary=0, backbone=str(folder/name if name == 'xlmr-cut' else options.tokenizers/source), **common)
+
+
+def judged(prepared: Prepared, parts: list) -> tuple:  # nDCG@10 by collection, query vectors
+    "Documents are encoded in the pieces that some query holds: a dot product reads no others."
+    model, pieces, found, asked = prepared.model, prepared.material.pieces, {}, []
+    for part in parts:
+        asked.append(encode(model, pieces, list(part.queries.values()), document=False))
+        found[part.name] = packed(part.measure(asked[-1] @ encode(model, pieces, part.texts, keep=np.unique(asked[-1].indices), whole=True).T))
+    return found, sparse.vstack(asked)
+
+
+def split_of(prepared: Prepared, parts: list) -> dict:
+    "How a vocabulary splits the corpora, and the queries that nobody trained on."
+    material, unknown = prepared.material, prepared.material.pieces.tokenizer.unk_token_id
+    asked = material.pieces.ids([text for part in parts for text in part.queries.values()])
+    share = lambda rows: sum(row.count(unknown) for row in rows) / sum(map(len, rows))
+    words = sum(len(text.split()) for part in parts for text in part.texts)
+    return dict(pieces=len(material.pieces), seen=int((material.frequencies.counts > 0).sum()), document=statistics.mean(map(len, material.documents)),
+                word=sum(map(len, material.documents)) / words, unknown=dict(documents=share(material.documents), queries=share(asked)))
+
+
+def learned(prepared: Prepared, folder: Path, seed: int) -> dict:
+    "Training with its time, and the resident memory at its peak."
+    began, runs = time.process_time(), []
+    most = peak(lambda: runs.append(train(prepared.model, prepared.material, prepared.settings, folder, seed=seed, rollbacks=0)), base=0)
+    return dict(steps=runs[0].step, stopped=runs[0].stopped, peak=most, training=time.process_time() - began)
+
+
+def described(prepared: Prepared, asked, texts: list) -> dict:
+    "Sparsity and language of queries and of some documents, with the speed of encoding these."
+    began = time.process_time()
+    documents = encode(prepared.model, prepared.material.pieces, texts)
+    speed, korean = len(texts) / (time.process_time() - began), evaluation.korean_share(documents, prepared.masks['korean'], prepared.masks['neutral'])
+    return dict(speed=speed, terms=dict(query=evaluation.active_terms(asked), doc=evaluation.active_terms(documents)), dead=evaluation.dead_rows(sparse.vstack([asked, documents])),
+                korean=korean['count_share']['mean'], noise=korean['noise']['mean'])
+
+
+def measured(name: str, segment: str, seed: int, options) -> dict:
+    "One vocabulary from its texts to its ranking; in a process of its own, whose memory is its own."
+    Morphemes(options.morphemes)
+    parts, collection = [Judged(source) for source in options.collections], without_held_out(options.collections)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place); settings = settings_for(name, segment, options, collection, folder)
+        began = time.process_time()
+        prepared = prepare(settings, collection, seed, folder/'cache')
+        preparation, (start, _) = time.process_time() - began, judged(prepared, parts)
+        training = learned(prepared, folder/'run', seed)
+        found, asked = judged(prepared, parts)
+    return dict(vocabulary=name, segment=segment, seed=seed, date=date.today().isoformat(), threads=torch.get_num_threads(), hidden=settings.hidden, layers=settings.layers, batch=settings.batch_size,
+                length=settings.max_length, parameters=sum(value.numel() for value in prepared.model.parameters()), preparation=preparation, **training, **split_of(prepared, parts),
+                **described(prepared, asked, some_texts(parts)), start=start, found=found)
+
+
+def baseline(options) -> dict:
+    "BM25 over morphemes on the same queries, and how fast Kiwi reads."
+    kept, parts = Morphemes(options.morphemes), [Judged(source) for source in options.collections]
+    texts = some_texts(parts); kept.read(texts[:1]); began = time.process_time(); kept.read(texts)
+    return dict(command=f'python experiments/vocabulary.py {" ".join(part.name for part in parts)} --tokenizers FOLDER --steps {options.steps}', kiwi=len(texts) / (time.process_time() - began),
+                found={part.name: packed(part.measure(lexical.BM25(part.collection.texts).run(part.queries))) for part in parts})
+
+
+def once(path: Path, work, *arguments) -> None:
+    "A result that is not there yet, made in a fresh process."
+    if path.exists(): print(f'{path.name}: kept', flush=True); return
+    with ProcessPoolExecutor(1, get_context('spawn')) as fresh: write_json(path, fresh.submit(work, *arguments).result())
+    print(f'{path.name}: done', flush=True)
+
+
+# The page
+
+TEXT = """# Which vocabulary
+
+Written by `experiments/vocabulary.py` from its results. `{command}`: the control `splade_v2` at mini scale (hidden size {hidden}, {layers} layers, texts of {length} pieces a window) from the near-identity start,
+{steps} steps of {batch} pairs on the training queries of all collections but a held-out fifth, which judges; no test query. Same data, loss, steps and seed in every row; only the vocabulary differs.
+XLM-R's and A.X's tokenizers are the published ones, without their weights. XLM-R cut: the same tokenizer cut by `splade_nb.surgery` to what documents and training queries hold. Own: Unigram learned from the same texts.
+Morphemes: Kiwi's content morphemes are the words that the tokenizer sees.
+
+## Quality
+
+nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries). All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
+
+{quality}
+
+![Quality and memory by the number of pieces](vocabulary.svg)
+
+## Sparsity
+
+Seen: pieces that stand in a document. A word: between spaces. Unknown: share of pieces, in documents and in the held-out queries. Terms, language and texts without a term: the held-out queries and {sample} documents of each collection.
+
+{sparsity}
+
+## Cost
+
+{threads} thread of a CPU; times are the process's own, which other work on the machine disturbs less than the wall clock. Memory: the process's resident peak in training. Preparation: splitting, learning a vocabulary, the start's directions. Encoding: documents a second with all pieces; where morphemes are words, Kiwi's {kiwi:.0f} documents a second come before.
+
+{cost}
+"""
+
+
+def percent(value: float) -> str: return f'{100 * value:.1f}'
+
+
+def gained(one, other) -> str:
+    difference = evaluation.paired_difference(one, other)
+    return f'{100 * difference["mean"]:+.1f} [{100 * difference["low"]:+.1f}, {100 * difference["high"]:+.1f}]'
+
+
+@dataclass(frozen=True)
+class Results:
+    "What was measured, in the order of the vocabularies."
+    rows: list
+    bm25: dict
+
+    def label(self, row: dict) -> dict:
+        seed = {'seed': str(row['seed'])} if len({row['seed'] for row in self.rows}) > 1 else {}
+        return {'vocabulary': VOCABULARIES[row['vocabulary']][0], 'pieces': f'{row["pieces"]:,}', 'words': SEGMENTS[row['segment']], **seed}
+
+    def all(self, found: dict) -> np.ndarray: return np.concatenate([unpacked(found[name]) for name in self.bm25['found']])
+
+    def over_whole(self, row: dict) -> str:
+        whole = [other for other in self.rows if other['vocabulary'] == 'xlmr' and other['segment'] == row['segment'] and other['seed'] == row['seed']]
+        return gained(self.all(row['found']), self.all(whole[0]['found'])) if whole and row['vocabulary'] != 'xlmr' else ''
+
+
+def read_results(folder: Path) -> Results:
+    order = list(itertools.product(VOCABULARIES, SEGMENTS))
+    rows = [read_json(path) for path in folder.glob('vocabulary-*-*-*.json')]
+    return Results(sorted(rows, key=lambda row: (order.index((row['vocabulary'], row['segment'])), row['seed'])), read_json(folder/'vocabulary-bm25.json') if rows else {})
+
+
+def quality(results: Results) -> pd.DataFrame:
+    bm25 = results.bm25['found']
+    first = {'vocabulary': 'BM25', 'pieces': '', 'words': SEGMENTS['kiwi'], **({'seed': ''} if 'seed' in results.label(results.rows[0]) else {}), **{name: percent(unpacked(values).mean()) for name, values in bm25.items()},
+             'all, untrained': '', 'all': percent(results.all(bm25).mean()), 'over BM25': '', 'over XLM-R': ''}
+    of = lambda values, base: f'{percent(values.mean())} {gained(values, base).split(" ", 1)[1]}'
+    return pd.DataFrame([first, *({**results.label(row), **{name: of(unpacked(row['found'][name]), unpacked(bm25[name])) for name in bm25},
+                                   'all, untrained': percent(results.all(row['start']).mean()), 'all': percent(results.all(row['found']).mean()),
+                                   'over BM25': gained(results.all(row['found']), results.all(bm25)), 'over XLM-R': results.over_whole(row)} for row in results.rows)])
+
+
+def sparsity(results: Results) -> pd.DataFrame:
+    return pd.DataFrame([{**results.label(row), 'seen': f'{row["seen"]:,} ({row["seen"] / row["pieces"]:.0%})', 'pieces a document': f'{row["document"]:.1f}', 'a word': f'{row["word"]:.2f}',
+                          'unknown': ' / '.join(f'{share:.3%}' for share in row['unknown'].values()), 'terms': f'{row["terms"]["query"]:.0f} / {row["terms"]["doc"]:.0f}',
+                          'Korean': f'{row["korean"]:.0%}', 'of other languages': f'{row["noise"]:.1%}', 'texts without a term': f'{row["dead"]:.1%}'} for row in results.rows])
+
+
+def cost(results: Results) -> pd.DataFrame:
+    return pd.DataFrame([{**results.label(row), 'parameters': f'{row["parameters"] / 1e6:.1f} M', 'memory': f'{row["peak"] / 1e9:.2f} GB', 'a step': f'{row["training"] / row["steps"]:.2f} s', 'training': f'{row["training"] / 60:.1f} min' + ', stopped' * bool(row['stopped']),
+                          'preparation': f'{row["preparation"]:.0f} s', 'encoding': f'{row["speed"]:.1f}/s'} for row in results.rows])
+
+
+def page(results: Results | None = None) -> str:
+    results = results or read_results(HERE/'results')
+    if not results.rows: return '# Which vocabulary\n\nNot run yet: `python experiments/vocabulary.py`.\n'
+    common = {name: ' or '.join(sorted({str(row[name]) for row in results.rows})) for name in ('hidden', 'layers', 'length', 'steps', 'batch', 'threads')}
+    return TEXT.format(**common, command=results.bm25['command'], kiwi=results.bm25['kiwi'], queries=len(results.all(results.bm25['found'])), sample=SAMPLE,
+                       **{table.__name__: markdown_table(table(results)) for table in (quality, sparsity, cost)})
+
+
+def draw(results: Results, path: Path) -> None:
+    "Quality and memory by the number of pieces."
+    import matplotlib
+    panels = {'nDCG@10 of all held-out queries': lambda row: results.all(row['found']).mean(), 'resident peak in training, GB': lambda row: row['peak'] / 1e9}
+    with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none'}):
+        figure, axes = canvas(1, 2, height=4)
+        axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25')
+        for axis, (said, value) in zip(axes, panels.items()):
+            points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
+            for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
+                axis.plot(*np.array([point for (_, words, _), point in points.items() if words == segment]).reshape(-1, 2).T, 'o', color=colour, markersize=5, label=SEGMENTS[segment])
+            axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
+            named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
+            write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
+        figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
+        figure.savefig(path, metadata={'Date': None})
+    path.write_text('\n'.join(line.rstrip() for line in path.read_text(encoding='utf-8').splitlines()) + '\n', encoding='utf-8')
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader.add_argument('collections', nargs='*', metavar='COLLECTION', help='with a train split')
+    reader.add_argument('--tokenizers', type=Path, default=Path('tokenizers'), help=f'holds {XLMR} and ax-encoder-base')
+    reader.add_argument('--only', nargs='+', choices=VOCABULARIES, default=list(VOCABULARIES), metavar='NAME', help=', '.join(VOCABULARIES))
+    reader.add_argument('--segments', nargs='+', choices=SEGMENTS, default=list(SEGMENTS))
+    reader.add_argument('--seeds', type=int, nargs='+', default=[SEED])
+    reader.add_argument('--steps', type=int, default=60)
+    reader.add_argument('--morphemes', type=Path, default=root()/'outputs'/'morphemes.sqlite', help='where what Kiwi read is kept')
+    reader.add_argument('--results', type=Path, default=HERE/'results')
+    reader.add_argument('--page', action='store_true', help='write the page and its picture'); reader.add_argument('--check', action='store_true', help='whether the page is what the results say')
+    options = reader.parse_args()
+    if options.check: sys.exit(None if PAGE.read_text(encoding='utf-8') == page() else 'docs/vocabulary.md is not what the results say: run python experiments/vocabulary.py --page')
+    options.results.mkdir(parents=True, exist_ok=True)
+    if options.collections: once(options.results/'vocabulary-bm25.json', baseline, options)
+    for seed, name, segment in itertools.product(options.seeds, options.only, options.segments) if options.collections else ():
+        once(options.results/f'vocabulary-{name}-{segment}-{seed}.json', measured, name, segment, seed, options)
+    if not options.page: return
+    goal = PAGE.parent if options.results == HERE/'results' else options.results
+    results = read_results(options.results)
+    (goal/PAGE.name).write_text(page(results), encoding='utf-8')
+    if results.rows: draw(results, goal/PLOT.name)
+
+
+if __name__ == '__main__': main()
