@@ -17,8 +17,6 @@ REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'CONTRIBUTING.md': 'reference/contributing.md', 'data/mini/README.md': 'reference/data.md',
           **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))}}  # file of the project: its page
-=======
-          'docs/benchmarks.md': 'reference/benchmarks.md', 'docs/experiments.md': 'reference/experiments.md', 'docs/vocabulary.md': 'reference/vocabulary.md'}  # file of the project: its page
 
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)
