@@ -2,7 +2,7 @@
 
     python experiments/train.py COLLECTION ... [--version splade_ko] [--seeds 42 ...] [--variant NAME [setting=value ...]] ... [--test COLLECTION ...]
 """
-import argparse, functools, tempfile, time
+import argparse, functools, statistics, tempfile, time
 from datetime import date
 from pathlib import Path
 import torch
@@ -59,17 +59,23 @@ class Bench:
         found.model.settings = settings
         return Prepared(settings, found.collection, found.material, found.model, found.masks, found.held), start
 
+    def on_dev(self, pieces):  # what chooses the share of the start
+        def mean(model):
+            rows = [judge(model, pieces, source, 'dev') for source in self.options.collections]
+            return dict(metrics={'ndcg@10': statistics.mean(row['metrics']['ndcg@10']['mean'] for row in rows)}, active_terms=rows[0]['terms'])
+        return mean
+
     def run(self, name: str, changes: dict) -> dict:
         "Train a variant and judge it."
-        settings = resolve_quietly(self.options.version, validations=0, keep_start=(0.0,), **changes)
+        settings = resolve_quietly(self.options.version, **dict(validations=0, keep_start=(0.0,)) | changes)
         prepared, start = self.prepared(settings)
         model, pieces = prepared.model, prepared.material.pieces
         began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder: run = train(model, prepared.material, settings, folder, None, seed=self.seed, rollbacks=0)
+        with tempfile.TemporaryDirectory() as folder: run = train(model, prepared.material, settings, folder, self.on_dev(pieces) if len(settings.keep_start) > 1 else None, seed=self.seed, rollbacks=0)
         seconds = time.monotonic() - began
         if self.options.out: keep_model(prepared, self.options.out/f'{name}-{self.seed}')
         found = [judge(model, pieces, source, split) for split, sources in (('dev', self.options.collections), ('test', self.options.test)) for source in sources]
-        return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped,
+        return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped, shares=run.shares,
                     seconds=round(seconds), threads=torch.get_num_threads(), device=device(), start=start, found=found)
 
 
