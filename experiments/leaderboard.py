@@ -3,18 +3,17 @@
     python experiments/leaderboard.py [DATA] [--test COLLECTION ...] [--systems PATTERN ...] [--seeds 42 ...] [--steps N] [--results FOLDER]
     python experiments/leaderboard.py --page     write docs/leaderboard.md; --check: is it what the results say?
 """
-import argparse, fnmatch, functools, json, platform, re, sys
+import argparse, fnmatch, functools, json, re, sys
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 import pandas as pd
-import torch
 from tqdm import tqdm
 from splade_nb import data
 from splade_nb.board import BASELINE, METRICS, board_figure, boards, collection_table, summary_table
 from splade_nb.config import ABOUT, MINI_CORRECTIONS, VERSIONS, ConfigError, as_dict, nearest, read_json, resolve_quietly, write_json
 from splade_nb.curriculum import PAIR_TYPES
-from splade_nb.run import rollbacks_of
+from splade_nb.run import machine, rollbacks_of
 from splade_nb.systems import Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system
 from splade_nb.teacher import digest, teacher_label
 from splade_nb.tokens import remembered
@@ -109,7 +108,7 @@ def begun(contest: Contest, name: str, path: Path) -> dict:
     entry, label = SYSTEMS[name], contest.label(name)
     if not path.exists():
         return dict(system=name, about=entry.about, kind=entry.kind, version=entry.version, changes=entry.changes, seed=contest.seed, label=label, data=contest.training.name, taught=contest.taught,
-                    date=date.today().isoformat(), device=f'{platform.machine()} CPU', threads=torch.get_num_threads(), facts={}, collections={})
+                    date=date.today().isoformat(), device=machine(), facts={}, collections={})
     record = read_json(path)
     if record['label'] != label: raise ConfigError(f'{path} was made with {record["label"]}, asked for is {label}: remove it, or take another --results')
     return record
@@ -168,7 +167,7 @@ def when(folder: Path) -> str:
     "Dates, machine and seeds of a board's records."
     records = [read_json(path) for path in sorted(folder.glob('*.json'))]
     told = lambda name: ', '.join(sorted({str(record[name]) for record in records}))
-    return f'{len({record["system"] for record in records})} of {len(SYSTEMS)} systems; measured {told("date")} on {told("device")} with {told("threads")} thread; seed {told("seed")}. Other work ran on the machine: minutes and milliseconds are upper bounds.'
+    return f'{len({record["system"] for record in records})} of {len(SYSTEMS)} systems; measured {told("date")} on {told("device")}; seed {told("seed")}. What else the machine did counts in minutes and milliseconds.'
 
 
 def page() -> str:
