@@ -16,9 +16,14 @@ COLLECTIONS ?= ko_strategyqa,miracl_ko,mrtydi_ko
 SAMPLE  ?= 0
 DENSE   ?= BAAI/bge-m3
 FORCE   ?=
+TEST    ?=
+SYSTEMS ?=
+SEEDS   ?=
+STEPS   ?=
+RESULTS ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -27,7 +32,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare search test faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search test faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -74,6 +79,10 @@ compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.h
 	mkdir -p outputs && rm -f outputs/compare.html
 	$(papermill) nbs/compare.ipynb outputs/compare.ipynb
 	$(report) outputs/compare.ipynb outputs/compare.html
+
+# One model a system learns from all of DATA; TEST is judged and never learned from. Lists are joined by commas.
+leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST (SEEDS, STEPS, RESULTS) and write docs/leaderboard.md
+	OMP_NUM_THREADS=1 "$(bin)/python" experiments/leaderboard.py "$(DATA)" $(foreach name,TEST SYSTEMS SEEDS STEPS RESULTS,$(if $($(name)),--$(shell tr A-Z a-z <<< $(name)) '$($(name))'))
 
 search: $(ready)  ## Search DATA for QUERY with MODEL
 	@"$(bin)/python" -m splade_nb.run search --model "$(MODEL)" --data "$(DATA)" --query "$${QUERY:?give one: make search QUERY=...}"

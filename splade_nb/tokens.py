@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'READING', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS',
-           'MORPHEMES', 'clean', 'kiwi', 'morphemes', 'bigrams', 'pair_column', 'unigram_pieces', 'train_unigram',
-           'Pieces', 'spelt', 'sound_names', 'hashed_names', 'batch', 'read_names', 'save_pieces', 'load_pieces',
-           'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask', 'function_mask',
-           'stopword_mask', 'masks']
+           'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams', 'pair_column',
+           'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'batch', 'read_names',
+           'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds',
+           'particle_mask', 'function_mask', 'stopword_mask', 'masks']
 
 # %% ../nbs/02_tokens.ipynb #imports
 import functools, hashlib, os, re, unicodedata, zlib
+from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
 import torch
@@ -32,11 +33,30 @@ def kiwi():
     from kiwipiepy import Kiwi
     return Kiwi(num_workers=min(8, os.cpu_count() or 1))
 
+# %% ../nbs/02_tokens.ipynb #analysed
+def analysed(texts: list) -> list:  # for each text the forms of its kept morphemes, lower case
+    "Kiwi's word on each text."
+    found = kiwi().tokenize([unicodedata.normalize('NFKC', text) for text in texts])
+    return [[token.form.lower() for token in tokens if token.tag.startswith(KEPT_TAGS)] for tokens in found]
+
+# %% ../nbs/02_tokens.ipynb #remembered
+_known = [None]  # what the innermost `remembered` keeps
+
+@contextmanager
+def remembered(known: dict | None):  # text -> its morphemes, and grows
+    "Within, `morphemes` analyses no text twice; None forgets."
+    _known.append(known)
+    try: yield known
+    finally: _known.pop()
+
 # %% ../nbs/02_tokens.ipynb #morphemes
 def morphemes(texts: list) -> list:  # for each text the forms of its kept morphemes, lower case
     "Content morphemes by Kiwi (nouns, verbs, modifiers, roots, foreign words, numbers, symbols, prefixes)."
-    analysed = kiwi().tokenize([unicodedata.normalize('NFKC', text) for text in texts])
-    return [[token.form.lower() for token in tokens if token.tag.startswith(KEPT_TAGS)] for tokens in analysed]
+    known = _known[-1]
+    if known is None: return analysed(texts)
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    known.update(zip(new, analysed(new)))
+    return [list(known[text]) for text in texts]
 
 # %% ../nbs/02_tokens.ipynb #bigrams
 def bigrams(texts: list) -> list:  # for each text its pairs of neighbouring characters
