@@ -20,8 +20,7 @@ from splade_nb.lexical import BM25
 from splade_nb.material import make_pieces
 from splade_nb.model import count_factor
 from splade_nb.own import collection_factor
-from splade_nb.tokens import bigrams, pair_column, sound_names
-import remembered  # noqa: F401
+from splade_nb.tokens import bigrams, pair_column, remembered, sound_names
 
 HERE = Path(__file__).resolve().parent
 COLUMNS, SHARE, JOINED = 8192, 0.4, 2000  # as `splade_ko` has them
@@ -131,6 +130,7 @@ def systems(judged: Judged, everything: list, size: int) -> dict:  # name -> sco
 def hashed_of(judged: Judged, size: int) -> Views: return Views(judged, [judged], size, lambda pair: pair_column(pair, COLUMNS), COLUMNS)
 
 
+@remembered({})
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='+', metavar='COLLECTION', help='with a train split')

@@ -11,6 +11,7 @@ from splade_nb.collection import resplit
 from splade_nb.config import Settings, resolve_quietly, write_json
 from splade_nb.material import Prepared, device, prepare
 from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting
+from splade_nb.tokens import remembered
 from splade_nb.training import mix_with_start, start_weights, train
 from start import HERE, held_out
 
@@ -79,6 +80,7 @@ class Bench:
                     seconds=round(seconds), threads=torch.get_num_threads(), device=device(), start=start, found=found)
 
 
+@remembered({})
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='+', metavar='COLLECTION', help='with a train split')
