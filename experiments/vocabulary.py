@@ -63,11 +63,20 @@ def unpacked(text: str) -> np.ndarray: return np.array(text.split(), dtype=float
 def some_texts(parts: list) -> list: return [text for part in parts for text in part.texts[::max(1, len(part.texts) // SAMPLE)][:SAMPLE]]
 
 
+def apart(work, *arguments):
+    "What a function returns that runs in a fresh process: its memory is no part of ours."
+    with ProcessPoolExecutor(1, get_context('spawn')) as fresh: return fresh.submit(work, *arguments).result()
+
+
+def cut(source: Path, texts: list, out: Path, segment: str, morphemes: Path) -> None: Morphemes(morphemes); cut_tokenizer(source, texts, out, segment=segment)
+
+
 def settings_for(name: str, segment: str, options, collection, folder: Path) -> Settings:
     "The control at mini scale on a vocabulary; one that is cut sees documents and training queries, as one that is learned does."
     source, common = VOCABULARIES[name][1], dict(COMMON, segment=segment, steps=options.steps)
     if isinstance(source, int): return resolve_quietly('splade_v2', vocabulary=source, **common)
-    if name == 'xlmr-cut': cut_tokenizer(options.tokenizers/source, [*collection.texts.values(), *(query.text for query in collection.split('train').values())], folder/name, segment=segment)
+    texts = [*collection.texts.values(), *(query.text for query in collection.split('train').values())]
+    if name == 'xlmr-cut': apart(cut, options.tokenizers/source, texts, folder/name, segment, options.morphemes)
     return resolve_quietly('splade_v2', vocabulary=0, backbone=str(folder/name if name == 'xlmr-cut' else options.tokenizers/source), **common)
 
 
@@ -133,7 +142,7 @@ def baseline(options) -> dict:
 def once(path: Path, work, *arguments) -> None:
     "A result that is not there yet, made in a fresh process."
     if path.exists(): print(f'{path.name}: kept', flush=True); return
-    with ProcessPoolExecutor(1, get_context('spawn')) as fresh: write_json(path, fresh.submit(work, *arguments).result())
+    write_json(path, apart(work, *arguments))
     print(f'{path.name}: done', flush=True)
 
 

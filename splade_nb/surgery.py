@@ -314,11 +314,11 @@ def cut_tokenizer(source: Path | str, # folder or hub name
                   texts: list,
                   out: Path | str,    # a folder that is not there yet
                   kinds=(), words=(), # see `asked_rows`
-                  segment: str | None = None # preparation of the texts, see `load_pieces`
+                  **reading           # see `load_pieces`
                  ) -> Pieces:
     "The tokenizer of a source on the rows that texts need. Raises `ConfigError`."
     with whole_folder(out) as folder:
-        pieces = load_pieces(source, segment); state = tokenizer_state(source, pieces.tokenizer)
+        pieces = load_pieces(source, **reading); state = tokenizer_state(source, pieces.tokenizer)
         cut_pieces(pieces, state, choose_rows(pieces, state, None, texts, kinds, words), folder)
     return load_pieces(out)
 

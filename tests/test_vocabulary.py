@@ -33,7 +33,7 @@ def test_a_cut_vocabulary_splits_as_before(tmp_path):
     source = ROOT.parent/'shared'/'tokenizers'
     if not source.exists(): pytest.skip(f'no {source}')
     collection = vocabulary.without_held_out(['mini'])
-    whole, cut = (tokens.load_pieces(vocabulary.settings_for(name, 'none', SimpleNamespace(tokenizers=source, steps=1), collection, tmp_path).backbone, 'none') for name in ('xlmr', 'xlmr-cut'))
+    whole, cut = (tokens.load_pieces(vocabulary.settings_for(name, 'none', SimpleNamespace(tokenizers=source, steps=1, morphemes=tmp_path/'found.sqlite'), collection, tmp_path).backbone) for name in ('xlmr', 'xlmr-cut'))
     texts = list(collection.texts.values())[:50]
     assert [[cut.names[i] for i in row] for row in cut.ids(texts)] == [[whole.names[i] for i in row] for row in whole.ids(texts)]
     assert len(whole) == 250_002 and len(cut) < 20_000
