@@ -19,9 +19,9 @@ from splade_nb.encoding import encode
 from splade_nb.material import Prepared, prepare
 from splade_nb.report import canvas, palette
 from splade_nb.surgery import cut_tokenizer
+from splade_nb.tokens import remembered
 from splade_nb.training import train
 from splade_nb.versions import markdown_table, write_labels
-import remembered
 from start import HERE, Judged
 from train import without_held_out
 sys.path.append(str(HERE.parent/'benchmarks'))
@@ -39,19 +39,25 @@ SAMPLE = 50  # documents of each collection, encoded with all pieces
 # One vocabulary
 
 class Morphemes:
-    "What Kiwi says of texts, kept in a file: every vocabulary sees the same, and Kiwi is no part of its time and memory."
-    def __init__(self, path: Path, read=remembered.read):
+    "What Kiwi says of texts, kept in a file for `remembered`: every vocabulary sees the same, and Kiwi is no part of its time and memory."
+    def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.read, self.kept = read, sqlite3.connect(path)
+        self.kept = sqlite3.connect(path)
         self.kept.execute('create table if not exists words (text text primary key, morphemes text)')
-        tokens.morphemes = lexical.TOKENIZERS['kiwi'] = self
 
     def found(self, text: str): return self.kept.execute('select morphemes from words where text = ?', (text,)).fetchone()
 
-    def __call__(self, texts: list) -> list:
-        new = [text for text in dict.fromkeys(texts) if self.found(text) is None]
-        with self.kept: self.kept.executemany('insert into words values (?, ?)', zip(new, map(json.dumps, self.read(new) if new else ())))
-        return [json.loads(self.found(text)[0]) for text in texts]
+    def __contains__(self, text: str) -> bool: return self.found(text) is not None
+
+    def __getitem__(self, text: str) -> list: return json.loads(self.found(text)[0])
+
+    def update(self, pairs) -> None:
+        with self.kept: self.kept.executemany('insert into words values (?, ?)', ((text, json.dumps(words)) for text, words in pairs))
+
+
+def reading(path: Path, work, *arguments):
+    "What a function returns while Kiwi's file is at hand."
+    with remembered(Morphemes(path)): return work(*arguments)
 
 
 def packed(values) -> str: return ' '.join(f'{value:.4g}' for value in values)  # a line of JSON for a column of numbers
@@ -63,12 +69,12 @@ def unpacked(text: str) -> np.ndarray: return np.array(text.split(), dtype=float
 def some_texts(parts: list) -> list: return [text for part in parts for text in part.texts[::max(1, len(part.texts) // SAMPLE)][:SAMPLE]]
 
 
-def apart(work, *arguments):
+def apart(morphemes: Path, work, *arguments):
     "What a function returns that runs in a fresh process: its memory is no part of ours."
-    with ProcessPoolExecutor(1, get_context('spawn')) as fresh: return fresh.submit(work, *arguments).result()
+    with ProcessPoolExecutor(1, get_context('spawn')) as fresh: return fresh.submit(reading, morphemes, work, *arguments).result()
 
 
-def cut(source: Path, texts: list, out: Path, segment: str, morphemes: Path) -> None: Morphemes(morphemes); cut_tokenizer(source, texts, out, segment=segment)
+def cut(source: Path, texts: list, out: Path, segment: str) -> None: cut_tokenizer(source, texts, out, segment=segment)
 
 
 def settings_for(name: str, segment: str, options, collection, folder: Path) -> Settings:
@@ -76,7 +82,7 @@ def settings_for(name: str, segment: str, options, collection, folder: Path) -> 
     source, common = VOCABULARIES[name][1], dict(COMMON, segment=segment, steps=options.steps)
     if isinstance(source, int): return resolve_quietly('splade_v2', vocabulary=source, **common)
     texts = [*collection.texts.values(), *(query.text for query in collection.split('train').values())]
-    if name == 'xlmr-cut': apart(cut, options.tokenizers/source, texts, folder/name, segment, options.morphemes)
+    if name == 'xlmr-cut': apart(options.morphemes, cut, options.tokenizers/source, texts, folder/name, segment)
     return resolve_quietly('splade_v2', vocabulary=0, backbone=str(folder/name if name == 'xlmr-cut' else options.tokenizers/source), **common)
 
 
@@ -117,7 +123,6 @@ def described(prepared: Prepared, asked, texts: list) -> dict:
 
 def measured(name: str, segment: str, seed: int, options) -> dict:
     "One vocabulary from its texts to its ranking; in a process of its own, whose memory is its own."
-    Morphemes(options.morphemes)
     parts, collection = [Judged(source) for source in options.collections], without_held_out(options.collections)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place); settings = settings_for(name, segment, options, collection, folder)
@@ -133,16 +138,16 @@ def measured(name: str, segment: str, seed: int, options) -> dict:
 
 def baseline(options) -> dict:
     "BM25 over morphemes on the same queries, and how fast Kiwi reads."
-    kept, parts = Morphemes(options.morphemes), [Judged(source) for source in options.collections]
-    texts = some_texts(parts); kept.read(texts[:1]); began = time.process_time(); kept.read(texts)
+    parts = [Judged(source) for source in options.collections]
+    texts = some_texts(parts); tokens.analysed(texts[:1]); began = time.process_time(); tokens.analysed(texts)
     return dict(command=f'python experiments/vocabulary.py {" ".join(part.name for part in parts)} --tokenizers FOLDER --steps {options.steps}', kiwi=len(texts) / (time.process_time() - began),
                 found={part.name: packed(part.measure(lexical.BM25(part.collection.texts).run(part.queries))) for part in parts})
 
 
-def once(path: Path, work, *arguments) -> None:
+def once(path: Path, options, work, *arguments) -> None:
     "A result that is not there yet, made in a fresh process."
     if path.exists(): print(f'{path.name}: kept', flush=True); return
-    write_json(path, apart(work, *arguments))
+    write_json(path, apart(options.morphemes, work, *arguments, options))
     print(f'{path.name}: done', flush=True)
 
 
@@ -270,9 +275,9 @@ def main() -> None:
     options = reader.parse_args()
     if options.check: sys.exit(None if PAGE.read_text(encoding='utf-8') == page() else 'docs/vocabulary.md is not what the results say: run python experiments/vocabulary.py --page')
     options.results.mkdir(parents=True, exist_ok=True)
-    if options.collections: once(options.results/'vocabulary-bm25.json', baseline, options)
+    if options.collections: once(options.results/'vocabulary-bm25.json', options, baseline)
     for seed, name, segment in itertools.product(options.seeds, options.only, options.segments) if options.collections else ():
-        once(options.results/f'vocabulary-{name}-{segment}-{seed}.json', measured, name, segment, seed, options)
+        once(options.results/f'vocabulary-{name}-{segment}-{seed}.json', options, measured, name, segment, seed)
     if not options.page: return
     goal = PAGE.parent if options.results == HERE/'results' else options.results
     results = read_results(options.results)

@@ -6,18 +6,19 @@ import pytest
 from conftest import ROOT
 sys.path.append(str(ROOT/'experiments'))
 import vocabulary
-from splade_nb import lexical, tokens
+from splade_nb import tokens
 from splade_nb.config import resolve_quietly
 from splade_nb.encoding import encode
 from splade_nb.material import prepare
 
 
 def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(tokens, 'morphemes', None); monkeypatch.setitem(lexical.TOKENIZERS, 'kiwi', None)  # given back afterwards
     asked = []
-    vocabulary.Morphemes(tmp_path/'found.sqlite', lambda texts: asked.append(texts) or [text.split() for text in texts])
-    assert [tokens.morphemes(['제주도 여행', '부산 국밥', '제주도 여행']) for _ in range(2)] == [[['제주도', '여행'], ['부산', '국밥'], ['제주도', '여행']]] * 2
-    assert asked == [['제주도 여행', '부산 국밥']] and lexical.TOKENIZERS['kiwi'] is tokens.morphemes
+    monkeypatch.setattr(tokens, 'analysed', lambda texts: asked.append(texts) or [text.split() for text in texts])
+    for _ in range(2):
+        read = vocabulary.reading(tmp_path/'found.sqlite', tokens.morphemes, ['제주도 여행', '부산 국밥', '제주도 여행'])
+        assert read == [['제주도', '여행'], ['부산', '국밥'], ['제주도', '여행']]
+    assert [texts for texts in asked if texts] == [['제주도 여행', '부산 국밥']]
 
 
 def test_only_columns_of_queries_rank(tmp_path):
