@@ -119,11 +119,12 @@ def summary_table(table): # DataFrame of texts
 # %% ../nbs/14_board.ipynb #board-marks
 def board_marks(axis, rows, x: str, label: str) -> None:
     "A named mark a system; the baseline as a line."
+    from matplotlib.ticker import LogFormatter
     for (kind, failed), group in rows.groupby(['kind', rows['outcome'] != ''], sort=False):
         said, colour, shape = KINDS[kind]
         axis.scatter(group[x], group['ndcg@10'], marker=shape, s=36, color='white' if failed else colour, edgecolor=colour, linewidth=1.4, zorder=3, label=said + (', collapsed or stopped' if failed else ''))
     for level in rows.loc[rows['system'] == BASELINE, 'ndcg@10']: axis.axhline(level, color=SYSTEMS['bm25'][1], linestyle='--', linewidth=1.2)
-    axis.set_xscale('log'); axis.xaxis.set_major_formatter('{x:g}'); axis.set_xlabel(label); axis.set_ylabel('nDCG@10'); axis.margins(x=0.12, y=0.12)
+    axis.set_xscale('log'); axis.xaxis.set_major_formatter('{x:g}'); axis.xaxis.set_minor_formatter(LogFormatter()); axis.set_xlabel(label); axis.set_ylabel('nDCG@10'); axis.margins(x=0.12, y=0.12)
     write_labels(axis, rows[[x, 'ndcg@10']].to_numpy(float), rows['system'].tolist(), [], letters=7)
 
 # %% ../nbs/14_board.ipynb #board-figure
