@@ -36,12 +36,12 @@ def result_of(case: Case) -> dict: # empty where nothing was run
 
 
 def kept() -> dict: # identity -> numbers
-    "Every run that some result holds: none is made twice. The one with a curve where a case draws it."
+    "Every run that some result holds, with all that is known of it: none is made twice."
     found = {}
     for result in map(result_of, CASES):
         for run in result.get('runs', ()):
             key = identity(resolve_quietly(result['version'], result['recipe'], 'mini', **{**result['settings'], **run['changes']}), result['recipe'], run['seed'])
-            if key not in found or 'curve' in run['found']: found[key] = run['found']
+            found[key] = found.get(key, {}) | run['found']
     return found
 
 
@@ -118,7 +118,7 @@ Written by `experiments/tuning.py` from `experiments/results/tuning/`, {date}. E
 
 Look your symptom up in the table, change the setting there, and look at the same number in your own run: {files}.
 
-The runs are small, so that all of them can be made again in about ten minutes of one core (`{command}`): {steps} steps on {documents} documents of the embedded set, with the seeds that each section names; means, and in brackets the smallest and the largest. **How large an effect is on your data these numbers do not say**, only whether the change reaches the symptom and at what price. {queries} queries, held out of the training split, judge; no test query was asked. nDCG@10 of BM25 on them: {bm25}.
+The runs are small, so that all of them can be made again: {minutes:.0f} minutes of one core's time so far (`{command}`, which goes on where it was stopped): {steps} steps on {documents} documents of the embedded set, with the seeds that each section names; means, and in brackets the smallest and the largest. **How large an effect is on your data these numbers do not say**, only whether the change reaches the symptom and at what price. {queries} queries, held out of the training split, judge; no test query was asked. nDCG@10 of BM25 on them: {bm25}.{missing}
 
 - **helped**: the number is on the healthy side of the threshold in every seed.
 - **helped but cost**: so it is, and nDCG@10 fell in every seed, by more than a point on average.
@@ -149,6 +149,7 @@ def number(value: float) -> str: return f'{value:.0f}' if abs(value) >= 100 else
 
 def spread(runs: list, name: str) -> str: # mean [lowest, highest]
     values = [found[name] for found in runs]
+    if len(values) == 1: return number(values[0])
     return f'{number(mean(runs, name))} [{number(min(values))}, {number(max(values))}]'
 
 
@@ -203,8 +204,9 @@ def whole() -> list: # cases
 
 
 def page() -> str:
-    cases, about = whole(), read_json(RESULTS/'collection.json')
-    return TEXT.format(**{name: about[name] for name in ('documents', 'queries')}, command='python experiments/tuning.py', date=max(result_of(case)['date'] for case in cases), files=SEEN, steps=SMALL['steps'],
+    cases, about, spent = whole(), read_json(RESULTS/'collection.json'), sum(found['seconds'] for found in kept().values()) / 60
+    missing = ', '.join(heading(case).lower() for case in CASES if case not in cases)
+    return TEXT.format(**{name: about[name] for name in ('documents', 'queries')}, command='python experiments/tuning.py', minutes=spent, missing=f' Not run yet: {missing}.' if missing else '', date=max(result_of(case)['date'] for case in cases), files=SEEN, steps=SMALL['steps'],
                        bm25=f'{about["bm25"]:.3f}', config='../nbs/00_config.ipynb', table=markdown_table(overview(cases, about['bm25'])), small=spelled(SMALL), sections='\n'.join(map(section, cases)))
 
 
