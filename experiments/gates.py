@@ -3,11 +3,13 @@
     python experiments/gates.py [--seeds 42 43 44] [--only NAME ...] [--page | --check]
 """
 import argparse, copy, sys, tempfile, time
+from collections import Counter
 from datetime import date
 from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+import remembered  # noqa: F401
 from splade_nb import run
 from splade_nb.config import read_json, resolve_quietly, write_json
 from splade_nb.encoding import encode
@@ -34,16 +36,6 @@ def settings_of(name: str):
 
 
 def place_of(results: Path, name: str, seed: int) -> Path: return results/f'gates-{name.replace(" ", "-")}-{seed}.json'
-
-
-def remembered(prepare):  # texts -> prepared texts
-    "The same, each text analysed once."
-    known = {}
-    def prepared(texts: list) -> list:
-        fresh = [text for text in dict.fromkeys(texts) if text not in known]
-        known.update(zip(fresh, prepare(fresh)) if fresh else ())
-        return [known[text] for text in texts]
-    return prepared
 
 
 def started(base: Prepared, settings, seed: int) -> Prepared:
@@ -95,7 +87,6 @@ def experiment(results: Path, seeds: list, names: list) -> None:
                 settings, alike = settings_of(name), VARIANTS[name][1] == 'corrected'
                 if alike and base is None: base = prepare(settings_of('unfiltered'), collection, seed, Path(cache))
                 prepared = started(base, settings, seed) if alike else prepare(settings, collection, seed, Path(cache))
-                if name == missing[0] or not alike: prepared.material.pieces.prepare = remembered(prepared.material.pieces.prepare)
                 found = measure(name, seed, prepared, Path(cache))
                 write_json(place_of(results, name, seed), found)
                 print(f'{name} {seed}: nDCG@10 {found["ndcg"]:.4f}, terms {found["active_terms"]}, {found["moved"]}, {found["seconds"]} s', flush=True)
@@ -126,7 +117,7 @@ Documents in Korean. Kept: foreign pieces of the text itself and words of the li
 
 ## Criteria
 
-How many seeds meet each; void with its reason where the model collapsed or ranks more than half a point below the unfiltered one.
+How many seeds meet each; void with its reason where the model collapsed or ranks more than half a point below the unfiltered one, met by the texts alone where a text's own pieces tell as many pairs apart.
 
 {criteria}
 
@@ -143,11 +134,13 @@ def kept() -> dict:  # name -> results by seed
 
 def spread(values, form: str = '{:.3f}') -> str:
     "The mean, and where several seeds differ the smallest and the largest."
+    values = [value for value in values if value is not None]
+    if not values: return '-'
     low, mean, high = (form.format(value) for value in (min(values), float(np.mean(values)), max(values)))
     return mean if low == high else f'{mean} ({low} to {high})'
 
 
-def percent(values) -> str: return spread([100 * value for value in values], '{:.1f}')
+def percent(values) -> str: return spread([value and 100 * value for value in values], '{:.1f}')
 
 
 def beside(rows: dict, reference: dict) -> list:  # pairs of runs of one seed
@@ -191,9 +184,9 @@ def verdicts(rows: dict, reference: dict) -> dict:  # criterion -> list of verdi
     return {name: [row['met'] for seed in judged for row in seed if row['criterion'] == name] for name in CRITERIA}
 
 
-def in_words(states: list) -> str:  # `met 2, void 1`
-    counts = {word: sum(state.startswith(word) for state in states) for word in ('met', 'not certain', 'not met', 'void')}
-    return ', '.join(word if count == len(states) else f'{word} {count} of {len(states)}' for word, count in counts.items() if count)
+def in_words(states: list) -> str:  # 'met 2 of 3, void 1 of 3'
+    counts = Counter(state.partition(':')[0] for state in states)
+    return ', '.join(word if count == len(states) else f'{word} {count} of {len(states)}' for word, count in counts.items())
 
 
 def reasons(states: list) -> str: return '; '.join(dict.fromkeys(state.removeprefix('void: ') for state in states if state.startswith('void')))
@@ -214,7 +207,8 @@ def certain(difference: dict) -> str:
 
 def worth(found: dict) -> str:
     "A sentence a form, against no gate, and one on the filter and on the version as written."
-    plain, told = found['no gate'], []
+    plain, told = found.get('no gate'), []
+    if plain is None: return 'The run without a gate, which the forms are compared with, is missing.'
     mean = lambda rows, of: float(np.mean([of(row) for row in rows.values()]))
     for name in (name for name in FORMS if name in found):
         rows, difference = found[name], against(found[name], plain)
@@ -222,8 +216,8 @@ def worth(found: dict) -> str:
         both = 100 * (mean(rows, lambda row: row['context']['found']['both']) - mean(plain, lambda row: row['context']['found']['both']))
         told.append(f'{ABOUT[name]} ranks {points(difference)} points beside no gate ({certain(difference)}), takes {100 * mean(rows, lambda row: row["moved"]["silenced"]):.1f} % of a query\'s terms away and brings '
                     f'{100 * mean(rows, lambda row: row["moved"]["raised"]):.1f} %; pairs are told apart {apart[0]:+.1f} points by terms and {apart[1]:+.1f} by weights, and both halves find their document {both:+.1f} points more often.')
-    filtered = against(found['sigmoid'], found['unfiltered'])
-    told.append(f'The language filter itself changes nDCG@10 by {points(filtered)} points and noise from {100 * mean(found["unfiltered"], lambda row: row["korean"]["noise"]["mean"]):.2f} % of the terms to '
+    filtered = against(found['sigmoid'], found['unfiltered']) if 'sigmoid' in found else None
+    if filtered: told.append(f'The language filter itself changes nDCG@10 by {points(filtered)} points and noise from {100 * mean(found["unfiltered"], lambda row: row["korean"]["noise"]["mean"]):.2f} % of the terms to '
                 f'{100 * mean(found["sigmoid"], lambda row: row["korean"]["noise"]["mean"]):.2f} %: this vocabulary is cut from Korean texts, so little is left to filter.')
     if written := found.get('as written'): told.append(f'V28 as written: {in_words(sum(verdicts(written, found["unfiltered"]).values(), []))} ({reasons(sum(verdicts(written, found["unfiltered"]).values(), []))}), with nDCG@10 {spread([row["ndcg"] for row in written.values()])} '
                                                        f'and a Korean share of {percent([row["korean"]["count_share"]["mean"] for row in written.values()])} %.')
@@ -231,7 +225,9 @@ def worth(found: dict) -> str:
 
 
 def page() -> str:
-    found, bm25 = kept(), read_json(HERE/'results'/'gates-bm25.json')
+    found = kept()
+    if 'unfiltered' not in found: return '# What each form of the gate is worth\n\nNot run yet: `python experiments/gates.py`.\n'
+    bm25 = read_json(HERE/'results'/'gates-bm25.json')
     first = found['unfiltered'][min(found['unfiltered'])]
     conditions = (f'Embedded set `{first["collection"]}`, {len(first["per_query"])} test queries, scale mini, {first["date"]}, {first["threads"]} thread; `python experiments/gates.py`. Short runs: {first["steps"]} steps of '
                   f'{SHORT["batch_size"]} queries, {SHORT["max_length"]} tokens a window, weights as trained. Seeds: {", ".join(map(str, sorted({seed for rows in found.values() for seed in rows})))}.')

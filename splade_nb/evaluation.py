@@ -260,6 +260,9 @@ def criteria(found: dict,               # korean, context (None without pairs), 
     "V28's success criteria (seed 4, section 10.2): met, not met, not certain, or void with its reason."
     why, told = lost or void(found, unfiltered), []
     for name, (part, figure, target, above) in CRITERIA.items():
-        value = (found[part] or {}).get(figure)
-        if value is not None: told.append(dict(criterion=name, **value, target=target, above=above, met=f'void: {why}' if why else verdict(value, target, above)))
+        value, alone = (found[part] or {}).get(figure), (found[part] or {}).get('texts') # told apart by own pieces
+        if value is None: continue
+        met = f'void: {why}' if why else verdict(value, target, above)
+        if met == 'met' and alone and value['low'] <= alone['mean']: met = f'met by the texts alone: {alone["mean"]:.0%}'
+        told.append(dict(criterion=name, **value, target=target, above=above, met=met))
     return told
