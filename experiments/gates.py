@@ -128,8 +128,11 @@ How many seeds meet each; void with its reason where the model collapsed or rank
 
 
 def kept() -> dict:  # name -> results by seed
+    "Of the seeds that all corrected variants share."
     found = [read_json(path) for path in sorted((HERE/'results').glob('gates-*-[0-9]*.json'))]
-    return {name: {row['seed']: row for row in found if row['name'] == name} for name in VARIANTS if any(row['name'] == name for row in found)}
+    rows = {name: {row['seed']: row for row in found if row['name'] == name} for name in VARIANTS}
+    whole = set.intersection(*(set(rows[name]) for name, (_, recipe, _) in VARIANTS.items() if recipe == 'corrected'))
+    return {name: {seed: row for seed, row in seeds.items() if seed in whole} for name, seeds in rows.items() if whole & set(seeds)}
 
 
 def spread(values, form: str = '{:.3f}') -> str:
@@ -207,17 +210,16 @@ def certain(difference: dict) -> str:
 
 def worth(found: dict) -> str:
     "A sentence a form, against no gate, and one on the filter and on the version as written."
-    plain, told = found.get('no gate'), []
-    if plain is None: return 'The run without a gate, which the forms are compared with, is missing.'
+    plain, told = found['no gate'], []
     mean = lambda rows, of: float(np.mean([of(row) for row in rows.values()]))
-    for name in (name for name in FORMS if name in found):
+    for name in FORMS:
         rows, difference = found[name], against(found[name], plain)
         apart = [100 * (mean(rows, lambda row: row['context'][key]['mean']) - mean(plain, lambda row: row['context'][key]['mean'])) for key in ('set', 'weighted')]
         both = 100 * (mean(rows, lambda row: row['context']['found']['both']) - mean(plain, lambda row: row['context']['found']['both']))
         told.append(f'{ABOUT[name]} ranks {points(difference)} points beside no gate ({certain(difference)}), takes {100 * mean(rows, lambda row: row["moved"]["silenced"]):.1f} % of a query\'s terms away and brings '
                     f'{100 * mean(rows, lambda row: row["moved"]["raised"]):.1f} %; pairs are told apart {apart[0]:+.1f} points by terms and {apart[1]:+.1f} by weights, and both halves find their document {both:+.1f} points more often.')
-    filtered = against(found['sigmoid'], found['unfiltered']) if 'sigmoid' in found else None
-    if filtered: told.append(f'The language filter itself changes nDCG@10 by {points(filtered)} points and noise from {100 * mean(found["unfiltered"], lambda row: row["korean"]["noise"]["mean"]):.2f} % of the terms to '
+    filtered = against(found['sigmoid'], found['unfiltered'])
+    told.append(f'The language filter itself changes nDCG@10 by {points(filtered)} points and noise from {100 * mean(found["unfiltered"], lambda row: row["korean"]["noise"]["mean"]):.2f} % of the terms to '
                 f'{100 * mean(found["sigmoid"], lambda row: row["korean"]["noise"]["mean"]):.2f} %: this vocabulary is cut from Korean texts, so little is left to filter.')
     if written := found.get('as written'): told.append(f'V28 as written: {in_words(sum(verdicts(written, found["unfiltered"]).values(), []))} ({reasons(sum(verdicts(written, found["unfiltered"]).values(), []))}), with nDCG@10 {spread([row["ndcg"] for row in written.values()])} '
                                                        f'and a Korean share of {percent([row["korean"]["count_share"]["mean"] for row in written.values()])} %.')
@@ -226,7 +228,7 @@ def worth(found: dict) -> str:
 
 def page() -> str:
     found = kept()
-    if 'unfiltered' not in found: return '# What each form of the gate is worth\n\nNot run yet: `python experiments/gates.py`.\n'
+    if not found: return '# What each form of the gate is worth\n\nNot run yet: `python experiments/gates.py`.\n'
     bm25 = read_json(HERE/'results'/'gates-bm25.json')
     first = found['unfiltered'][min(found['unfiltered'])]
     conditions = (f'Embedded set `{first["collection"]}`, {len(first["per_query"])} test queries, scale mini, {first["date"]}, {first["threads"]} thread; `python experiments/gates.py`. Short runs: {first["steps"]} steps of '

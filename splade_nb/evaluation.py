@@ -243,7 +243,7 @@ def void(found: dict,                   # active_terms, dead_rows, ndcg
     if unfiltered is None: return ''
     if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']): return f'the unfiltered model collapsed ({", ".join(lost)})'
     below = unfiltered['ndcg'] - found['ndcg']
-    return f'nDCG@10 {100 * below:.1f} points below the unfiltered model' if below > MOST_LOST else ''
+    return f'nDCG@10 {100 * below:.2f} points below the unfiltered model' if below > MOST_LOST else ''
 
 # %% ../nbs/13_evaluation.ipynb #verdict
 def verdict(value: dict, target: float, above: bool) -> str:  # value: {'mean', 'low', 'high'}
