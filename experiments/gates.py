@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-import remembered  # noqa: F401
 from splade_nb import run
 from splade_nb.config import read_json, resolve_quietly, write_json
 from splade_nb.encoding import encode
 from splade_nb.evaluation import CRITERIA, criteria, paired_difference, summarise
 from splade_nb.material import Prepared, fix_seeds, prepare
 from splade_nb.model import create
+from splade_nb.tokens import remembered
 from splade_nb.training import train
 from splade_nb.versions import markdown_table
 
@@ -76,6 +76,7 @@ def measure(name: str, seed: int, prepared: Prepared, cache: Path) -> dict:
                 collection=prepared.collection.name, seconds=round(time.perf_counter() - begun, 1), steps=done.step, stopped=done.stopped, parameters=sum(p.numel() for p in prepared.model.parameters()), **findings(prepared))
 
 
+@remembered({})
 def experiment(results: Path, seeds: list, names: list) -> None:
     "What is not there yet; what is, stays."
     collection, bm25 = run.collect('mini'), results/'gates-bm25.json'
