@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SEED', 'MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26',
-           'V27', 'V28', 'SPLADE_V2', 'SPLADE_KO', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'CORRECTIONS', 'OFF',
-           'MINI', 'SCALES', 'MINI_CORRECTIONS', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'root', 'plain',
-           'write_json', 'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase', 'ModelSettings',
-           'StartSettings', 'RankingSettings', 'DistillationSettings', 'SparsitySettings', 'MiningSettings', 'Settings',
-           'to_phase', 'from_text', 'cast', 'override', 'read_overrides', 'Correction', 'Times', 'every_phase',
-           'distils', 'needs_teacher', 'extra_columns', 'off', 'version_name', 'check_bounds', 'check_phase',
-           'check_phases', 'impossible', 'check', 'apply', 'correct', 'resolve', 'differences', 'resolve_quietly',
-           'as_dict', 'from_dict', 'flat', 'version_table']
+           'V27', 'V28', 'SPLADE_V2', 'SPLADE_KO', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'LOANWORDS', 'CORRECTIONS',
+           'OFF', 'MINI', 'SCALES', 'MINI_CORRECTIONS', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'root',
+           'plain', 'write_json', 'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase',
+           'ModelSettings', 'StartSettings', 'RankingSettings', 'DistillationSettings', 'SparsitySettings',
+           'MiningSettings', 'Settings', 'to_phase', 'from_text', 'cast', 'override', 'read_overrides', 'Correction',
+           'Times', 'every_phase', 'distils', 'needs_teacher', 'extra_columns', 'off', 'version_name', 'check_bounds',
+           'check_phase', 'check_phases', 'impossible', 'check', 'apply', 'correct', 'resolve', 'differences',
+           'resolve_quietly', 'as_dict', 'from_dict', 'flat', 'version_table']
 
 # %% ../nbs/00_config.ipynb #imports
 import difflib, json, math, os, warnings
@@ -94,11 +94,12 @@ class ModelSettings:
     mlm_head: bool = True               # False: importance of the text's own pieces, no expansion
     mask_special: bool = False          # special pieces never stand in a vector or a target
     context_gate: bool = False
+    gate_form: str = 'sigmoid'          # factor on logits; signed: shift of logits; threshold: on weights; hidden: factors on what the decoder reads
     gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling
     gate_hidden: int = 256
     gate_heads: int = 4
     gate_dropout: float = 0.1
-    gate_bias: float = 0.0              # start of the gate's last bias; sigmoid(0) = 0.5
+    gate_bias: float = 0.0              # start of the last bias of a sigmoid or threshold; sigmoid(0) = 0.5
     output_idf: float = 0.0             # power of IDF on the output; 0 is off
     term_frequency: bool = False        # BM25's count and length factor on documents
     own_floor: float = 0.0              # logit below which a text's own pieces never fall; 0 is off
@@ -184,6 +185,7 @@ class SparsitySettings:
     korean_token_penalty: float = 0.0   # weight of a Korean piece
     language_ramp: float = 0.0          # share of the steps until full weight, linear
     language_spares_input: bool = False # pieces of the text itself are not noise
+    language_allows: tuple = ()         # words that are never noise: loanwords, names of products
 
 # %% ../nbs/00_config.ipynb #mining-settings
 @dataclass(frozen=True)
@@ -378,6 +380,8 @@ class Times:
 
 # %% ../nbs/00_config.ipynb #corrections
 _weighted = lambda settings: settings.flops_form != 'plain'
+LOANWORDS = tuple('ai api atm cctv cd cm cpu dj dna dvd fm gb gdp gps gpu iot kbs kg km ktx led lg lpg lte mb mbc ml mm mri mvp nba oled ost ott pc pcr pdf '
+                  'ppt qr sbs sms sns sos ssd tv ufo url usb uv vip vr wifi'.split())
 CORRECTIONS = {
     'similarity': Correction('dot', 'serving scores by dot product, so training does too (C15); cosine lets FLOPS shrink vectors for free'),
     'dot_scale': Correction(0.07, 'brings dot products to the unit of the phases\' temperatures', lambda s: s.similarity == 'cosine'),
@@ -399,6 +403,7 @@ CORRECTIONS = {
     'non_korean_penalty': Correction(1.0, 'the value of the retrain; 100 collapses at once when it is multiplied in'),
     'language_ramp': Correction(0.3, 'the filter comes after ranking has settled'),
     'language_spares_input': Correction(True, 'S24 in a Korean text is a product name, not noise (C8): only expansions are filtered'),
+    'language_allows': Correction(LOANWORDS, 'abbreviations that Korean texts write in Latin letters (C8)'),
     'gradient_cache': Correction(True, 'plain accumulation changes FLOPS and in-batch negatives with the size of a micro-batch (pitfall 16)'),
     'kd_rows': Correction(True, 'a z-score over the whole matrix mixes queries (pitfall 5)'),
     'kd_annealing_epochs': Correction(0, 'the phases already take distillation back from 2.5 to 0.8'),
@@ -430,7 +435,8 @@ def extra_columns(settings: Settings) -> int:
 _idf_flops = lambda s: s.flops_form == 'idf' and s.lambda_flops
 _mines = lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0
 OFF = { # names: (acts, why not)
-    'gate_pooler gate_hidden gate_heads gate_dropout gate_bias': (lambda s: s.context_gate, 'no context gate'),
+    'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
+    'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'), 'no context gate, or one that starts at nothing'),
     'pair_columns lead': (lambda s: s.own_floor, 'no floor under own pieces'),
     'sounds': (lambda s: s.own_floor and s.pair_columns, 'no columns of pairs'),
     'pair_share': (lambda s: s.query_table and s.pair_columns and s.own_floor, 'no table of queries, or no columns of pairs'),
@@ -459,7 +465,7 @@ OFF = { # names: (acts, why not)
     'min_df unseen_penalty': (lambda s: _idf_flops(s) and s.idf_range == 'seen', 'the range covers all pieces'),
     'special_penalty': (lambda s: _idf_flops(s) and not s.mask_special, 'special pieces are masked, or FLOPS is not weighted by IDF'),
     'top_k min_activation': (lambda s: s.lambda_min_act, 'lambda_min_act is 0'),
-    'non_korean_penalty korean_token_penalty language_ramp language_spares_input': (lambda s: s.lambda_language, 'lambda_language is 0'),
+    'non_korean_penalty korean_token_penalty language_ramp language_spares_input language_allows': (lambda s: s.lambda_language, 'lambda_language is 0'),
     'bm25_negatives dense_negatives': (lambda s: s.negatives, 'no explicit negatives'),
     'early_stopping': (lambda s: s.validations, 'nobody judges'),
     'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
@@ -497,6 +503,7 @@ def version_name(name: str | int) -> str:  # 'v28'
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
                flops_form=('plain', 'idf', 'uniform'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'), idf_smoothing=('bm25', 'standard'),
                segment=('none', 'kiwi'), start=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
+               gate_form=('sigmoid', 'signed', 'threshold', 'hidden'),
                scheduler=('cosine', 'linear'), precision=('bf16', 'fp32'))
 SHARES = 'dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio lead adam_beta1 adam_beta2'.split()
 AT_LEAST = dict(max_length=3, gate_hidden=1, gate_heads=1, batch_size=1, accumulation=1, epochs=1, top_k=1, min_df=1, mining_depth=1, checkpoint_epochs=1,
@@ -560,6 +567,7 @@ def check(settings: Settings,
     check_bounds(settings); check_phases(settings)
     if not settings.keep_start or not all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in settings.keep_start):
         raise ConfigError(f'keep_start={settings.keep_start}: shares between 0 and 1, at least one')
+    if not all(isinstance(word, str) and word.strip() for word in settings.language_allows): raise ConfigError(f'language_allows={settings.language_allows}: words are expected')
     known = impossible(declared) if declared else []
     for message in impossible(settings):
         if message not in known: raise ConfigError(message)

@@ -128,17 +128,18 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
 def token_maxima(hidden,            # [T, H] tokens, without padding
                  weight, bias,      # [V, H], [V]
                  chunk: int = 2048, # pieces at a time
-                 factors=None,      # [B, V] what multiplies a text's logits (a gate; 0 leaves a piece out), None for ones
-                 owner=None         # [T] the text of each token, with `factors`
+                 acting=None,       # [B, V] what acts on a text's logits (a gate), None for nothing
+                 owner=None,        # [T] the text of each token, with `acting`
+                 act=torch.mul      # logits, what acts -> logits
                 ):                  # [T] largest logit over the vocabulary, in float32 or wider
-    "Exact maximum of each row of `hidden @ weight.T + bias`, times the factors; never [T, V] at once."
+    "Exact maximum of each row of `hidden @ weight.T + bias` under what acts on it; never [T, V] at once."
     hidden, weight, bias = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (hidden, weight, bias))
     largest, piece = hidden.new_full((len(hidden),), float('-inf')), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
     for low in range(0, len(weight), chunk):
         with torch.no_grad():
             logits = torch.addmm(bias[low:low + chunk], hidden, weight[low:low + chunk].t())
-            if factors is not None: logits = logits * factors[:, low:low + chunk][owner]
+            if acting is not None: logits = act(logits, acting[:, low:low + chunk][owner])
             value, at = logits.max(1)
             piece = torch.where(value > largest, at + low, piece); largest = torch.maximum(value, largest)
     exact = (hidden * weight[piece]).sum(1) + bias[piece]
-    return exact if factors is None else exact * factors[owner, piece]
+    return exact if acting is None else act(exact, acting[owner, piece])

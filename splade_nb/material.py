@@ -20,7 +20,7 @@ from .idf import Frequencies, count, idf, penalty_weights
 from .model import create, near_identity, toy_model
 from .start import directions, near_counts, pair_counts
 from .teacher import teacher_vectors
-from .tokens import Pieces, load_pieces, masks, piece_kind, train_unigram
+from .tokens import Pieces, allowed_mask, load_pieces, masks, piece_kind, train_unigram
 
 # %% ../nbs/10_material.ipynb #fix-seeds
 def fix_seeds(seed: int) -> None:
@@ -137,7 +137,7 @@ def keys_of(queries: dict, source: str, settings: Settings) -> list: # curriculu
 # %% ../nbs/10_material.ipynb #language-weights
 def language_weights(found: dict, settings: Settings): # [V] float32
     "What a piece's activation costs in the language term."
-    return (settings.non_korean_penalty * found['foreign'] + settings.korean_token_penalty * found['korean']).astype(np.float32)
+    return (settings.non_korean_penalty * (found['foreign'] & ~found['allowed']) + settings.korean_token_penalty * found['korean']).astype(np.float32)
 
 # %% ../nbs/10_material.ipynb #penalties
 def penalties(rarity: np.ndarray, frequencies: Frequencies, found: dict, settings: Settings) -> np.ndarray: # [V] float32
@@ -190,7 +190,7 @@ def taught(settings: Settings, asked: list, texts: list, pairs: list, cache: Pat
 def build_material(settings: Settings, collection, queries: dict, pieces: Pieces, cache: Path | str) -> tuple: # Material, masks [V]
     "Everything but the model; candidates for wrong answers are kept in `negatives.jsonl`."
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
-    documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces)
+    documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces) | {'allowed': allowed_mask(pieces, settings.language_allows)}
     bags = (pieces.bags(asked, questions), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
     pairs, relevant, given = numbered(collection, queries)
     frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['TABLE_RATE', 'KEPT', 'mini_backbone', 'pretrained_backbone', 'count_factor', 'token_importance', 'own_maxima',
-           'SpladeDoc', 'take_decoder', 'read_states', 'text_logits', 'texts_of', 'own_counts', 'pool_batch',
-           'query_weights', 'table_batch', 'encode_batch', 'mean_by', 'resolve_toy', 'toy_model', 'accumulated_rows',
-           'own_entries', 'sparse_floor', 'sparse_factor', 'sparse_batch', 'kept_columns', 'decoder_for',
-           'encode_documents', 'weigh_tokens', 'token_weights', 'near_identity', 'output_weights', 'positions', 'fit',
-           'backbone_for', 'create', 'factor_for', 'save', 'load']
+           'SpladeDoc', 'take_decoder', 'read_size', 'read_states', 'text_logits', 'texts_of', 'own_counts', 'acting',
+           'on_states', 'on_logits', 'pool_batch', 'query_weights', 'table_batch', 'encode_batch', 'mean_by',
+           'resolve_toy', 'toy_model', 'accumulated_rows', 'own_entries', 'sparse_floor', 'sparse_factor',
+           'sparse_gate', 'sparse_batch', 'kept_columns', 'wide_rows', 'decoder_for', 'encode_documents',
+           'weigh_tokens', 'token_weights', 'near_identity', 'output_weights', 'positions', 'fit', 'backbone_for',
+           'create', 'factor_for', 'save', 'load']
 
 # %% ../nbs/05_model.ipynb #imports
 import math, os, threading
@@ -107,7 +108,7 @@ class SpladeDoc(nn.Module):
         vocabulary = rows + extra_columns(settings)
         self.decoder = take_decoder(backbone) if settings.mlm_head else None
         self.importance = None if settings.mlm_head else token_importance(hidden, settings.dropout)
-        self.gate = ContextGate(hidden, rows, settings) if settings.context_gate else None
+        self.gate = ContextGate(hidden, read_size(self.decoder, hidden) if settings.gate_form == 'hidden' else rows, settings) if settings.context_gate else None
         self.dropout = nn.Dropout(settings.dropout)
         self.register_buffer('output_weight', torch.ones(vocabulary) if output_weight is None else torch.as_tensor(output_weight, dtype=torch.float32))
         self.register_buffer('special', torch.isin(torch.arange(vocabulary), torch.tensor(special if settings.mask_special else [])))
@@ -133,6 +134,10 @@ def take_decoder(backbone): # its last linear layer
     if decoder.bias is None: decoder.bias = nn.Parameter(decoder.weight.new_zeros(len(decoder.weight)), requires_grad=False)
     decoder.forward = nn.Identity().forward
     return decoder
+
+def read_size(decoder, hidden: int) -> int: # E of what is read last; without a decoder the states themselves
+    "How many numbers of a token the decoder reads."
+    return hidden if decoder is None else decoder.weight.shape[1]
 
 # %% ../nbs/05_model.ipynb #read-states
 def read_states(model: SpladeDoc, input_ids, attention_mask): # the encoder's [W, L, H], what the decoder reads [W, L, E]
@@ -166,12 +171,26 @@ def own_counts(model: SpladeDoc, input_ids, attention_mask, owner, texts: int, b
     if len(spread) > texts: spread = spread.new_zeros(texts, spread.shape[1]).index_add_(0, owner, spread)
     return spread, spread.sum(1)
 
+# %% ../nbs/05_model.ipynb #acting
+def acting(model: SpladeDoc, states, attention_mask, owner, spans): # [B, V] or [B, E]; None without a gate
+    "What each text's context does."
+    return None if model.gate is None else mean_by(model.gate(states, attention_mask), owner, spans)
+
+def on_states(model: SpladeDoc, read, found, owner): # [W, L, E]
+    "What the decoder reads, under a gate on it; `found` is of `acting`."
+    return read * found[owner][:, None] if found is not None and model.gate.form.on_states else read
+
+def on_logits(model: SpladeDoc, logits, found): # logits [B, V] and `found` of `acting`, or the entries of both
+    "Logits under the gate."
+    return logits if found is None else model.gate.form.act(logits, found)
+
 # %% ../nbs/05_model.ipynb #pool-batch
 def pool_batch(model: SpladeDoc, states, read, input_ids, attention_mask, document=True, windows=None, bag=None, counts=None, mean_length=0.0):
     "Vectors and logits [B, V] from what `read_states` gave."
     spans, owner, lengths = texts_of(input_ids, attention_mask, windows)
-    logits = text_logits(model, read, input_ids, attention_mask, owner, lengths)
-    if model.gate is not None: logits = logits * mean_by(model.gate(states, attention_mask), owner, spans)
+    gate = acting(model, states, attention_mask, owner, spans)
+    logits = text_logits(model, on_states(model, read, gate, owner), input_ids, attention_mask, owner, lengths)
+    logits = on_logits(model, logits, gate)
     counted, floor = document and model.mean_length > 0, model.settings.own_floor
     if counted or floor: own, size = own_counts(model, input_ids, attention_mask, owner, len(spans), bag, counts)
     logits = F.pad(logits, (0, len(model.special) - logits.shape[1]), value=ABSENT)
@@ -263,6 +282,15 @@ def sparse_factor(keys, own, counts, size, vocabulary: int, mean_length): # [n]
     found = torch.where(own[at] == keys, counts[at], 0) if len(own) else size.new_zeros(len(keys))
     return count_factor(found[:, None], size[keys // vocabulary], mean_length)[:, 0]
 
+# %% ../nbs/05_model.ipynb #sparse-gate
+def sparse_gate(model: SpladeDoc, states, read, attention_mask, owner, spans): # what `decoder_for`'s decoder reads [W, L, E'], what acts on its entries [B, V]
+    "A gate divided into what acts before the product with the vocabulary and what acts on its entries; None for nothing."
+    if model.settings.gate_form == 'signed' and model.gate is not None:
+        context = mean_by(model.gate.context(states, attention_mask), owner, spans)[owner]
+        return torch.cat([read, context[:, None].expand(-1, read.shape[1], -1).to(read.dtype)], 2), None
+    gate = acting(model, states, attention_mask, owner, spans)
+    return on_states(model, read, gate, owner), None if gate is None or model.gate.form.on_states else gate
+
 # %% ../nbs/05_model.ipynb #sparse-batch
 @torch.no_grad()
 def sparse_batch(model: SpladeDoc,
@@ -270,11 +298,12 @@ def sparse_batch(model: SpladeDoc,
                  input_ids, attention_mask,    # [W, L]
                  document: bool = True, windows: list | None = None, bag=None, counts=None, mean_length: float = 0.0 # as in `encode_batch`
                 ) -> tuple:                    # text, piece [n], weight [n] above zero
-    "What `encode_batch` gives, as entries; never [B, V] but for a gate. Raises `ValueError` for a row without a token."
+    "What `encode_batch` gives, as entries; never [B, V] but for a gate that acts on the entries. Raises `ValueError` for a row without a token."
     states, read = read_states(model, input_ids, attention_mask)
     mask, (spans, owner, lengths), vocabulary = attention_mask.bool(), texts_of(input_ids, attention_mask, windows), len(model.special)
+    read, gate = sparse_gate(model, states, read, attention_mask, owner, spans)
     text, piece, value = positive_logits(read[mask], lengths.tolist(), decoder)
-    if model.gate is not None: value = value * mean_by(model.gate(states, attention_mask), owner, spans)[text, piece]
+    if gate is not None: value = on_logits(model, value, gate[text, piece])
     keys, floor, counted = text * vocabulary + piece, model.settings.own_floor, document and model.mean_length > 0
     if counted or floor: own, times, size = own_entries(model, input_ids, mask, owner, len(spans), bag, counts)
     if floor: keys, value = sparse_floor(keys, value, own if decoder.pieces is None else own[kept_columns(decoder, model)[own % vocabulary]], floor)
@@ -291,10 +320,16 @@ def kept_columns(decoder: Decoder, model: SpladeDoc): # [V] bool
     return kept
 
 # %% ../nbs/05_model.ipynb #decoder-for
+def wide_rows(model: SpladeDoc): # [V, E'], [V]
+    "The decoder's rows and bias; under a `signed` gate joined by the gate's."
+    weight, bias = model.decoder.weight, model.decoder.bias
+    if model.gate is None or model.settings.gate_form != 'signed': return weight, bias
+    return torch.cat([weight, model.gate.project[-1].weight], 1), bias + model.gate.project[-1].bias
+
 def decoder_for(model: SpladeDoc, pieces=None, screen: bool = False, precision: str = 'fp32') -> Decoder:
     "The model's decoder for `sparse_batch`. Raises `ConfigError` for a model without one."
     if model.decoder is None: raise ConfigError('mlm_head=False: token importance has no decoder, encode it as it is')
-    return decoder_of(model.decoder.weight, model.decoder.bias, pieces, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
+    return decoder_of(*wide_rows(model), pieces, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
 
 # %% ../nbs/05_model.ipynb #encode-documents
 @torch.no_grad()
@@ -308,11 +343,16 @@ def encode_documents(model: SpladeDoc, input_ids, attention_mask): # [B, V]
 def weigh_tokens(model: SpladeDoc, states, read, input_ids, attention_mask): # [B, L]
     "Token weights from what `read_states` gave."
     kept = attention_mask.bool()
-    rows = model.backbone.get_input_embeddings().num_embeddings
-    owner, factors = kept.nonzero()[:, 0], (~model.special[:rows]).float().expand(len(input_ids), -1)
-    if model.gate is not None: factors = factors * model.gate(states, attention_mask)
-    if model.importance is not None: largest = model.importance(read[kept]).squeeze(-1).float() * factors[owner, input_ids[kept]]
-    else: largest = token_maxima(read[kept], model.decoder.weight, model.decoder.bias, factors=factors, owner=owner)
+    owner, special = kept.nonzero()[:, 0], model.special[:model.backbone.get_input_embeddings().num_embeddings]
+    texts = torch.arange(len(kept), device=kept.device)
+    gate = acting(model, states, attention_mask, texts, torch.ones_like(texts))
+    read = on_states(model, read, gate, texts)[kept]
+    if model.importance is not None:
+        own = model.importance(read).squeeze(-1).float().masked_fill(special[input_ids[kept]], ABSENT)
+        largest = own if gate is None or model.gate.form.on_states else on_logits(model, own, gate[owner, input_ids[kept]])
+    else:
+        among = {} if gate is None or model.gate.form.on_states else dict(acting=gate, owner=owner, act=model.gate.form.act)
+        largest = token_maxima(read, model.decoder.weight, model.decoder.bias.masked_fill(special, ABSENT), **among)
     return largest.new_zeros(kept.shape).masked_scatter(kept, largest.relu().log1p())
 
 # %% ../nbs/05_model.ipynb #token-weights

@@ -12,7 +12,7 @@ __all__ = ['palette', 'SYSTEMS', 'CHANGES', 'MARKS', 'STYLE', 'FAMILIES', 'PARTS
            'mix_bars', 'spell', 'against_bm25', 'grouped_bars', 'quality_bars', 'kind_bars', 'kind_caption',
            'term_change', 'label', 'term_panel', 'term_bars', 'shorten', 'term_caption', 'text_distance',
            'context_pairs', 'context_panel', 'context_caption', 'summary_table', 'settings_table', 'quality_table',
-           'verdict', 'criteria_rows', 'criteria_table']
+           'criteria_of', 'criteria_table']
 
 # %% ../nbs/14_report.ipynb #imports
 import json, math, re
@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 from .config import as_dict, differences, off, read_json, resolve, write_json
-from .evaluation import MEASURES, summarise
+from .evaluation import MEASURES, criteria, lost_terms, summarise, verdict
 
 # %% ../nbs/14_report.ipynb #palette
 palette = dict(blue='#0072B2', orange='#E69F00', green='#009E73', red='#D55E00', sky='#56B4E9', purple='#CC79A7', yellow='#F0E442', black='#000000')
@@ -225,9 +225,9 @@ def toy_evaluation() -> dict:  # evaluation.json
              for i, (phrase, first, second) in enumerate(TOY_PHRASES)]
     kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, queries=queries, difference=dict(mean=gain, low=gain - 0.02, high=gain + 0.02, p=0.01))
              for kind, gain, queries in (('original', -0.04, 60), ('multi_term', 0.05, 40), ('cross_lingual', 0.2, 20))}
-    korean = {name: dict(mean=mean, low=mean - 0.01, high=mean + 0.01) for name, mean in (('count_share', 0.91), ('weight_share', 0.93), ('noise', 0.03))}
+    korean = {name: dict(mean=mean, low=mean - 0.01, high=mean + 0.01) for name, mean in (('count_share', 0.91), ('weight_share', 0.93), ('noise', 0.03), ('noise_weight', 0.02))}
     return dict(systems=toy_systems(), by_kind=kinds, korean=korean, difference=dict(mean=0.03, low=0.012, high=0.048, p=0.002),
-                context=dict(set=about(0.62), weighted=about(0.68), found=dict(first=0.67, second=1.0), pairs=pairs))
+                context=dict(set=about(0.62), weighted=about(0.68), texts=about(0.60), found=dict(first=0.67, second=1.0, both=0.67, same=0.0), pairs=pairs))
 
 # %% ../nbs/14_report.ipynb #toy-summary
 def toy_summary(evaluation: dict, steps: int) -> dict:  # summary.json
@@ -321,11 +321,8 @@ def sparsity_caption(run: Run) -> str:
 # %% ../nbs/14_report.ipynb #collapse
 def collapse(summary: dict) -> str:  # what shows it, or nothing
     "Why a run's shares say nothing."
-    active, found = summary['active_terms']['doc'], summary['metrics']['ndcg@10']
-    best = max(summary['bm25']['ndcg@10'], summary['before_training']['ndcg@10'])
-    signs = [(active < 3, f'{active:.1f} terms a document'), (found < best / 4, f'nDCG@10 {found:.3f}'),
-             (summary['dead_rows'] > 0.1, f'{summary["dead_rows"]:.0%} of the documents without a term')]
-    return ', '.join(sign for holds, sign in signs if holds)
+    found, best = summary['metrics']['ndcg@10'], max(summary['bm25']['ndcg@10'], summary['before_training']['ndcg@10'])
+    return ', '.join([*lost_terms(summary['active_terms'], summary['dead_rows']), *([f'nDCG@10 {found:.3f}'] if found < best / 4 else [])])
 
 # %% ../nbs/14_report.ipynb #korean-curve
 def korean_curve(run: Run) -> tuple:  # figure, caption
@@ -594,33 +591,24 @@ def quality_table(run: Run):  # DataFrame, a row a system
     rows['after training minus BM25'] = {'ndcg@10': f'{difference["mean"]:+.3f} [{difference["low"]:+.3f}, {difference["high"]:+.3f}], p = {difference["p"]:.2g}'}
     return pd.DataFrame.from_dict(rows, orient='index').fillna('')
 
-# %% ../nbs/14_report.ipynb #verdict
-def verdict(value: dict, target: float, above: bool) -> str:  # value: {'mean', 'low', 'high'}
-    "Met, not met, or not certain because the interval holds the target."
-    if math.isnan(value['mean']): return 'not met: nothing to measure'
-    if value['low'] <= target <= value['high']: return 'not certain'
-    return 'met' if (value['low'] > target) == above else 'not met'
-
-# %% ../nbs/14_report.ipynb #criteria-rows
-def criteria_rows(run: Run) -> list:  # (name, measured interval, target, above)
-    "What V28 was to reach, and what was measured."
-    korean, context = run.evaluation['korean'], run.evaluation['context'] or {}
-    rows = [('Korean share of active terms, documents', korean['count_share'], 0.85, True), ('noise among active terms, documents', korean['noise'], 0.05, False)]
-    rows += [(f'context pairs told apart, by {told}', context[form], 0.60, True) for form, told in (('set', 'active terms'), ('weighted', 'weights')) if context]
-    return rows + [('Recall@1 (Ko-StrategyQA)', run.evaluation['systems']['model']['recall@1'], 0.40, True)]
+# %% ../nbs/14_report.ipynb #criteria-of
+def criteria_of(run: Run, unfiltered: Run | None = None) -> list:  # of `evaluation.criteria`
+    "A run's criteria, beside the same version without the filter."
+    found = lambda one: dict(korean=one.evaluation['korean'], context=one.evaluation['context'], ndcg=one.summary['metrics']['ndcg@10'],
+                             active_terms=one.summary['active_terms'], dead_rows=one.summary['dead_rows'])
+    lost = collapse(run.summary)
+    return criteria(found(run), unfiltered and found(unfiltered), lost and f'collapsed ({lost})')
 
 # %% ../nbs/14_report.ipynb #criteria-table
-def criteria_table(run: Run):  # DataFrame, a row a criterion
+def criteria_table(run: Run, unfiltered: Run | None = None):  # DataFrame, a row a criterion
     "Measured, target and verdict of V28's success criteria."
     import pandas as pd
-    active, lost, name = run.summary['active_terms'], collapse(run.summary), run.summary['data']['name']
-    bm25, rows = run.evaluation['systems']['bm25']['recall@1'], []
-    for criterion, value, target, above in criteria_rows(run):
-        met, beside = verdict(value, target, above), f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document'
-        if lost: met = f'not met: collapsed ({lost})'
-        if criterion.startswith('Recall'):
-            beside = f'BM25 {bm25["mean"]:.1%}'
-            if not name.lower().endswith('ko-strategyqa'): met = f'other data ({name})'
-        measured = f'{value["mean"]:.1%} [{value["low"]:.1%}, {value["high"]:.1%}]'
-        rows.append(dict(criterion=criterion, measured=measured, target=f'{"over" if above else "under"} {target:.0%}', met=met, beside=beside))
-    return pd.DataFrame(rows).set_index('criterion')
+    active, name, systems = run.summary['active_terms'], run.summary['data']['name'], run.evaluation['systems']
+    beside = f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document' + ('' if unfiltered else '; no unfiltered run beside it')
+    rows = [{**row, 'beside': beside} for row in criteria_of(run, unfiltered)]
+    first, same = systems['model']['recall@1'], name.lower().endswith('ko-strategyqa')
+    rows.append(dict(criterion='Recall@1 (Ko-StrategyQA)', **first, target=0.40, above=True, beside=f'BM25 {systems["bm25"]["recall@1"]["mean"]:.1%}',
+                     met=verdict(first, 0.40, True) if same else f'other data ({name})'))
+    told = [dict(criterion=row['criterion'], measured=f'{row["mean"]:.1%} [{row["low"]:.1%}, {row["high"]:.1%}]', target=f'{"over" if row["above"] else "under"} {row["target"]:.0%}',
+                 met=row['met'], beside=row['beside']) for row in rows]
+    return pd.DataFrame(told).set_index('criterion')

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_scoring', 'indexed', 'asked', 'retrieve',
-           'judged', 'make_judge', 'bm25_metrics', 'compare_systems', 'context_result', 'sample_texts', 'sample_terms',
-           'packages', 'peak_memory_mb', 'machine', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect',
-           'named_config', 'weight_bytes', 'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of',
-           'run_version', 'keep_samples', 'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts',
-           'search_texts', 'parse_setting', 'parser', 'add_encode_options', 'add_train_options', 'sort_changes',
-           'wires_command', 'main', 'show_results']
+           'judged', 'make_judge', 'bm25_metrics', 'compare_systems', 'first_found', 'context_result', 'own_terms',
+           'language_result', 'sample_texts', 'sample_terms', 'packages', 'peak_memory_mb', 'machine',
+           'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config', 'weight_bytes',
+           'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version', 'keep_samples',
+           'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts', 'parse_setting', 'parser',
+           'add_encode_options', 'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, json, platform, resource, shutil, sys, time
@@ -23,7 +23,7 @@ from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
-from .encoding import encode, encode_shards, terms
+from .encoding import encode, encode_shards, lookup_queries, terms
 from .material import Prepared, device, prepare
 from .objective import Crew
 from .model import factor_for, load, mini_backbone, save
@@ -115,16 +115,36 @@ def compare_systems(systems: dict, collection) -> dict: # systems: name -> per-q
                 difference=evaluation.paired_difference(model['ndcg@10'].to_numpy(), bm25['ndcg@10'].to_numpy()))
 
 # %% ../nbs/15_run.ipynb #context-result
+def first_found(ranking: dict) -> str | None: # {document: score}
+    "The best document; none where nothing was found."
+    return max(ranking, key=ranking.get, default=None)
+
 def context_result(model, pieces: Pieces, collection) -> dict | None:
-    "How far the same phrase in two situations is told apart, and whether each half finds its document."
+    "How far the same phrase in two situations is told apart, beside the texts' own pieces, and which document each half finds."
     pairs = collection.context_pairs
     if not pairs: return None
-    sides = [{pair.id: pair.queries[side] for pair in pairs} for side in (0, 1)]
-    runs = [retrieve(model, pieces, side, collection.texts) for side in sides]
-    told = evaluation.context_discrimination(runs[0][1], runs[1][1])
-    hit = lambda ranking, side: float(np.mean([max(ranking[p.id], key=ranking[p.id].get, default=None) in p.documents[side] for p in pairs]))
-    rows = [dict(phrase=p.phrase, queries=list(p.queries), set=float(s), weighted=float(w)) for p, s, w in zip(pairs, told['pairs']['set'], told['pairs']['weighted'])]
-    return dict(set=told['set'], weighted=told['weighted'], found=dict(first=hit(runs[0][0], 0), second=hit(runs[1][0], 1)), pairs=rows)
+    asked = {(pair.id, side): pair.queries[side] for side in (0, 1) for pair in pairs}
+    ranking, vectors, _ = retrieve(model, pieces, asked, collection.texts)
+    halves = lambda rows: evaluation.context_discrimination(rows[:len(pairs)], rows[len(pairs):])
+    told, alone = halves(vectors), halves(own_terms(pieces, list(asked.values())))
+    first = [[first_found(ranking[p.id, side]) for side in (0, 1)] for p in pairs]
+    right = np.array([[doc in p.documents[side] for side, doc in enumerate(docs)] for p, docs in zip(pairs, first)])
+    same = np.mean([docs[0] is not None and docs[0] == docs[1] for docs in first])
+    rows = [dict(phrase=p.phrase, queries=list(p.queries), set=float(s), weighted=float(w), first=docs, right=good) for p, s, w, docs, good in
+            zip(pairs, told['pairs']['set'], told['pairs']['weighted'], first, right.tolist())]
+    found = dict(first=right[:, 0].mean(), second=right[:, 1].mean(), both=right.all(1).mean(), same=same)
+    return dict(set=told['set'], weighted=told['weighted'], texts=alone['set'], found={name: float(share) for name, share in found.items()}, pairs=rows)
+
+# %% ../nbs/15_run.ipynb #language-result
+def own_terms(pieces: Pieces, texts: list): # [N, V] ones
+    "The pieces of the texts themselves."
+    return lookup_queries(pieces, np.ones(len(pieces)), texts)
+
+def language_result(prepared: Prepared, vectors) -> dict: # vectors: [N, V] of the collection's documents
+    "Korean share and noise of the Korean documents; pieces of the text itself and words of the list are kept."
+    texts, found = list(prepared.collection.texts.values()), prepared.masks
+    korean = [i for i, text in enumerate(texts) if piece_kind(text) in ('korean', 'mixed')]
+    return evaluation.korean_share(vectors[korean], found['korean'], found['neutral'], own_terms(prepared.material.pieces, [texts[i] for i in korean]), found['allowed'])
 
 # %% ../nbs/15_run.ipynb #sample-texts
 def sample_texts(collection, number: int = 10, seed: int = 7) -> list:
@@ -169,8 +189,7 @@ def evaluate_run(prepared: Prepared, before: dict, folder: Path | str) -> tuple:
     systems = dict(model=found['per_query'], before_training=before['per_query'], bm25=bm25_metrics(prepared.collection, ids))
     result = compare_systems(systems, prepared.collection)
     result['context'] = context_result(prepared.model, prepared.material.pieces, prepared.collection)
-    korean = [piece_kind(text) in ('korean', 'mixed') for text in prepared.collection.texts.values()]
-    result['korean'] = evaluation.korean_share(found['vectors'][1][korean], prepared.masks['korean'], prepared.masks['neutral'])
+    result['korean'] = language_result(prepared, found['vectors'][1])
     write_json(Path(folder)/'evaluation.json', result)
     return result, found | {'systems': systems}
 

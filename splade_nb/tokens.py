@@ -7,7 +7,7 @@ __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'READING', 'HANGUL', 'LATIN', 'KINDS
            'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams', 'pair_column',
            'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'batch', 'read_names',
            'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds',
-           'particle_mask', 'function_mask', 'stopword_mask', 'masks']
+           'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../nbs/02_tokens.ipynb #imports
 import functools, hashlib, os, re, unicodedata, zlib
@@ -283,3 +283,9 @@ def masks(pieces: Pieces) -> dict:  # name -> [V] bool
     return {'korean': kinds == 'korean', 'neutral': np.isin(kinds, ('mixed', 'number', 'punctuation', 'special')),
             'foreign': np.isin(kinds, ('english', 'other')), 'special': special,
             'particle': particle & ~special, 'function': function & ~special, 'stopword': (particle | function) & ~special}
+
+# %% ../nbs/02_tokens.ipynb #allowed-mask
+def allowed_mask(pieces: Pieces, words) -> np.ndarray: # [V] bool
+    "Pieces that begin a word and say one of these."
+    wanted = {clean(word) for word in words}
+    return np.array([initial and clean(text) in wanted for text, initial in pieces.words])

@@ -197,8 +197,8 @@ def test_a_wrong_value_is_seen():
     assert [place for *place, version, cell in wrong if ROWS[place[0]][place[1]](version, cell)] == []
 
 
-OURS = '''mlm_head mask_special query_length gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight start_noise silence
-similarity dot_scale positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input
+OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight start_noise silence
+similarity dot_scale positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
 negatives mining_depth steps keep_start validations'''.split()
 
 
