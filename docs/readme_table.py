@@ -11,6 +11,8 @@ from splade_nb.config import ABOUT, VERSIONS
 from splade_nb.versions import compare_row, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT/'experiments'))
+import report
 RESULTS, README = ROOT/'docs'/'results', ROOT/'README.md'
 BEGIN, END = '<!-- results: docs/readme_table.py -->', '<!-- /results -->'
 
@@ -62,7 +64,8 @@ def table() -> str:
     "The block between the marks."
     runs = kept(); mini = runs[runs['data'] == 'mini']
     told = f'Embedded set `mini`, {mini["queries"].max()} test queries: BM25 {mini["BM25"].mean():.3f}, corrected start {mini[mini["recipe"] == "corrected"]["before"].mean():.3f}.'
-    return f'{BEGIN}\n{told}\n\n{markdown_table(versions_table(runs))}\n\nPublic collections, V28 corrected:\n\n{markdown_table(public_table(runs))}\n{END}'
+    return (f'{BEGIN}\n{told}\n\n{markdown_table(versions_table(runs))}\n\nPublic collections, test queries, nDCG@10 in percent. {report.tested(report.trained_results())}\n\n'
+            f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n{END}')
 
 
 def main(arguments: list[str]) -> int:

@@ -65,12 +65,12 @@ def by_variant(results: list) -> list:  # lists of results that differ in the se
     return list(variants.values())
 
 
-def rows_of(runs: list, split: str) -> dict:  # collection: its row of each seed
-    "What each seed found on the collections of a split."
+def rows_of(runs: list, *splits: str) -> dict:  # collection: its row of each seed
+    "What each seed found on the collections of some splits."
     found = {}
     for run in runs:
         for row in run['found']:
-            if row['split'] == split: found.setdefault(row['collection'], []).append(row)
+            if row['split'] in splits: found.setdefault(row['collection'], []).append(row)
     return found
 
 
@@ -110,14 +110,14 @@ def tested(results: list) -> str:
     "A table for each variant whose test queries were judged."
     tables = []
     for runs in by_variant(results):
-        found = rows_of(runs, 'test')
+        found = rows_of(runs, 'test', 'all')
         if not found: continue
         rows = [test_row(*item) for item in found.items()]
         values = [mean_of(each) for each in found.values()]
         gains = [mean_of(each) - mean_of(each, 'bm25') for each in found.values()]
         rows.append({'collection': 'mean', 'mean of seeds': percent(np.mean(values)), 'over BM25': f'{100 * np.mean(gains):+.1f}'})
         seeds = ', '.join(str(run['seed']) for run in runs)
-        tables.append(f'`{runs[0]["version"]}`, {runs[0]["name"]}, seeds {seeds}, {np.mean([run["seconds"] for run in runs]) / 60:.1f} minutes of training on {runs[0]["threads"]} thread(s):\n\n'
+        tables.append(f'`{runs[0]["version"]}`, {runs[0]["steps"]} steps on all train splits together, seeds {seeds}, {np.mean([run["seconds"] for run in runs]) / 60:.1f} minutes of training with {runs[0]["threads"]} thread:\n\n'
                       + markdown_table(pd.DataFrame(rows)))
     return '\n\n'.join(tables) or 'Not judged yet.'
 
@@ -130,9 +130,11 @@ def cut_table(result: dict) -> str:
     return markdown_table(pd.DataFrame(rows))
 
 
+def trained_results() -> list: return [read_json(path) for path in sorted((HERE/'results').glob('train-*.json'))]
+
+
 def page() -> str:
-    result = read_json(HERE/'results'/'start.json')
-    trained = [read_json(path) for path in sorted((HERE/'results').glob('train-*.json'))]
+    result, trained = read_json(HERE/'results'/'start.json'), trained_results()
     return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), variants=variants_table(trained), tested=tested(trained), cut=cut_table(read_json(HERE/'results'/'prune.json')))
 
 

@@ -28,10 +28,9 @@ def without_held_out(sources: list):  # Collection
 
 @functools.cache
 def questions(source: str, split: str) -> tuple:  # Collection, ids, BM25's metrics of each
-    "Queries of a split; without a train split all are test queries."
+    "Training queries that nobody learns from, test queries, or all."
     collection = data.load(source)
-    taught, test = collection.split('train'), collection.split('test')
-    ids = [id for id in taught if held_out(f'{collection.name}/{id}')] if split == 'dev' else list(test if taught else collection.qrels)
+    ids = [id for id in collection.split('train') if held_out(f'{collection.name}/{id}')] if split == 'dev' else list(collection.split('test') if split == 'test' else collection.qrels)
     return collection, ids, bm25_metrics(collection, ids)
 
 
@@ -75,7 +74,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder: run = train(model, prepared.material, settings, folder, self.on_dev(pieces) if len(settings.keep_start) > 1 else None, seed=self.seed, rollbacks=0)
         seconds = time.monotonic() - began
         if self.options.out: keep_model(prepared, self.options.out/f'{name}-{self.seed}')
-        found = [judge(model, pieces, source, split) for split, sources in (('dev', self.options.collections), ('test', self.options.test)) for source in sources]
+        asked = [(source, 'dev') for source in self.options.collections] + [(source, 'test' if source in self.options.collections else 'all') for source in self.options.test]
+        found = [judge(model, pieces, *each) for each in asked]
         return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped, shares=run.shares,
                     seconds=round(seconds), threads=torch.get_num_threads(), device=device(), start=start, found=found)
 
@@ -87,7 +87,7 @@ def main() -> None:
     reader.add_argument('--version', default='splade_ko')
     reader.add_argument('--seeds', type=int, nargs='+', default=[42])
     reader.add_argument('--variant', nargs='+', action='append', metavar=('NAME', 'setting=value'))
-    reader.add_argument('--test', nargs='*', default=[], metavar='COLLECTION', help='judge these test queries as well: last, and once')
+    reader.add_argument('--test', nargs='*', default=[], metavar='COLLECTION', help='judge their test queries as well, last and once; all queries of a collection that nothing is learned from')
     reader.add_argument('--out', type=Path, help='keep the models here')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
