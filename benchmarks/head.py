@@ -1,5 +1,5 @@
 """The head alone: forward and backward from hidden states to [B, V], in time, memory and growth."""
-import statistics, time
+import statistics
 import torch
 from torch.nn import functional as F
 from splade_nb import head

@@ -1,13 +1,11 @@
 """The memory plan against the kernel's own figure, in processes of their own."""
 import json, os, subprocess, sys
-from pathlib import Path
 import pytest
 
 # Memory that is given back goes back at once: what is measured is what tensors take.
 PLAIN = dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE', MALLOC_MMAP_THRESHOLD_='1000000', MALLOC_TRIM_THRESHOLD_='1000000')
 PROGRAM = """
 import json, re, sys
-from pathlib import Path
 import torch.utils.tensorboard
 from splade_nb import material, objective, run, training
 from splade_nb.config import resolve_quietly
