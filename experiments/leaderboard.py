@@ -14,6 +14,7 @@ from splade_nb.board import BASELINE, board_figure, boards, collection_table, su
 from splade_nb.config import ABOUT, MINI_CORRECTIONS, VERSIONS, ConfigError, as_dict, nearest, read_json, resolve_quietly, write_json
 from splade_nb.curriculum import PAIR_TYPES
 from splade_nb.run import machine, rollbacks_of
+from splade_nb.report import write_svg
 from splade_nb.systems import Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system
 from splade_nb.teacher import digest, teacher_label
 from splade_nb.tokens import remembered
@@ -179,16 +180,8 @@ def page() -> str:
     return ''.join(parts)
 
 
-def draw(table, path: Path) -> None:
-    "The same bytes for the same results."
-    import matplotlib
-    figure = board_figure(table)[0]
-    with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none'}): figure.savefig(path, metadata={'Date': None})
-    path.write_text('\n'.join(line.rstrip() for line in path.read_text(encoding='utf-8').splitlines()) + '\n', encoding='utf-8')
-
-
 def write_page() -> None:
-    for name, table in boards(RESULTS).items(): draw(table, PAGE.parent/picture(name))
+    for name, table in boards(RESULTS).items(): write_svg(board_figure(table)[0], PAGE.parent/picture(name))
     PAGE.write_text(page(), encoding='utf-8')
 
 

@@ -17,7 +17,7 @@ from splade_nb import evaluation, lexical, tokens
 from splade_nb.config import SEED, Settings, read_json, resolve_quietly, root, write_json
 from splade_nb.encoding import encode
 from splade_nb.material import Prepared, prepare
-from splade_nb.report import canvas, palette
+from splade_nb.report import canvas, palette, write_svg
 from splade_nb.surgery import cut_tokenizer
 from splade_nb.tokens import remembered
 from splade_nb.training import train
@@ -244,21 +244,18 @@ def page(results: Results | None = None) -> str:
 
 def draw(results: Results, path: Path) -> None:
     "Quality and memory by the number of pieces."
-    import matplotlib
     panels = {'nDCG@10 of all held-out queries': lambda row: results.all(row['found']).mean(), 'resident peak in training, GB': lambda row: row['peak'] / 1e9}
-    with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none'}):
-        figure, axes = canvas(1, 2, height=4)
-        axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25')
-        for axis, (said, value) in zip(axes, panels.items()):
-            points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
-            for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
-                axis.plot(*np.array([point for (_, words, _), point in points.items() if words == segment]).reshape(-1, 2).T, 'o', color=colour, markersize=5, label=SEGMENTS[segment])
-            axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
-            named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
-            write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
-        figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
-        figure.savefig(path, metadata={'Date': None})
-    path.write_text('\n'.join(line.rstrip() for line in path.read_text(encoding='utf-8').splitlines()) + '\n', encoding='utf-8')
+    figure, axes = canvas(1, 2, height=4)
+    axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25')
+    for axis, (said, value) in zip(axes, panels.items()):
+        points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
+        for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
+            axis.plot(*np.array([point for (_, words, _), point in points.items() if words == segment]).reshape(-1, 2).T, 'o', color=colour, markersize=5, label=SEGMENTS[segment])
+        axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
+        named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
+        write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    write_svg(figure, path)
 
 
 def main() -> None:

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['palette', 'SYSTEMS', 'CHANGES', 'MARKS', 'STYLE', 'FAMILIES', 'PARTS', 'COLUMNS', 'MEASURED', 'TOY_PHRASES',
            'TOY_SAMPLES', 'packaged_fonts', 'hangul_font', 'set_font', 'canvas', 'nothing', 'escape', 'image', 'html',
-           'show', 'RunError', 'read_part', 'read_lines', 'metrics_table', 'numbers', 'Run', 'read_run', 'toy_metrics',
-           'toy_systems', 'toy_evaluation', 'toy_summary', 'toy_run_folder', 'ends', 'curve', 'shade_phases',
-           'loss_curves', 'loss_caption', 'sparsity_curves', 'sparsity_caption', 'collapse', 'korean_curve',
-           'korean_caption', 'event_rows', 'guard_timeline', 'guard_caption', 'history_curve', 'history_caption', 'mix',
-           'mix_bars', 'spell', 'against_bm25', 'grouped_bars', 'quality_bars', 'kind_bars', 'kind_caption',
-           'term_change', 'label', 'term_panel', 'term_bars', 'shorten', 'term_caption', 'text_distance',
-           'context_pairs', 'context_panel', 'context_caption', 'summary_table', 'settings_table', 'quality_table',
-           'criteria_of', 'criteria_table']
+           'write_svg', 'show', 'RunError', 'read_part', 'read_lines', 'metrics_table', 'numbers', 'Run', 'read_run',
+           'toy_metrics', 'toy_systems', 'toy_evaluation', 'toy_summary', 'toy_run_folder', 'ends', 'curve',
+           'shade_phases', 'loss_curves', 'loss_caption', 'sparsity_curves', 'sparsity_caption', 'collapse',
+           'korean_curve', 'korean_caption', 'event_rows', 'guard_timeline', 'guard_caption', 'history_curve',
+           'history_caption', 'mix', 'mix_bars', 'spell', 'against_bm25', 'grouped_bars', 'quality_bars', 'kind_bars',
+           'kind_caption', 'term_change', 'label', 'term_panel', 'term_bars', 'shorten', 'term_caption',
+           'text_distance', 'context_pairs', 'context_panel', 'context_caption', 'summary_table', 'settings_table',
+           'quality_table', 'criteria_of', 'criteria_table']
 
 # %% ../nbs/14_report.ipynb #imports
 import json, math, re
@@ -102,6 +102,14 @@ def html(table) -> str:
     import pandas as pd
     with pd.option_context('display.max_colwidth', None): page = table.to_html(na_rep='-', border=0)
     return re.sub('<(t[dh])>', r'<\1 style="text-align: left; vertical-align: top">', page)
+
+# %% ../nbs/14_report.ipynb #write-svg
+def write_svg(figure, path: Path | str) -> None:
+    "A figure as a file: the same bytes for the same figure, text as text."
+    import matplotlib
+    with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none'}): figure.savefig(path, format='svg', metadata={'Date': None})
+    text = Path(path).read_text(encoding='utf-8')
+    Path(path).write_text('\n'.join(map(str.rstrip, text.splitlines())) + '\n', encoding='utf-8')
 
 # %% ../nbs/14_report.ipynb #show
 def show(shown, caption: str = '') -> None:  # shown: a figure or a table
