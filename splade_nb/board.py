@@ -28,7 +28,7 @@ def fate(record: dict, found: dict) -> str: # collapsed, stopped, or nothing
     if not record['facts'].get('steps'): return ''
     own = found['metrics']['ndcg@10']['mean']
     other = {'ndcg@10': own - found['difference']['mean']}
-    return outcome(dict(metrics={'ndcg@10': own}, bm25=other, before_training=other, active_terms=dict(doc=found['cost']['doc']),
+    return outcome(dict(metrics={'ndcg@10': own}, bm25=other, before_training=other, active_terms={side: found['cost'][side] for side in ('query', 'doc')},
                         dead_rows=found['cost']['dead'], stopped=record['facts']['stopped']))[0]
 
 # %% ../nbs/14_board.ipynb #board-rows

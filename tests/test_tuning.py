@@ -1,5 +1,6 @@
 """The tuning guide: only symptoms that were produced, only settings that exist, only words that the design document has."""
 import sys
+from dataclasses import replace
 import pytest
 from conftest import ROOT
 
@@ -47,7 +48,6 @@ def run(**numbers): return dict(dict(dead=0.0, ndcg=0.5), **numbers)
 @pytest.mark.parametrize('after, said', [
     (run(), 'helped'), (run(ndcg=0.4), 'helped but cost'), (run(dead=0.6), 'eased it'), (run(dead=0.9), 'did not help'), (run(dead=1.0, ndcg=0.9), 'did not help')])
 def test_verdicts(after, said):
-    case = next(case for case in CASES if case.name == 'zero')
-    assert (case.measure, case.sign, case.limit) == ('dead', '>', 0.25)
+    case = replace(CASES[0], measure='dead', sign='>', limit=0.25)
     assert tuning.verdict(case, [run(dead=1.0)] * 3, [after] * 3) == said
     assert tuning.verdict(case, [run(dead=1.0)] * 3, [after, after, run(dead=1.0)]) == 'did not help'
