@@ -6,6 +6,7 @@ import pytest
 PLAIN = dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE', MALLOC_MMAP_THRESHOLD_='1000000', MALLOC_TRIM_THRESHOLD_='1000000')
 PROGRAM = """
 import json, re, sys
+from pathlib import Path
 import torch.utils.tensorboard
 from splade_nb import material, objective, run, training
 from splade_nb.config import resolve_quietly
