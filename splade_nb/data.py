@@ -7,8 +7,8 @@ __all__ = ['LONGEST', 'TEXT_RULE', 'COLUMNS', 'LEVELS', 'HUB', 'SOURCES', 'Fault
            'Row', 'numbered', 'texts', 'known_id', 'known_ids', 'new_id', 'children', 'chosen', 'pair_type', 'parse',
            'read_rows', 'metadata', 'read_documents', 'read_queries', 'read_tsv', 'score', 'read_judgments',
            'read_negatives', 'read_pairs', 'assemble', 'judgment_files', 'read_beir', 'text_id', 'squad_paragraphs',
-           'read_squad', 'seed_line', 'seed_triplets', 'read_triplets', 'hub_missing', 'hub_tables', 'table_rows',
-           'judged_splits', 'is_snapshot', 'read_hub', 'locate', 'read_folder', 'load_one', 'load']
+           'read_squad', 'seed_line', 'seed_triplets', 'read_triplets', 'hub_missing', 'own_cache', 'hub_tables',
+           'table_rows', 'judged_splits', 'is_snapshot', 'read_hub', 'locate', 'read_folder', 'load_one', 'load']
 
 # %% ../nbs/01_data.ipynb #imports
 import codecs, hashlib, json, os, re, unicodedata
@@ -351,6 +351,14 @@ def hub_missing(name: str, error: Exception) -> DataError:
            f'--repo-type dataset --local-dir {short}`, copy the folder here and pass its path; or pass `mini`, the embedded set')
     return DataError(name, None, 'hub data set', f'it cannot be loaded ({first})', way)
 
+# %% ../nbs/01_data.ipynb #own-cache
+def own_cache(name: str) -> dict: # an option of `datasets.load_dataset`
+    "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
+    import datasets
+    files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
+    label = hashlib.sha256(repr([(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]).encode()).hexdigest()[:16]
+    return {'cache_dir': str(Path(datasets.config.HF_DATASETS_CACHE)/f'snapshot-{label}')} if files else {}
+
 # %% ../nbs/01_data.ipynb #hub-tables
 HUB = {table: (table, f'ko-{table}', f'korean-{table}') for table in ('corpus', 'queries', 'qrels')}
 HUB['qrels'] += ('default',)
@@ -361,7 +369,7 @@ def hub_tables(name: str) -> dict[str, dict]:  # table: split: rows
     try:
         names = get_dataset_config_names(name)
         chosen = {table: next((form for form in forms if form in names), None) for table, forms in HUB.items()}
-        if None not in chosen.values(): return {table: load_dataset(name, form) for table, form in chosen.items()}
+        if None not in chosen.values(): return {table: load_dataset(name, form, **own_cache(name)) for table, form in chosen.items()}
     except Exception as error: raise hub_missing(name, error) from error
     raise DataError(name, None, 'configurations', ', '.join(names), 'corpus, queries, and qrels or default (BEIR form)')
 

@@ -90,6 +90,7 @@ def test_what_is_broken_is_named(stand_ins, tmp_path):
     folder = tmp_path/'Ko-miracl'; shutil.copytree(stand_ins['taeminlee/Ko-miracl'], folder)
     with (folder/'corpus.jsonl').open('a', encoding='utf-8') as file: file.write(json.dumps(DOCUMENTS[0], ensure_ascii=False) + '\n')
     with pytest.raises(DataError, match='1 ids a second time'): open_corpus(f'miracl_ko={folder}')
+    assert len(open_corpus(f'miracl_ko={stand_ins["taeminlee/Ko-miracl"]}')) == len(DOCUMENTS), 'a folder of the same name keeps its own rows'
 
 
 # ---- the notebook
