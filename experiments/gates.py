@@ -17,7 +17,7 @@ from splade_nb.material import Prepared, fix_seeds, prepare
 from splade_nb.model import create
 from splade_nb.tokens import remembered
 from splade_nb.training import train
-from splade_nb.versions import markdown_table
+from splade_nb.versions import markdown_table, percent
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent/'docs'/'gates.md'
@@ -92,6 +92,7 @@ def experiment(results: Path, seeds: list, names: list) -> None:
                 write_json(place_of(results, name, seed), found)
                 print(f'{name} {seed}: nDCG@10 {found["ndcg"]:.4f}, terms {found["active_terms"]}, {found["moved"]}, {found["seconds"]} s', flush=True)
 
+
 TEXT = """# What each form of the gate is worth
 
 Written by `experiments/gates.py` from `experiments/results/gates-*.json`. {conditions}
@@ -144,7 +145,7 @@ def spread(values, form: str = '{:.3f}') -> str:
     return mean if low == high else f'{mean} ({low} to {high})'
 
 
-def percent(values) -> str: return spread([value and 100 * value for value in values], '{:.1f}')
+def percents(values) -> str: return spread([value and 100 * value for value in values], '{:.1f}')
 
 
 def beside(rows: dict, reference: dict) -> list:  # pairs of runs of one seed
@@ -157,27 +158,22 @@ def against(rows: dict, reference: dict) -> dict | None:
     return paired_difference(*(np.concatenate([pair[side]['per_query'] for pair in pairs]) for side in (0, 1))) if pairs else None
 
 
-def points(difference: dict | None) -> str:
-    if difference is None: return ''
-    return f'{100 * difference["mean"]:+.1f} [{100 * difference["low"]:+.1f}, {100 * difference["high"]:+.1f}]'
-
-
 def ranking_table(found: dict) -> pd.DataFrame:
     terms = lambda rows, side: spread([row['active_terms'][side] for row in rows.values()], '{:.1f}')
-    change = lambda rows, what: percent([row['moved'][what] for row in rows.values()]) if all(row['moved'] for row in rows.values()) else ''
-    return pd.DataFrame([{'gate': ABOUT[name], 'seeds': len(rows), 'nDCG@10': spread([row['ndcg'] for row in rows.values()]), 'points [95 %]': points(against(rows, found['unfiltered'])) if name != 'unfiltered' else '',
+    change = lambda rows, what: percents([row['moved'][what] for row in rows.values()]) if all(row['moved'] for row in rows.values()) else ''
+    return pd.DataFrame([{'gate': ABOUT[name], 'seeds': len(rows), 'nDCG@10': spread([row['ndcg'] for row in rows.values()]), 'points [95 %]': percent(against(rows, found['unfiltered']), '+') if name != 'unfiltered' else '',
                           'query terms': terms(rows, 'query'), 'document terms': terms(rows, 'doc'), 'silenced %': change(rows, 'silenced'), 'raised %': change(rows, 'raised'),
                           'parameters': f'{next(iter(rows.values()))["parameters"]:,}'} for name, rows in found.items()])
 
 
 def language_table(found: dict) -> pd.DataFrame:
     names = {'count_share': 'Korean, terms %', 'weight_share': 'Korean, weight %', 'noise': 'noise, terms %', 'noise_weight': 'noise, weight %', 'kept': 'kept %'}
-    return pd.DataFrame([{'gate': ABOUT[name], **{said: percent([row['korean'][key]['mean'] for row in rows.values()]) for key, said in names.items()}} for name, rows in found.items()])
+    return pd.DataFrame([{'gate': ABOUT[name], **{said: percents([row['korean'][key]['mean'] for row in rows.values()]) for key, said in names.items()}} for name, rows in found.items()])
 
 
 def context_table(found: dict) -> pd.DataFrame:
-    told = lambda rows, key: percent([row['context'][key]['mean'] for row in rows.values()])
-    share = lambda rows, key: percent([row['context']['found'][key] for row in rows.values()])
+    told = lambda rows, key: percents([row['context'][key]['mean'] for row in rows.values()])
+    share = lambda rows, key: percents([row['context']['found'][key] for row in rows.values()])
     return pd.DataFrame([{'gate': ABOUT[name], 'apart, terms %': told(rows, 'set'), 'apart, weights %': told(rows, 'weighted'),
                           **{f'{key} %': share(rows, key) for key in ('first', 'second', 'both', 'same')}} for name, rows in found.items()])
 
@@ -217,13 +213,13 @@ def worth(found: dict) -> str:
         rows, difference = found[name], against(found[name], plain)
         apart = [100 * (mean(rows, lambda row: row['context'][key]['mean']) - mean(plain, lambda row: row['context'][key]['mean'])) for key in ('set', 'weighted')]
         both = 100 * (mean(rows, lambda row: row['context']['found']['both']) - mean(plain, lambda row: row['context']['found']['both']))
-        told.append(f'{ABOUT[name]} ranks {points(difference)} points beside no gate ({certain(difference)}), takes {100 * mean(rows, lambda row: row["moved"]["silenced"]):.1f} % of a query\'s terms away and brings '
+        told.append(f'{ABOUT[name]} ranks {percent(difference, "+")} points beside no gate ({certain(difference)}), takes {100 * mean(rows, lambda row: row["moved"]["silenced"]):.1f} % of a query\'s terms away and brings '
                     f'{100 * mean(rows, lambda row: row["moved"]["raised"]):.1f} %; pairs are told apart {apart[0]:+.1f} points by terms and {apart[1]:+.1f} by weights, and both halves find their document {both:+.1f} points more often.')
     filtered = against(found['sigmoid'], found['unfiltered'])
-    told.append(f'The language filter itself changes nDCG@10 by {points(filtered)} points and noise from {100 * mean(found["unfiltered"], lambda row: row["korean"]["noise"]["mean"]):.2f} % of the terms to '
+    told.append(f'The language filter itself changes nDCG@10 by {percent(filtered, "+")} points and noise from {100 * mean(found["unfiltered"], lambda row: row["korean"]["noise"]["mean"]):.2f} % of the terms to '
                 f'{100 * mean(found["sigmoid"], lambda row: row["korean"]["noise"]["mean"]):.2f} %: this vocabulary is cut from Korean texts, so little is left to filter.')
     if written := found.get('as written'): told.append(f'V28 as written: {in_words(sum(verdicts(written, found["unfiltered"]).values(), []))} ({reasons(sum(verdicts(written, found["unfiltered"]).values(), []))}), with nDCG@10 {spread([row["ndcg"] for row in written.values()])} '
-                                                       f'and a Korean share of {percent([row["korean"]["count_share"]["mean"] for row in written.values()])} %.')
+                                                       f'and a Korean share of {percents([row["korean"]["count_share"]["mean"] for row in written.values()])} %.')
     return ' '.join(told)
 
 
@@ -236,7 +232,6 @@ def page() -> str:
                   f'{SHORT["batch_size"]} queries, {SHORT["max_length"]} tokens a window, weights as trained. Seeds: {", ".join(map(str, sorted({seed for rows in found.values() for seed in rows})))}.')
     tables = {name: markdown_table(table(found)) for name, table in (('ranking', ranking_table), ('language', language_table), ('context', context_table), ('criteria', criteria_table))}
     return TEXT.format(conditions=conditions, bm25=f'{bm25["ndcg@10"]["mean"]:.3f}', pairs=first['pairs'], texts=f'{100 * first["context"]["texts"]["mean"]:.1f} %', worth=worth(found), **tables)
-
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from splade_nb.config import write_json
-from splade_nb.encoding import encode, prune
+from splade_nb.encoding import prune
 from splade_nb.evaluation import active_terms, paired_difference, rank, retrieval_metrics
-from splade_nb.model import factor_for, query_weights
-from splade_nb.run import load_encoder
+from splade_nb.model import query_weights
+from splade_nb.run import asked, indexed, load_encoder
 from start import HERE
 from train import questions
 
@@ -26,13 +26,12 @@ def heaviest(rows: sparse.csr_matrix, worth: np.ndarray, most: int) -> sparse.cs
 def judge(model, pieces, source: str) -> dict:
     "nDCG@10 by how many terms are kept, and by which order."
     collection, ids, bm25 = questions(source, 'dev')
-    documents = encode(model, pieces, list(collection.texts.values()), whole=True)
-    factor = factor_for(model, documents.getnnz(axis=0), documents.shape[0])
-    asked = encode(model, pieces, [collection.queries[id].text for id in ids], document=False, factor=factor)
-    worth = query_weights(model).detach().cpu().numpy() * factor
+    documents, factor = indexed(model, pieces, collection.texts)
+    queries = asked(model, pieces, [collection.queries[id].text for id in ids], factor)
+    worth = query_weights(model).detach().cpu().numpy() * (1 if factor is None else factor)
 
     def measured(rows):
-        found = retrieval_metrics({id: collection.qrels[id] for id in ids}, rank(asked @ rows.T, ids, list(collection.documents)))['ndcg@10']
+        found = retrieval_metrics({id: collection.qrels[id] for id in ids}, rank(queries @ rows.T, ids, list(collection.documents)))['ndcg@10']
         return dict(ndcg=float(found.mean()), terms=active_terms(rows), difference=paired_difference(found, bm25['ndcg@10']))
     cut = {f'{order}, {most}': measured(heaviest(documents, by, most)) for most in KEPT for order, by in (('weight', np.ones_like(worth)), ('weight for a query', worth))}
     print(collection.name, {name: round(row['ndcg'], 4) for name, row in cut.items()}, flush=True)
@@ -41,13 +40,13 @@ def judge(model, pieces, source: str) -> dict:
 
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    reader.add_argument('model', type=Path)
+    reader.add_argument('model', type=Path, help='a run folder of a version with a table of queries')
     reader.add_argument('collections', nargs='+', metavar='COLLECTION')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
     model, pieces = load_encoder(options.model)
     found = {Path(source).name: judge(model, pieces, source) for source in options.collections}
-    write_json(options.results/'prune.json', dict(date=date.today().isoformat(), model=options.model.name, found=found))
+    write_json(options.results/'prune.json', dict(date=date.today().isoformat(), model=options.model.resolve().name, found=found))
 
 
 if __name__ == '__main__': main()

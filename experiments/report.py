@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from splade_nb.config import read_json
 from splade_nb.evaluation import paired_difference
-from splade_nb.versions import markdown_table
-from start import HERE
+from splade_nb.versions import markdown_table, percent
+from start import COLUMNS, HERE, SHARE
 
 PAGE = HERE.parent/'docs'/'experiments.md'
 TEXT = """# What helps, and what does not
@@ -18,7 +18,7 @@ Brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bo
 
 ## Before anything is learned
 
-`{command}`, {date}. BM25's formula over {pieces:,} pieces of morphemes, and pairs of neighbouring characters beside them, in hashed columns. Where a row says nothing else: pairs in 8,192 columns at weight 0.4, IDF and mean length of the collection itself.
+`{command}`, {date}. BM25's formula over {pieces:,} pieces of morphemes, and pairs of neighbouring characters beside them, in hashed columns. Where a row says nothing else: pairs in {columns:,} columns at weight {share}, IDF and mean length of the collection itself.
 
 {start}
 
@@ -31,7 +31,7 @@ One model on all collections' training queries but the held-out fifth. Corpus te
 
 ## Documents cut short
 
-`python experiments/prune.py MODEL COLLECTION ...`: of the model `as-declared-100` each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document.
+`python experiments/prune.py MODEL COLLECTION ...`: of `{model}` each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document.
 
 {cut}
 
@@ -41,9 +41,6 @@ Judged once, after the choice. Intervals: over queries, of the mean of the seeds
 
 {tested}
 """
-
-
-def percent(value: float) -> str: return f'{100 * value:.1f}'
 
 
 def gained(difference: dict) -> str: return f'[{100 * difference["low"]:+.1f}, {100 * difference["high"]:+.1f}]'
@@ -87,7 +84,7 @@ def variant_row(runs: list, common: list) -> dict:
     gains = [mean_of(found[name]) - mean_of(found[name], 'bm25') for name in common]
     return {'version': first['version'], 'variant': first['name'], 'changes': ', '.join(f'{name} {value}' for name, value in first['changes'].items()), 'seeds': str(len(runs)),
             **{name: percent(mean_of(rows)) for name, rows in found.items()}, 'mean': percent(np.mean([mean_of(found[name]) for name in common])),
-            'over BM25': f'{100 * np.mean(gains):+.1f}', 'terms': terms_of(found), 'minutes': f'{np.mean([run["seconds"] for run in runs]) / 60:.1f}'}
+            'over BM25': percent(np.mean(gains), '+'), 'terms': terms_of(found), 'minutes': f'{np.mean([run["seconds"] for run in runs]) / 60:.1f}'}
 
 
 def variants_table(results: list) -> str:
@@ -102,7 +99,7 @@ def test_row(collection: str, rows: list) -> dict:
     gains = np.mean([np.array(row['gains'].split(), dtype=float) for row in rows], axis=0)
     values, found = [row['metrics']['ndcg@10']['mean'] for row in rows], paired_difference(gains, np.zeros_like(gains))
     return {'collection': collection, 'queries': f'{rows[0]["queries"]:,}', 'BM25': percent(mean_of(rows, 'bm25')), 'mean of seeds': percent(np.mean(values)),
-            'lowest to highest': f'{percent(min(values))} to {percent(max(values))}', 'over BM25': f'{100 * found["mean"]:+.1f} {gained(found)}',
+            'lowest to highest': f'{percent(min(values))} to {percent(max(values))}', 'over BM25': percent(found, '+'),
             'significant': 'yes' if found['low'] > 0 else 'no', 'terms': terms_of({collection: rows})}
 
 
@@ -115,7 +112,7 @@ def tested(results: list) -> str:
         rows = [test_row(*item) for item in found.items()]
         values = [mean_of(each) for each in found.values()]
         gains = [mean_of(each) - mean_of(each, 'bm25') for each in found.values()]
-        rows.append({'collection': 'mean', 'mean of seeds': percent(np.mean(values)), 'over BM25': f'{100 * np.mean(gains):+.1f}'})
+        rows.append({'collection': 'mean', 'mean of seeds': percent(np.mean(values)), 'over BM25': percent(np.mean(gains), '+')})
         seeds = ', '.join(str(run['seed']) for run in runs)
         tables.append(f'`{runs[0]["version"]}`, {runs[0]["steps"]} steps on all train splits together, seeds {seeds}, {np.mean([run["seconds"] for run in runs]) / 60:.1f} minutes of training with {runs[0]["threads"]} thread:\n\n'
                       + markdown_table(pd.DataFrame(rows)))
@@ -134,8 +131,8 @@ def trained_results() -> list: return [read_json(path) for path in sorted((HERE/
 
 
 def page() -> str:
-    result, trained = read_json(HERE/'results'/'start.json'), trained_results()
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), variants=variants_table(trained), tested=tested(trained), cut=cut_table(read_json(HERE/'results'/'prune.json')))
+    result, pruned, trained = *(read_json(HERE/'results'/f'{name}.json') for name in ('start', 'prune')), trained_results()
+    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), variants=variants_table(trained), tested=tested(trained), cut=cut_table(pruned), model=pruned['model'], columns=COLUMNS, share=SHARE)
 
 
 if __name__ == '__main__':

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from scipy import sparse
 from scipy.special import logsumexp
-from splade_nb import data, evaluation, material
+from splade_nb import data, evaluation
 from splade_nb.collection import collect, resplit
-from splade_nb.config import ModelSettings, StartSettings, extra_columns
-from splade_nb.material import make_pieces, prepare
+from splade_nb.config import ModelSettings, StartSettings
+from splade_nb.material import prepare
 from splade_nb.objective import batch_at, encoded, objective, weights_at
 from splade_nb.run import bm25_metrics, judged
-from splade_nb.tokens import Pieces, piece_kind
+from splade_nb.tokens import piece_kind
 from splade_nb.training import texts_in_step, train
 from start import held_out
 
@@ -28,30 +28,6 @@ def half_set(): # Collection
     queries = {q: whole.queries[q] for q in qrels}
     part = collect('mini, every second document', documents, queries, qrels, [triplet for triplet in whole.triplets if triplet.query_id in queries], (), whole.notes)
     return resplit(part, {id: 'dev' for id in queries if held_out(id)}, 'a fifth of the training queries is the development split')
-
-
-class Remembering(Pieces):
-    "Pieces that cut each text once."
-    @functools.cached_property
-    def known(self) -> dict: return {}
-
-    def ids(self, texts: list) -> list:
-        new = [text for text in dict.fromkeys(texts) if text not in self.known]
-        self.known.update(zip(new, super().ids(new)))
-        return [self.known[text] for text in texts]
-
-
-def remembering(pieces: Pieces) -> Remembering: return Remembering(pieces.tokenizer, pieces.segment, pieces.pair_columns, pieces.sounds, pieces.lead)
-
-
-def pieces_once(settings, texts: list, made: dict = {}) -> Remembering:
-    "One tokenizer for all runs that would learn the same."
-    key = settings.segment, settings.vocabulary, extra_columns(settings), settings.sounds, settings.lead, tuple(texts)
-    if key not in made: made[key] = remembering(make_pieces(settings, texts))
-    return made[key]
-
-
-material.make_pieces = pieces_once
 
 
 def same_start(settings, seed: int) -> str:

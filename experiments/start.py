@@ -23,7 +23,8 @@ from splade_nb.own import collection_factor
 from splade_nb.tokens import bigrams, pair_column, remembered, sound_names
 
 HERE = Path(__file__).resolve().parent
-COLUMNS, SHARE, JOINED = 8192, 0.4, 2000  # as `splade_ko` has them
+KO = resolve_quietly('splade_ko')
+COLUMNS, SHARE = KO.pair_columns, KO.pair_share
 
 
 def held_out(id: str) -> bool:  # collection/query
@@ -119,7 +120,7 @@ def systems(judged: Judged, everything: list, size: int) -> dict:  # name -> sco
         'pieces': of(lambda pair: None, 1).scores(), 'pieces and all pairs': of(every.get, len(every)).scores(),
         **{f'pieces and pairs in {columns:,} columns': hashed(columns).scores() for columns in (2048, 8192, 32768)},
         f'pieces and the {COLUMNS:,} commonest pairs of the others': of(listed.get, COLUMNS).scores(),
-        'and sounds': also(sounds=True), **{f'and the first {lead:.0%} twice': also(lead=lead) for lead in (0.05, 0.1, 0.2)}, 'and sounds, and the first 10% twice': also(sounds=True, lead=0.1),
+        'and sounds': also(sounds=True), **{f'and the first {lead:.0%} twice': also(lead=lead) for lead in (0.05, 0.1, 0.2)}, f'and sounds, and the first {KO.lead:.0%} twice': also(sounds=True, lead=KO.lead),
         **{f'weight of a pair {share}': views.scores(share) for share in (0.2, 0.8)},
         'mean length of all training texts': views.scores(mean=views.mean), 'IDF of all training texts': views.scores(trained=trained, alone=True),
         **{f'own IDF and {joined:,} documents like the training texts': views.scores(trained=trained, joined=joined) for joined in (500, 2000, 5000)},
@@ -137,7 +138,7 @@ def main() -> None:
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
     everything = [Judged(source) for source in options.collections]
-    pieces = make_pieces(resolve_quietly('splade_ko'), [text for one in everything for text in (*one.texts, *one.taught)])
+    pieces = make_pieces(KO, [text for one in everything for text in (*one.texts, *one.taught)])
     for one in everything: one.cut(pieces)
     found, size = {}, len(pieces.tokenizer)
     for one in everything:

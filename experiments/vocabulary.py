@@ -21,7 +21,7 @@ from splade_nb.report import canvas, palette, write_svg
 from splade_nb.surgery import cut_tokenizer
 from splade_nb.tokens import remembered
 from splade_nb.training import train
-from splade_nb.versions import markdown_table, write_labels
+from splade_nb.versions import markdown_table, percent, write_labels
 from start import HERE, Judged
 from train import without_held_out
 sys.path.append(str(HERE.parent/'benchmarks'))
@@ -182,12 +182,7 @@ Seen: pieces that stand in a document. A word: between spaces. Unknown: share of
 """
 
 
-def percent(value: float) -> str: return f'{100 * value:.1f}'
-
-
-def gained(one, other) -> str:
-    difference = evaluation.paired_difference(one, other)
-    return f'{100 * difference["mean"]:+.1f} [{100 * difference["low"]:+.1f}, {100 * difference["high"]:+.1f}]'
+def gained(one, other) -> str: return percent(evaluation.paired_difference(one, other), '+')
 
 
 @dataclass(frozen=True)

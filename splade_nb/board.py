@@ -14,7 +14,7 @@ import pandas as pd
 from .config import root
 from .evaluation import holm, pooled
 from .report import SYSTEMS, canvas, nothing, palette, read_part
-from .versions import named, outcome, write_labels
+from .versions import named, outcome, percent, write_labels
 
 # %% ../nbs/14_board.ipynb #constants
 BASELINE = 'bm25-kiwi'
@@ -81,7 +81,7 @@ def collection_rows(table, collection: str): # DataFrame, a row a system, best f
 # %% ../nbs/14_board.ipynb #spell-cells
 def over(difference: dict, sign: str = '') -> str:
     "A difference in points, with its interval and mark."
-    return f'{100 * difference["mean"]:+.1f} [{100 * difference["low"]:+.1f}, {100 * difference["high"]:+.1f}] {sign}'.rstrip()
+    return f'{percent(difference, "+")} {sign}'.rstrip()
 
 def costs(row) -> dict:
     "What a system asks of a machine, as text."

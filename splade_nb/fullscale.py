@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'LSA_MOST', 'best_of', 'rank_parts', 'System', 'bm25_system', 'system_name', 'mean_length',
            'model_system', 'lsa_system', 'dense_system', 'measured', 'evaluate_system', 'gather', 'evaluate_all',
-           'over_bm25', 'percent', 'results_table', 'read_results', 'measured_here', 'published_table', 'whole_table']
+           'over_bm25', 'results_table', 'read_results', 'measured_here', 'published_table', 'whole_table']
 
 # %% ../nbs/16_fullscale.ipynb #imports
 import shutil, time
@@ -25,6 +25,7 @@ from .lexical import BM25
 from .model import factor_for
 from .run import for_scoring, load_encoder, machine, named_config, packages, peak_memory_mb
 from .teacher import digest, identity, sentence_encoder, shards, teacher_vectors
+from .versions import percent
 
 # %% ../nbs/16_fullscale.ipynb #known
 PARAMETERS = ('model', 'collections', 'sample', 'dense', 'out')
@@ -160,13 +161,6 @@ def over_bm25(result: dict, results: list) -> dict | None:  # {"mean", "low", "h
     if result['system'] == 'bm25' or not same: return None
     ours, theirs = result['per_query']['ndcg@10'], same[0]['per_query']['ndcg@10']
     return evaluation.paired_difference(list(ours.values()), [theirs[query] for query in ours])
-
-# %% ../nbs/16_fullscale.ipynb #percent
-def percent(value: dict | float | None, sign: str = '') -> str:
-    "A share, or one with its interval, in percent; nothing for nothing."
-    if value is None: return ''
-    if not isinstance(value, dict): return f'{100 * value:{sign}.1f}'
-    return f'{100 * value["mean"]:{sign}.1f} [{100 * value["low"]:{sign}.1f}, {100 * value["high"]:{sign}.1f}]'
 
 # %% ../nbs/16_fullscale.ipynb #results-table
 def results_table(results: list) -> pd.DataFrame:

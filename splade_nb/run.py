@@ -352,9 +352,8 @@ def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(
     "Encode a collection, ask, and say which terms matched."
     model, pieces = load_encoder(folder)
     texts = collect(source).texts
-    documents = list(texts.values())
-    index = exact.add(exact.ExactIndex(), list(texts), encode(model, pieces, documents, progress=True, whole=True))
-    question = encode(model, pieces, [query], document=False, factor=factor_for(model, index.vectors.getnnz(axis=0), len(texts)))
+    vectors, factor = indexed(model, pieces, texts, progress=True)
+    index, question = exact.add(exact.ExactIndex(), list(texts), vectors), asked(model, pieces, [query], factor)
     rows, names = dict(zip(index.ids, index.vectors)), pieces.names_in(query)
     return [(id, score, texts[id], exact.matched(question, rows[id], names)[:6]) for id, score in exact.search(index, question, k)[0]]
 

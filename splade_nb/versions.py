@@ -7,7 +7,7 @@ __all__ = ['RECIPES', 'FAINT', 'run_folders', 'outcome', 'compare_row', 'in_orde
            'runs_of', 'failure', 'recipe_bar', 'bar_note', 'version_bars', 'bar_legend', 'named', 'version_caption',
            'overlap', 'outward', 'path', 'free_spot', 'place_labels', 'write_labels', 'run_labels', 'run_marks',
            'compare_figure', 'compare_caption', 'declared', 'short', 'changes', 'spell_changes', 'gains',
-           'spell_quality', 'spell_gain', 'what_changed', 'change_caption', 'seed_spread', 'markdown_table']
+           'spell_quality', 'spell_gain', 'what_changed', 'change_caption', 'seed_spread', 'markdown_table', 'percent']
 
 # %% ../nbs/14_versions.ipynb #imports
 import math
@@ -352,3 +352,10 @@ def markdown_table(table, digits: int = 3) -> str:
         return str(value).replace('|', '\\|')
     lines = [list(table.columns), ['---'] * len(table.columns), *table.astype(object).to_numpy().tolist()]
     return '\n'.join('| ' + ' | '.join(map(cell, line)) + ' |' for line in lines)
+
+# %% ../nbs/14_versions.ipynb #percent
+def percent(value: dict | float | None, sign: str = '') -> str:
+    "A share, or one with its interval, in percent; nothing for nothing."
+    if value is None: return ''
+    if not isinstance(value, dict): return f'{100 * value:{sign}.1f}'
+    return f'{100 * value["mean"]:{sign}.1f} [{100 * value["low"]:{sign}.1f}, {100 * value["high"]:{sign}.1f}]'

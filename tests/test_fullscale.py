@@ -186,6 +186,7 @@ def test_the_page_takes_only_the_public_collections(tmp_path, monkeypatch, capsy
     monkeypatch.syspath_prepend(ROOT/'experiments')
     import full_scale
     from splade_nb import fullscale
+    from splade_nb.versions import percent
     monkeypatch.setattr(full_scale, 'RESULTS', tmp_path/'kept')
     result = fullscale.evaluate_system(fullscale.bm25_system(), of_collection(toy_corpus()), tmp_path/'full')
     full_scale.keep(tmp_path/'full')
@@ -193,4 +194,4 @@ def test_the_page_takes_only_the_public_collections(tmp_path, monkeypatch, capsy
     made = tmp_path/'full'/'toy'/'bm25.json'
     made.write_text(json.dumps(result | dict(as_published=True, collection='ko_strategyqa')), encoding='utf-8')
     full_scale.keep(tmp_path/'full')
-    assert f'| BM25 (Nori there, Kiwi here) | 53.7 | {fullscale.percent(result["metrics"]["success@1"])} |' in full_scale.page()
+    assert f'| BM25 (Nori there, Kiwi here) | 53.7 | {percent(result["metrics"]["success@1"])} |' in full_scale.page()

@@ -42,7 +42,7 @@ ROOMS = {
     'versions': 'config report',
     'board': 'config evaluation report versions',
     'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report',
-    'fullscale': 'config collection corpus model lexical teacher encoding evaluation run',
+    'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
     'systems': 'config encoding evaluation lexical material run teacher tokens training',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
