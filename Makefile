@@ -99,7 +99,6 @@ faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
 
 bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode or gpu; FORCE=1 again) and write docs/benchmarks.md
-	"$(bin)/python" -m pip install -q -c constraints.txt -e '.[bench]'
 	"$(bin)/python" benchmarks/run.py $(PART) $(if $(FORCE),--force)
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
@@ -118,7 +117,7 @@ tensorboard: $(ready)  ## Watch the curves of the runs in outputs/
 
 lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/python" -m pip install -q uv
-	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --extra bench --python-version 3.11 --upgrade \
+	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 
@@ -136,7 +135,7 @@ endif
 $(ready): pyproject.toml constraints.txt
 	[ "$$(cat "$@" 2>/dev/null)" = "$(CURDIR)" ] || $(PYTHON) -m venv --clear "$(VENV)"
 	@echo 'installing into $(VENV), once'
-	"$(bin)/python" -m pip install -q -c constraints.txt -e '.[dev,docs]'
+	"$(bin)/python" -m pip install -q -c constraints.txt -e '.[dev,docs,engines,export,serve]'
 	echo "$(CURDIR)" > "$@"
 
 $(assets): docs/package.json docs/package-lock.json docs/_static/katex-init.js
