@@ -1,4 +1,4 @@
-"""A wire that is cut in the code, one after the other, is found by name."""
+"""Wires that are cut in the code are found by name, every one."""
 import ast, inspect, sys, tempfile
 from contextlib import contextmanager
 from dataclasses import fields
@@ -9,17 +9,17 @@ from splade_nb.config import Settings, off, resolve_quietly
 
 READERS = 'config curriculum idf lexical gate model start teacher losses checkpoints guard material objective training'.split()
 # Settings that V28 switches off are cut in a version that uses them.
-ELSEWHERE = {'gradient_cache': ('v28', 'corrected', 'full'), 'backbone': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
+ELSEWHERE = {'gradient_cache': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
              'temperature': ('splade_v2', 'corrected', 'mini'), 'lambda_infonce': ('splade_v2', 'corrected', 'mini'), 'lambda_kd': ('splade_v2', 'corrected', 'mini'),
              **dict.fromkeys(('query_table', 'pair_columns', 'sounds', 'lead', 'pair_share', 'own_floor', 'index_share', 'lambda_pull'), ('splade_ko', 'corrected', 'mini')),
              'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'seed', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
-NAMES = [field.name for field in fields(Settings) if field.name != 'phases']
+NAMES = [field.name for field in fields(Settings) if field.name not in ('phases', 'backbone')]  # a backbone is another folder in every check: no constant stands for it
 
 
 class Cut(ast.NodeTransformer):
-    "Replaces every reading of a setting, or of a field of a phase, by a constant."
-    def __init__(self, name: str, value, of: str): self.name, self.value, self.of, self.found = name, value, of, 0
+    "Replaces every reading of settings, or of fields of a phase, by constants."
+    def __init__(self, values: dict, of: str): self.values, self.of, self.found = values, of, set()
 
     def reads(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Call): return self.of == 'phase' and getattr(node.func, 'id', '') == 'phase_at'
@@ -27,9 +27,9 @@ class Cut(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
-        if node.attr != self.name or not isinstance(node.ctx, ast.Load) or not self.reads(node.value): return node
-        self.found += 1
-        return ast.copy_location(ast.Constant(self.value), node)
+        if node.attr not in self.values or not isinstance(node.ctx, ast.Load) or not self.reads(node.value): return node
+        self.found.add(node.attr)
+        return ast.copy_location(ast.Constant(self.values[node.attr]), node)
 
 
 def functions(namespace: dict, module: str) -> dict:
@@ -43,29 +43,37 @@ def functions(namespace: dict, module: str) -> dict:
 
 
 @contextmanager
-def cut(name: str, value, of: str = 'settings'):
-    "The package with one wire cut: the code of every function that reads the setting is swapped, and put back."
-    swapped, total = [], 0
+def cut(values: dict, of: str = 'settings'):
+    "The package with wires cut: the code of every function that reads the settings is swapped, and put back."
+    swapped, found = [], set()
     for module in (sys.modules[f'splade_nb.{reader}'] for reader in READERS):
-        knife = Cut(name, value, of)
+        knife = Cut(values, of)
         tree = ast.fix_missing_locations(knife.visit(ast.parse(inspect.getsource(module))))
+        found |= knife.found
         if not knife.found: continue
         scratch = {'__name__': module.__name__, '__package__': 'splade_nb', '__file__': module.__file__}
         exec(compile(tree, module.__file__, 'exec'), scratch)
         ours = functions(vars(module), module.__name__)
         for key, function in functions(scratch, module.__name__).items():
             if key in ours and ours[key].__code__ != function.__code__: swapped.append((ours[key], ours[key].__code__)); ours[key].__code__ = function.__code__
-        total += knife.found
-    assert total, f'no function reads {name}'
+    assert found == set(values), f'no function reads {set(values) - found}'
     try: yield
     finally:
         for function, code in swapped: function.__code__ = code
 
 
-def small_value(name: str, settings: Settings):
-    with tempfile.TemporaryDirectory() as folder:
-        base = wires.small(settings, str(Path(folder)/'0'))
-        return getattr(base, name)
+def small_values(names: list, settings: Settings) -> dict:
+    with tempfile.TemporaryDirectory() as folder: base = wires.small(settings, str(Path(folder)/'0'))
+    return {name: getattr(base, name) for name in names}
+
+
+def states(settings: Settings, names: list) -> dict: return {wire.name: wire.state for wire in wires.check_wires(settings, names, progress=False)}
+
+
+def batches() -> list: # (version, names cut together)
+    by_version = {}
+    for name in NAMES: by_version.setdefault(ELSEWHERE.get(name, ('v28', 'corrected', 'mini')), []).append(name)
+    return [pytest.param(version, names[first:first + 20], id=f'{version[0]} {version[1]} {version[2]} {names[first]}') for version, names in by_version.items() for first in range(0, len(names), 20)]
 
 
 @pytest.fixture(autouse=True)
@@ -74,20 +82,17 @@ def steady_already(monkeypatch):
     monkeypatch.setattr(wires, 'require_steady', lambda *given: None)
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_a_cut_wire_is_found(name):
-    settings = resolve_quietly(*ELSEWHERE.get(name, ('v28', 'corrected', 'mini')))
-    assert name not in off(settings)
-    if name == 'backbone' or name == 'teacher' and settings.teacher != 'lsa': pytest.skip('a folder of its own in every check')
-    with cut(name, small_value(name, settings)): found = wires.check_wires(settings, [name], progress=False)
-    assert [wire.state for wire in found] == ['dead']
+@pytest.mark.parametrize('version, names', batches())
+def test_cut_wires_are_found(version, names):
+    settings = resolve_quietly(*version)
+    assert not set(names) & set(off(settings))
+    with cut(small_values(names, settings)): assert states(settings, names) == dict.fromkeys(names, 'dead')
 
 
-@pytest.mark.parametrize('name', PHASE_FIELDS)
-def test_a_cut_wire_of_a_phase_is_found(name):
+def test_cut_wires_of_a_phase_are_found():
     settings = resolve_quietly('v28')
-    with cut(name, getattr(settings.phases[0], name), of='phase'): found = wires.check_wires(settings, [f'phase 1 {name}'], progress=False)
-    assert [wire.state for wire in found] == ['dead']
+    with cut({name: getattr(settings.phases[0], name) for name in PHASE_FIELDS}, of='phase'): found = states(settings, [f'phase 1 {name}' for name in PHASE_FIELDS])
+    assert set(found.values()) == {'dead'}
 
 
 def test_a_phase_border_that_nothing_reads_is_found(monkeypatch):
