@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['MEASURES', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'top_keys', 'rank', 'first',
            'retrieval_metrics', 'recall_at', 'bootstrap_interval', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'holm', 'fuse', 'rows', 'active_terms', 'dead_rows', 'flops', 'only', 'korean_share',
-           'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria']
+           'pooled', 'holm', 'fuse', 'scaled', 'blend', 'best_weights', 'rows', 'active_terms', 'dead_rows', 'flops',
+           'only', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria']
 
 # %% ../nbs/13_evaluation.ipynb #imports
-import functools, hashlib
+import functools, hashlib, itertools
 from collections import Counter
 import numpy as np
 import pandas as pd
@@ -153,6 +153,34 @@ def fuse(*runs: dict,         # each {query: {document: score}}
         for run in runs: scores.update({doc: 1 / (k + place) for place, doc in enumerate(first(run.get(query, {}), {}, k=depth), 1)})
         fused[query] = {doc: scores[doc] for doc in first(scores, {}, k=depth)}
     return fused
+
+# %% ../nbs/13_evaluation.ipynb #scaled
+def scaled(scores: dict) -> dict:  # {document: score}
+    "Scores of one query from 0 for the last to 1 for the first; all 1 where they are equal."
+    low, high = min(scores.values(), default=0), max(scores.values(), default=0)
+    return {doc: (score - low) / (high - low) if high > low else 1.0 for doc, score in scores.items()}
+
+def blend(*runs: dict,          # each {query: {document: score}}
+          weights,              # one a run, 0 or more
+          depth: int = 100) -> dict:  # {query: {document: score}}, best first
+    "Runs as one, by the weighted sum of scaled scores of each run's first `depth`. Raises ValueError where weights and runs differ in number."
+    blended = {}
+    for query in dict.fromkeys(query for run in runs for query in run):
+        scores = Counter()
+        for run, weight in zip(runs, weights, strict=True):
+            found = run.get(query, {})
+            for doc, score in scaled({doc: found[doc] for doc in first(found, {}, k=depth)}).items(): scores[doc] += weight * score
+        blended[query] = {doc: scores[doc] for doc in first(scores, {}, k=depth)}
+    return blended
+
+# %% ../nbs/13_evaluation.ipynb #best-weights
+def best_weights(runs: list,         # each {query: {document: score}}
+                 qrels: dict,        # of queries that nothing else is claimed on
+                 parts: int = 10) -> tuple:  # one weight a run, together 1
+    "The weights on a grid of `parts` steps whose blend has the highest nDCG@10; among equals the most even."
+    grid = [whole for whole in itertools.product(range(parts + 1), repeat=len(runs)) if sum(whole) == parts]
+    quality = lambda whole: retrieval_metrics(qrels, blend(*runs, weights=whole))['ndcg@10'].mean()
+    return tuple(share / parts for share in max(sorted(grid, key=max), key=quality))
 
 # %% ../nbs/13_evaluation.ipynb #rows
 def rows(vectors) -> sparse.csr_array:  # [B, V] float64, without stored zeros

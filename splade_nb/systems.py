@@ -16,7 +16,7 @@ import torch
 from scipy import sparse
 from .config import Settings, read_json, write_json
 from .encoding import prepared_decoder
-from .evaluation import active_terms, dead_rows, flops, fuse, paired_difference, rank, recall_at, retrieval_metrics, summarise
+from .evaluation import active_terms, blend, dead_rows, flops, fuse, paired_difference, rank, recall_at, retrieval_metrics, summarise
 from .lexical import BM25, best, split, unit
 from .material import hold_out, numbered, prepare, training_queries
 from .run import asked, indexed, keep_model, load_encoder, make_judge
@@ -90,12 +90,15 @@ def sparse_system(model, pieces, texts: dict) -> System:
 # %% ../nbs/16_systems.ipynb #hybrid
 @dataclass
 class Hybrid:
-    "Systems over the same documents, joined by reciprocal ranks."
-    parts: list # Systems
+    "Systems over the same documents, joined by reciprocal ranks or, where weights are given, by weighted scores."
+    parts: list           # Systems
+    weights: tuple = ()   # one a system
 
-    def run(self, queries: dict, k: int = 100) -> dict: return fuse(*(part.run(queries, k) for part in self.parts), depth=k)
+    def join(self, runs: list, k: int) -> dict: return blend(*runs, weights=self.weights, depth=k) if self.weights else fuse(*runs, depth=k)
 
-    def search(self, text: str, k: int = 100) -> dict: return fuse(*({text: part.search(text, k)} for part in self.parts), depth=k)[text]
+    def run(self, queries: dict, k: int = 100) -> dict: return self.join([part.run(queries, k) for part in self.parts], k)
+
+    def search(self, text: str, k: int = 100) -> dict: return self.join([{text: part.search(text, k)} for part in self.parts], k)[text]
 
     def cost(self, texts: list) -> dict:
         found = [part.cost(texts) for part in self.parts]

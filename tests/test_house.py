@@ -1,5 +1,5 @@
 """The house: notebooks and package in step, rooms that import downwards only, notebooks that keep the habits."""
-import ast, json, os, re, shutil, statistics, subprocess, sys, tomllib
+import ast, importlib, json, os, re, shutil, statistics, subprocess, sys, tomllib
 from collections import Counter
 from pathlib import Path
 import pytest
@@ -331,8 +331,25 @@ def test_no_machine_in_a_file():
     assert found == []
 
 
-@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py', *(f'experiments/{path.name}' for path in sorted((ROOT/'experiments').glob('*.py')) if '--check' in path.read_text(encoding='utf-8'))])
+@pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py'])
 def test_tables_show_what_the_results_say(script):
     assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
     done = program(sys.executable, script, '--check')
     assert done.returncode == 0, done.stderr or f'run {script}'
+
+
+@pytest.mark.parametrize('script', sorted(path.stem for path in (ROOT/'experiments').glob('*.py') if '--check' in path.read_text(encoding='utf-8')))
+def test_pages_show_what_the_results_say(script, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT/'experiments')
+    made = importlib.import_module(script)
+    assert made.PAGE.read_text(encoding='utf-8') == made.page(), f'run python experiments/{script}.py --page'
+
+
+def test_twins_of_tutorials_say_the_same():
+    originals = [path for path in NOTEBOOKS if path.parent.name == 'tutorials' and not path.stem.endswith('_ko')]
+    code = lambda path: {cell['id']: text(cell) for cell in read(path)['cells'] if cell['cell_type'] == 'code'}
+    words = lambda path: [cell['id'] for cell in read(path)['cells'] if cell['cell_type'] == 'markdown']
+    for path in originals:
+        twin = path.with_stem(f'{path.stem}_ko')
+        assert code(path) == code(twin) and words(path) == words(twin), twin.name
+        assert all(re.search('[가-힣]', text(cell)) for cell in read(twin)['cells'] if cell['cell_type'] == 'markdown'), twin.name
