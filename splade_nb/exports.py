@@ -8,7 +8,7 @@ __all__ = ['EXPORTS', 'needed', 'beyond_pooling', 'whole_tokenizer', 'masked_sta
            'graph_inputs', 'write_graph', 'to_onnx', 'write_form']
 
 # %% ../nbs/14_exports.ipynb #imports
-import copy, json, shutil
+import copy, shutil
 from pathlib import Path
 import numpy as np
 import torch
@@ -136,7 +136,7 @@ class Graph(nn.Module):
         return on_logits(self.model, self.largest(read, input_ids, attention_mask), gate)
 
     def states(self, input_ids, attention_mask): # [B, L, H], [B, L, E]
-        output, seen = self.model.backbone(input_ids=input_ids, attention_mask=attention_mask), []
+        output = self.model.backbone(input_ids=input_ids, attention_mask=attention_mask)
         if self.model.importance is not None: return (output[0],) * 2
         return self.model.seen.popitem()[1], output.logits
 
@@ -191,7 +191,12 @@ def to_onnx(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
 # %% ../nbs/14_exports.ipynb #to-form
 EXPORTS = {'sentence-transformers': to_sentence_transformers, 'mlm': to_mlm, 'onnx': to_onnx}
 
-def write_form(model: SpladeDoc, pieces: Pieces, form: str, folder: Path | str) -> list: # limits
+def write_form(model: SpladeDoc, pieces: Pieces, form: str, folder: Path | str,
+               card=None   # limits, folder -> the text of README.md
+              ) -> list:   # limits
     "A model as one of `EXPORTS`, in a folder that is not there yet. Raises `ConfigError`."
     writer = EXPORTS[choose('form', form, EXPORTS)]
-    with whole_folder(folder) as beside, plainly(f'{folder} could not be written'): return writer(copy.deepcopy(model).cpu().float(), pieces, beside)
+    with whole_folder(folder) as beside, plainly(f'{folder} could not be written'):
+        limits = writer(copy.deepcopy(model).cpu().float(), pieces, beside)
+        if card: (beside/'README.md').write_text(card(limits, beside), encoding='utf-8')
+        return limits
