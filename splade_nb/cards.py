@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['USES', 'LIBRARIES', 'facts_of', 'data_licence', 'changes_from_parent', 'use_sentence_transformers', 'use_mlm',
-           'use_onnx', 'reads_tokens_alone', 'front_matter', 'table', 'quality', 'origin', 'card', 'push']
+           'use_onnx', 'reads_tokens_alone', 'front_matter', 'table', 'metric_table', 'quality', 'origin', 'card',
+           'push']
 
 # %% ../nbs/14_cards.ipynb #imports
 from pathlib import Path
@@ -42,8 +43,7 @@ def use_sentence_transformers(name: str, folder: Path) -> str: # Python
 model = SparseEncoder({name!r}{trust})
 documents = model.encode_document(['제주도 3박 4일 여행 일정', '김치찌개 맛있게 끓이는 법'])
 query = model.encode_query('제주도 여행 어디가 좋아요')
-print(model.similarity(query, documents))
-print(model.decode(query, top_k=5))"""
+print(model.similarity(query, documents))"""
 
 # %% ../nbs/14_cards.ipynb #mlm-use
 def use_mlm(name: str, folder: Path) -> str: # Python
@@ -54,8 +54,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained({name!r}), AutoModelForMaskedLM.from_pretrained({name!r})
 rows = tokenizer(['제주도 3박 4일 여행 일정', '제주도 여행 어디가 좋아요'], padding=True, truncation=True, return_tensors='pt')
 with torch.inference_mode(): logits = model(**rows).logits.masked_fill(rows['attention_mask'][..., None] == 0, -1e4)
-vectors = logits.amax(1).relu().log1p()  # [texts, pieces]
-print(vectors[0] @ vectors[1])"""
+vectors = logits.amax(1).relu().log1p()  # [texts, pieces]"""
 
 # %% ../nbs/14_cards.ipynb #onnx-use
 def use_onnx(name: str, folder: Path) -> str: # Python
@@ -104,17 +103,20 @@ def table(head: list, rows: list) -> str:
     "Rows as Markdown."
     return '\n'.join(f'| {" | ".join(map(str, row))} |' for row in (head, ['---'] * len(head), *rows))
 
+# %% ../nbs/14_cards.ipynb #metric-table
+def metric_table(summary: dict) -> str:
+    "A row a metric, a column a system."
+    systems = {told: summary[name] for name, told in dict(metrics='this model', bm25='Kiwi-BM25', before_training='before training').items() if name in summary}
+    names = [name for name, value in summary['metrics'].items() if isinstance(value, float)]
+    return table(['metric', *systems], [[name, *(f'{values[name]:.3f}' for values in systems.values())] for name in names])
+
 # %% ../nbs/14_cards.ipynb #said
 def quality(facts: dict) -> str:
     "The run's own measurement, BM25 and the untrained model beside it."
-    summary, unknown = facts['summary'], 'Unknown: no `summary.json` stood beside the model.'
-    if 'metrics' not in summary: return unknown
-    systems = {name: summary[name] for name in ('metrics', 'bm25', 'before_training') if name in summary}
-    names = [name for name, value in summary['metrics'].items() if isinstance(value, float)]
-    rows = [[name, *(f'{values[name]:.3f}' for values in systems.values())] for name in names]
-    told = dict(metrics='this model', bm25='Kiwi-BM25', before_training='before training')
+    summary = facts['summary']
+    if 'metrics' not in summary: return 'Unknown: no `summary.json` stood beside the model.'
     gain, active = facts['evaluation'].get('difference'), summary.get('active_terms', {})
-    lines = [f'{summary["metrics"]["queries"]:,} test queries of `{summary["metrics"]["data"]}`, exact search.', table(['metric', *(told[name] for name in systems)], rows)]
+    lines = [f'{summary["metrics"]["queries"]:,} test queries of `{summary["metrics"]["data"]}`, exact search.', metric_table(summary)]
     if gain: lines.append(f'nDCG@10 {against_bm25(gain)} (95 % interval, paired bootstrap over queries).')
     if active: lines.append(f'Active terms: {active["query"]:g} a query, {active["doc"]:g} a document.')
     return '\n\n'.join(lines)

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['EXPORTS', 'needed', 'beyond_pooling', 'whole_tokenizer', 'masked_state', 'write_backbone', 'to_mlm', 'cut_limit',
-           'collection_limit', 'travel', 'sentence_modules', 'write_carried', 'to_sentence_transformers', 'Graph',
-           'graph_inputs', 'write_graph', 'to_onnx', 'write_form']
+           'collection_limit', 'travel', 'sentence_modules', 'write_carried', 'to_sentence_transformers',
+           'traced_states', 'largest', 'Graph', 'graph_inputs', 'plain_attention', 'write_graph', 'to_onnx',
+           'write_form']
 
 # %% ../nbs/14_exports.ipynb #imports
 import copy, shutil
+from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
 import torch
@@ -61,13 +63,14 @@ def masked_state(model: SpladeDoc) -> dict: # name -> tensor
     named = {name: silent if same(value) else value for name, value in state.items()}
     return named if decoder.bias.requires_grad else {name: value for name, value in named.items() if value is not silent}
 
-# %% ../nbs/14_exports.ipynb #to-mlm
+# %% ../nbs/14_exports.ipynb #write-backbone
 def write_backbone(model: SpladeDoc, pieces: Pieces, folder: Path) -> None:
     "Backbone and tokenizer for `AutoModelForMaskedLM` and `AutoTokenizer`."
     tokenizer = whole_tokenizer(pieces); tokenizer.model_max_length = model.settings.max_length
     model.backbone.save_pretrained(folder, state_dict=masked_state(model))
     tokenizer.save_pretrained(folder)
 
+# %% ../nbs/14_exports.ipynb #to-mlm
 def to_mlm(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
     "Whatever pools the maximum of log(1 + ReLU) over its logits has the document vectors. Raises `ConfigError` naming what would be lost."
     lost = beyond_pooling(model, pieces) + ['the table of queries (query_table)'] * (model.query_shift is not None) + ['the second logarithm (log_twice)'] * model.settings.log_twice
@@ -75,9 +78,10 @@ def to_mlm(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
     write_backbone(model, pieces, folder)
     return [cut_limit(model)]
 
-# %% ../nbs/14_exports.ipynb #limits
+# %% ../nbs/14_exports.ipynb #cut-limit
 def cut_limit(model: SpladeDoc) -> str: return f'Of a text, the first {model.settings.max_length} tokens are read; `encode` of splade_nb reads eight windows of them.'
 
+# %% ../nbs/14_exports.ipynb #limits
 def collection_limit(model: SpladeDoc) -> list:
     "What belongs to a collection and not to a folder."
     return ['IDF and mean length are those of the training texts; `splade_nb.run.indexed` counts those of the collection and multiplies the queries by the ratio.'] * (model.settings.index_share > 0)
@@ -122,28 +126,31 @@ def to_sentence_transformers(model: SpladeDoc, pieces: Pieces, folder: Path) -> 
     shutil.rmtree(backbone)
     return [cut_limit(model), *collection_limit(model)]
 
+# %% ../nbs/14_exports.ipynb #traced-states
+def traced_states(model: SpladeDoc, input_ids, attention_mask): # [B, L, H], what is read [B, L, E]
+    "`model.read_states` without its look at the rows."
+    output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
+    return (output[0],) * 2 if model.importance is not None else (model.seen.popitem()[1], output.logits)
+
+# %% ../nbs/14_exports.ipynb #largest
+def largest(model: SpladeDoc, read, input_ids, attention_mask): # [B, R]
+    "`model.text_logits` in operations that ONNX has."
+    if model.importance is None: return naive_max(read, model.decoder.weight, model.decoder.bias, attention_mask)
+    scores = model.importance(read).squeeze(-1).masked_fill(attention_mask == 0, ABSENT)
+    return scores.new_full((scores.shape[0], len(model.special)), ABSENT).scatter_reduce(1, input_ids, scores, 'amax')
+
 # %% ../nbs/14_exports.ipynb #whole-graph
 class Graph(nn.Module):
     "What is traced: one row a text, every size free."
     def __init__(self, model: SpladeDoc):
         super().__init__()
-        self.model, self.counted = model.eval(), counts_act(model, True)
+        self.model, self.counted = model, counts_act(model, True)
 
     def logits(self, input_ids, attention_mask): # [B, R] under the gate
-        states, read = self.states(input_ids, attention_mask)
+        states, read = traced_states(self.model, input_ids, attention_mask)
         gate = None if self.model.gate is None else self.model.gate(states, attention_mask)
         if gate is not None and self.model.gate.form.on_states: read = read * gate[:, None]
-        return on_logits(self.model, self.largest(read, input_ids, attention_mask), gate)
-
-    def states(self, input_ids, attention_mask): # [B, L, H], [B, L, E]
-        output = self.model.backbone(input_ids=input_ids, attention_mask=attention_mask)
-        if self.model.importance is not None: return (output[0],) * 2
-        return self.model.seen.popitem()[1], output.logits
-
-    def largest(self, read, input_ids, attention_mask): # [B, R]
-        if self.model.importance is None: return naive_max(read, self.model.decoder.weight, self.model.decoder.bias, attention_mask)
-        scores = self.model.importance(read).squeeze(-1).masked_fill(attention_mask == 0, ABSENT)
-        return scores.new_full((scores.shape[0], len(self.model.special)), ABSENT).scatter_reduce(1, input_ids, scores, 'amax')
+        return on_logits(self.model, largest(self.model, read, input_ids, attention_mask), gate)
 
     def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None): # [B, V]
         own, size, logits = None, None, self.logits(input_ids, attention_mask)
@@ -162,18 +169,23 @@ def graph_inputs(model: SpladeDoc) -> tuple: # name -> example, name -> what eac
     if model.settings.own_floor: inputs |= dict(bag=ids[:, 1:], counts=torch.ones(2, 2)); sizes |= dict.fromkeys(('bag', 'counts'), ('texts', 'own'))
     return inputs, sizes
 
+# %% ../nbs/14_exports.ipynb #plain-attention
+@contextmanager
+def plain_attention():
+    "Attention in operations that ONNX has."
+    fast = torch.backends.mha.get_fastpath_enabled(); torch.backends.mha.set_fastpath_enabled(False)
+    try: yield
+    finally: torch.backends.mha.set_fastpath_enabled(fast)
+
 # %% ../nbs/14_exports.ipynb #write-graph
 def write_graph(model: SpladeDoc, file: Path) -> None:
     "`model.onnx` with its weights beside. Raises `ConfigError` where the exporter cannot, or a size did not stay free."
     inputs, sizes = graph_inputs(model)
     free = {name: torch.export.Dim(name) for name in ('texts', 'tokens', 'own')}
     shapes = {name: {i: free[size] for i, size in enumerate(of)} for name, of in sizes.items()}
-    fast = torch.backends.mha.get_fastpath_enabled(); torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with plainly('the model cannot be traced for ONNX'), torch.no_grad():
-            program = torch.onnx.export(Graph(model), kwargs=inputs, dynamo=True, dynamic_shapes=shapes, input_names=[*inputs], output_names=['vectors'], verbose=False)
-            program.save(str(file), external_data=True)
-    finally: torch.backends.mha.set_fastpath_enabled(fast)
+    with plainly('the model cannot be traced for ONNX'), plain_attention(), torch.no_grad():
+        program = torch.onnx.export(Graph(model).eval(), kwargs=inputs, dynamo=True, dynamic_shapes=shapes, input_names=[*inputs], output_names=['vectors'], verbose=False)
+        program.save(str(file), external_data=True)
     fixed = [value.name for value in program.model.graph.inputs if any(isinstance(size, int) for size in value.shape) and sizes[value.name]]
     if fixed: raise ConfigError(f'the ONNX graph would take one size only of {", ".join(fixed)}: a layer of {type(model.backbone).__name__} reads it while it is traced')
 

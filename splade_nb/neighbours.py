@@ -55,9 +55,10 @@ def table_of(place: Path, pieces: Pieces) -> torch.Tensor: # [V]
 
 # %% ../nbs/14_neighbours.ipynb #length-of
 def length_of(encoder: Path, pieces: Pieces, backbone) -> int: # tokens
-    "How much of a text is one window."
-    said = said_in(encoder/'sentence_bert_config.json')
+    "How much of a text is one window. Raises `ConfigError` where a text is prepared otherwise than here."
+    said, marks = said_in(encoder/'sentence_bert_config.json'), pieces.tokenizer('')['input_ids']
     if said.get('do_lower_case'): raise ConfigError(f'{encoder}: do_lower_case=True outside the tokenizer is not read here')
+    if marks != [pieces.begin, pieces.end]: raise ConfigError(f'{encoder}: its tokenizer puts {pieces.tokenizer.convert_ids_to_tokens(marks)} around a text; a begin and an end mark are put here')
     return int(min(said.get('max_seq_length') or pieces.tokenizer.model_max_length, positions(backbone)))
 
 # %% ../nbs/14_neighbours.ipynb #settings-of
