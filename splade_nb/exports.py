@@ -185,6 +185,7 @@ def write_graph(model: SpladeDoc, file: Path) -> None:
     shapes = {name: {i: free[size] for i, size in enumerate(of)} for name, of in sizes.items()}
     with plainly('the model cannot be traced for ONNX'), plain_attention(), torch.no_grad():
         program = torch.onnx.export(Graph(model).eval(), kwargs=inputs, dynamo=True, dynamic_shapes=shapes, input_names=[*inputs], output_names=['vectors'], verbose=False)
+        for node in program.model.graph.all_nodes(): node.metadata_props.clear() # where on this machine each was traced
         program.save(str(file), external_data=True)
     fixed = [value.name for value in program.model.graph.inputs if any(isinstance(size, int) for size in value.shape) and sizes[value.name]]
     if fixed: raise ConfigError(f'the ONNX graph would take one size only of {", ".join(fixed)}: a layer of {type(model.backbone).__name__} reads it while it is traced')
