@@ -108,6 +108,7 @@ class ModelSettings:
     lead: float = 0.0                   # share of a text, from its beginning, whose pieces count twice
     query_table: bool = False           # a query is its own pieces by a learned table: no forward pass
     index_share: int = 0                # a collection has its own IDF and mean length, joined in the IDF by so many documents like the training texts; 0: theirs alone
+    log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch's third encoders)
     gradient_checkpointing: bool = False # compute hidden states again on the way back
     precision: str = 'bf16'             # of the matrix products, or fp32
 

@@ -37,7 +37,7 @@ class AttentionPooler(nn.Module):
                 mask          # [B, L] 1 for a token, 0 for padding
                ):             # [B, H]
         ignored = (mask == 0) & mask.bool().any(1, keepdim=True) # a row of padding only would give 0 / 0
-        query = self.query.expand(len(states), -1, -1)
+        query = self.query.expand(states.shape[0], -1, -1)
         context, _ = self.attention(query, states, states, key_padding_mask=ignored, need_weights=False)
         return without_context(self.norm(context.squeeze(1)), mask)
 

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['TABLE_RATE', 'KEPT', 'mini_backbone', 'pretrained_backbone', 'count_factor', 'token_importance', 'own_maxima',
            'SpladeDoc', 'take_decoder', 'read_size', 'read_states', 'text_logits', 'texts_of', 'own_counts', 'acting',
-           'on_states', 'on_logits', 'pool_batch', 'query_weights', 'table_batch', 'encode_batch', 'mean_by',
-           'resolve_toy', 'toy_model', 'accumulated_rows', 'own_entries', 'sparse_floor', 'sparse_factor',
-           'sparse_gate', 'sparse_batch', 'kept_columns', 'wide_rows', 'decoder_for', 'encode_documents',
-           'weigh_tokens', 'token_weights', 'near_identity', 'output_weights', 'positions', 'fit', 'backbone_for',
-           'create', 'factor_for', 'save', 'load']
+           'on_states', 'on_logits', 'counts_act', 'activated', 'weighed', 'pool_batch', 'query_weights', 'table_batch',
+           'encode_batch', 'mean_by', 'resolve_toy', 'toy_model', 'accumulated_rows', 'own_entries', 'sparse_floor',
+           'sparse_factor', 'sparse_gate', 'sparse_batch', 'kept_columns', 'wide_rows', 'decoder_for',
+           'encode_documents', 'weigh_tokens', 'token_weights', 'near_identity', 'output_weights', 'positions', 'fit',
+           'backbone_for', 'create', 'factor_for', 'save', 'load']
 
 # %% ../nbs/05_model.ipynb #imports
 import math, os, threading
@@ -184,20 +184,32 @@ def on_logits(model: SpladeDoc, logits, found): # logits [B, V] and `found` of `
     "Logits under the gate."
     return logits if found is None else model.gate.form.act(logits, found)
 
+# %% ../nbs/05_model.ipynb #weighed
+def counts_act(model: SpladeDoc, document: bool) -> bool:
+    "Whether a text takes the count factor."
+    return bool(document and model.mean_length > 0)
+
+def activated(model: SpladeDoc, logits): # the same shape
+    "log(1 + ReLU), once more for a model that was trained so."
+    weights = logits.relu().log1p()
+    return weights.log1p() if model.settings.log_twice else weights
+
+def weighed(model: SpladeDoc, logits, own, size, counted: bool, mean_length: float = 0.0): # vectors, logits [B, V]
+    "What becomes of the largest logits under the gate; `own` [B, V] and `size` [B] are of `own_counts`."
+    logits = F.pad(logits, (0, len(model.special) - logits.shape[1]), value=ABSENT)
+    if model.settings.own_floor: logits = with_floor(logits, own, model.settings.own_floor)
+    logits = logits.masked_fill(model.special, ABSENT)
+    vectors = activated(model, logits) * model.output_weight
+    return vectors * count_factor(own, size, mean_length or model.mean_length) if counted else vectors, logits
+
 # %% ../nbs/05_model.ipynb #pool-batch
 def pool_batch(model: SpladeDoc, states, read, input_ids, attention_mask, document=True, windows=None, bag=None, counts=None, mean_length=0.0):
     "Vectors and logits [B, V] from what `read_states` gave."
     spans, owner, lengths = texts_of(input_ids, attention_mask, windows)
-    gate = acting(model, states, attention_mask, owner, spans)
+    gate, counted = acting(model, states, attention_mask, owner, spans), counts_act(model, document)
     logits = text_logits(model, on_states(model, read, gate, owner), input_ids, attention_mask, owner, lengths)
-    logits = on_logits(model, logits, gate)
-    counted, floor = document and model.mean_length > 0, model.settings.own_floor
-    if counted or floor: own, size = own_counts(model, input_ids, attention_mask, owner, len(spans), bag, counts)
-    logits = F.pad(logits, (0, len(model.special) - logits.shape[1]), value=ABSENT)
-    if floor: logits = with_floor(logits, own, floor)
-    logits = logits.masked_fill(model.special, ABSENT)
-    vectors = logits.relu().log1p() * model.output_weight
-    return vectors * count_factor(own, size, mean_length or model.mean_length) if counted else vectors, logits
+    own, size = own_counts(model, input_ids, attention_mask, owner, len(spans), bag, counts) if counted or model.settings.own_floor else (None, None)
+    return weighed(model, on_logits(model, logits, gate), own, size, counted, mean_length)
 
 # %% ../nbs/05_model.ipynb #table-batch
 TABLE_RATE = 20.0
@@ -307,7 +319,7 @@ def sparse_batch(model: SpladeDoc,
     keys, floor, counted = text * vocabulary + piece, model.settings.own_floor, document and model.mean_length > 0
     if counted or floor: own, times, size = own_entries(model, input_ids, mask, owner, len(spans), bag, counts)
     if floor: keys, value = sparse_floor(keys, value, own if decoder.pieces is None else own[kept_columns(decoder, model)[own % vocabulary]], floor)
-    weight = value.log1p() * model.output_weight[keys % vocabulary]
+    weight = activated(model, value) * model.output_weight[keys % vocabulary]
     if counted: weight = weight * sparse_factor(keys, own, times, size, vocabulary, mean_length or model.mean_length)
     kept = (weight > 0) & ~model.special[keys % vocabulary]
     return keys[kept] // vocabulary, keys[kept] % vocabulary, weight[kept]
@@ -353,7 +365,7 @@ def weigh_tokens(model: SpladeDoc, states, read, input_ids, attention_mask): # [
     else:
         among = {} if gate is None or model.gate.form.on_states else dict(acting=gate, owner=owner, act=model.gate.form.act)
         largest = token_maxima(read, model.decoder.weight, model.decoder.bias.masked_fill(special, ABSENT), **among)
-    return largest.new_zeros(kept.shape).masked_scatter(kept, largest.relu().log1p())
+    return largest.new_zeros(kept.shape).masked_scatter(kept, activated(model, largest))
 
 # %% ../nbs/05_model.ipynb #token-weights
 def token_weights(model: SpladeDoc,

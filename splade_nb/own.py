@@ -9,15 +9,12 @@ __all__ = ['ABSENT', 'bag_rows', 'spread_counts', 'with_floor', 'collection_fact
 import numpy as np
 import torch
 from .idf import Frequencies, idf
+from .tokens import counted
 
 # %% ../nbs/05_own.ipynb #bag-rows
 def bag_rows(bags: list) -> dict: # lists of piece ids with repeats -> bag [B, E] int64, counts [B, E] float32
-    "Distinct pieces of each text and how often they stand there, filled up with counts of 0."
-    found = [np.unique(np.asarray(row, dtype=np.int64), return_counts=True) for row in bags]
-    shape = len(found), max([1, *(len(ids) for ids, _ in found)])
-    bag, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    for row, (ids, times) in enumerate(found): bag[row, :len(ids)], counts[row, :len(ids)] = ids, times
-    return dict(bag=torch.from_numpy(bag), counts=torch.from_numpy(counts))
+    "`tokens.counted` as tensors."
+    return {name: torch.from_numpy(rows) for name, rows in counted(bags).items()}
 
 # %% ../nbs/05_own.ipynb #spread-counts
 def spread_counts(bag,           # [B, E] piece ids
@@ -25,7 +22,7 @@ def spread_counts(bag,           # [B, E] piece ids
                   vocabulary: int # V
                  ):              # [B, V]
     "How often each piece of the vocabulary stands in each text."
-    return counts.new_zeros(len(bag), vocabulary).scatter_add_(1, bag, counts)
+    return counts.new_zeros(bag.shape[0], vocabulary).scatter_add_(1, bag, counts)
 
 # %% ../nbs/05_own.ipynb #with-floor
 ABSENT = -1e4 # logit of a piece that cannot stand in a vector

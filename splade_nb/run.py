@@ -8,8 +8,9 @@ __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_
            'language_result', 'sample_texts', 'sample_terms', 'packages', 'peak_memory_mb', 'machine',
            'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config', 'weight_bytes',
            'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version', 'keep_samples',
-           'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts', 'parse_setting', 'parser',
-           'add_encode_options', 'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
+           'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts', 'export_model',
+           'parse_setting', 'parser', 'add_encode_options', 'add_export_options', 'add_train_options', 'sort_changes',
+           'wires_command', 'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, json, platform, resource, shutil, sys, time
@@ -19,14 +20,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from . import config, data, evaluation, lexical, search as exact
+from .cards import card, facts_of, push
 from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
 from .encoding import encode, encode_shards, lookup_queries, terms
+from .exports import EXPORTS, write_form
 from .material import Prepared, device, prepare
+from .neighbours import open_neighbour
 from .objective import Crew
-from .model import factor_for, load, mini_backbone, save
+from .model import factor_for, mini_backbone, save
 from .teacher import teacher_label
 from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces
 from .training import Run, train
@@ -309,10 +313,10 @@ def keep_samples(prepared: Prepared, texts: list, before: list, folder: Path | s
 
 # %% ../nbs/15_run.ipynb #load-encoder
 def load_encoder(folder: Path | str) -> tuple: # model, pieces
-    "A trained model by its run folder or its model folder."
-    folder = Path(folder)
-    folder = folder/'model' if (folder/'model'/'splade.json').exists() else folder
-    return load(folder).to(device()), load_pieces(folder)
+    "A trained model by its run folder or its model folder, or a public checkpoint by its folder or hub name."
+    inside = Path(folder)/'model'
+    model, pieces = open_neighbour(inside if (inside/'splade.json').exists() else folder)
+    return model.to(device()), pieces
 
 # %% ../nbs/15_run.ipynb #evaluate-command
 def evaluate_model(folder: str, source: str,
@@ -357,6 +361,17 @@ def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(
     rows, names = dict(zip(index.ids, index.vectors)), pieces.names_in(query)
     return [(id, score, texts[id], exact.matched(question, rows[id], names)[:6]) for id, score in exact.search(index, question, k)[0]]
 
+# %% ../nbs/15_run.ipynb #export-command
+def export_model(folder: str, form: str, out: str,
+                 name: str = '',             # on the hub; empty: nothing is pushed
+                 public: bool = False,
+                 licence: str = 'unknown'    # of the weights, as the hub spells it
+                ) -> dict:                   # what was written, and what it does otherwise than `encode`
+    "A model in a neighbour's form, with its card; pushed where a name is given. Raises `ConfigError`."
+    facts, told = facts_of(folder), name or Path(out).name
+    limits = write_form(*load_encoder(folder), form, out, lambda limits, there: card(facts, form, told, there, limits, licence))
+    return dict(form=form, folder=out, limits=limits, hub=push(out, name, public) if name else None)
+
 # %% ../nbs/15_run.ipynb #parse-setting
 def parse_setting(text: str) -> tuple: # name, value
     "`name=value` of the command line."
@@ -369,12 +384,13 @@ def parser() -> argparse.ArgumentParser:
     "The command line's shape."
     top = argparse.ArgumentParser(prog='python -m splade_nb.run')
     commands = top.add_subparsers(dest='command', required=True)
-    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('search', ('--model', '--data', '--query'))):
+    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('search', ('--model', '--data', '--query')), ('export', ('--model', '--out'))):
         sub = commands.add_parser(name)
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
         if name == 'evaluate': sub.add_argument('--split', choices=('test', 'all'), default='test')
         if name == 'encode': add_encode_options(sub)
+        if name == 'export': add_export_options(sub)
     return top
 
 # %% ../nbs/15_run.ipynb #encode-options
@@ -384,6 +400,14 @@ def add_encode_options(sub) -> None:
     sub.add_argument('--screen', action='store_true', help='the same result by small integers first, on a CPU')
     sub.add_argument('--precision', choices=('fp32', 'bf16'), default='fp32')
     for name, value in (('top-k', 0), ('threshold', 0.0), ('size', 10_000), ('part', 0), ('parts', 1)): sub.add_argument(f'--{name}', type=type(value), default=value)
+
+# %% ../nbs/15_run.ipynb #export-options
+def add_export_options(sub) -> None:
+    "What `export_model` takes."
+    sub.add_argument('--to', choices=tuple(EXPORTS), default='sentence-transformers')
+    sub.add_argument('--push', default='', metavar='NAME', help='on the hub: user/model')
+    sub.add_argument('--public', action='store_true', help='a repository that everybody sees')
+    sub.add_argument('--licence', default='unknown', help='of the weights, as the hub spells it')
 
 # %% ../nbs/15_run.ipynb #train-options
 def add_train_options(sub) -> None:
@@ -422,6 +446,7 @@ def main(arguments: list | None = None) -> int: # exit code
             if summary: print(json.dumps(summary, ensure_ascii=False))
         elif options.command == 'encode': print(json.dumps(encode_texts(options.model, options.data, **{k: v for k, v in vars(options).items() if k not in ('command', 'model', 'data')})))
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
+        elif options.command == 'export': print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
         else: show_results(search_texts(options.model, options.data, options.query))
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2

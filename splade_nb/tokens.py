@@ -5,16 +5,15 @@
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'BYTE', 'READING', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS',
            'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams', 'pair_column',
-           'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'batch', 'read_names',
-           'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids', 'vocabulary_kinds',
-           'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'padded', 'batch',
+           'counted', 'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids',
+           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../nbs/02_tokens.ipynb #imports
 import functools, hashlib, os, re, unicodedata, zlib
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
-import torch
 from .config import ConfigError, out_of_reach, read_json, write_json
 from .sounds import sound
 
@@ -167,13 +166,26 @@ def hashed_names(pieces: Pieces, texts: list, ids: list) -> list: # for each tex
     return list(zip(bigrams(texts), [sound_names(pieces.words, row) if pieces.sounds else [] for row in ids]))
 
 # %% ../nbs/02_tokens.ipynb #batch
-def batch(pieces: Pieces, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L]
+def padded(pieces: Pieces, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L] int64 of NumPy
     "Begin and end marks, cut at `max_length` tokens, padded to the longest."
     rows = [[pieces.begin, *row[:max_length - 2], pieces.end] for row in ids]
-    width = max(map(len, rows))
-    input_ids = torch.tensor([row + [pieces.pad] * (width - len(row)) for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return {'input_ids': input_ids, 'attention_mask': (torch.arange(width) < lengths[:, None]).long()}
+    width, lengths = max(map(len, rows)), np.array([len(row) for row in rows])
+    input_ids = np.array([row + [pieces.pad] * (width - len(row)) for row in rows], dtype=np.int64)
+    return {'input_ids': input_ids, 'attention_mask': (np.arange(width) < lengths[:, None]).astype(np.int64)}
+
+def batch(pieces: Pieces, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L]
+    "`padded` as tensors."
+    import torch
+    return {name: torch.from_numpy(rows) for name, rows in padded(pieces, ids, max_length).items()}
+
+# %% ../nbs/02_tokens.ipynb #counted
+def counted(bags: list) -> dict: # lists of columns with repeats -> bag [B, E] int64, counts [B, E] float32
+    "Distinct columns of each text and how often they stand there, filled up with counts of 0."
+    found = [np.unique(np.asarray(row, dtype=np.int64), return_counts=True) for row in bags]
+    shape = len(found), max([1, *(len(ids) for ids, _ in found)])
+    bag, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    for row, (ids, times) in enumerate(found): bag[row, :len(ids)], counts[row, :len(ids)] = ids, times
+    return dict(bag=bag, counts=counts)
 
 # %% ../nbs/02_tokens.ipynb #read-names
 def read_names(names: list,  # [V] piece strings
