@@ -40,8 +40,9 @@ ROOMS = {
     'evaluation': '',
     'report': 'config evaluation',
     'versions': 'config report',
+    'findings': 'config evaluation report search versions',
     'board': 'config evaluation report versions',
-    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report',
+    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report findings',
     'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
     'systems': 'config encoding evaluation lexical material run teacher tokens training',
 }

@@ -1,0 +1,73 @@
+"""A browser for the tests: one Chromium, driven over its DevTools protocol, without a network."""
+import base64, itertools, json, shutil, subprocess, time
+from pathlib import Path
+
+FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-sync', '--disable-dev-shm-usage', '--hide-scrollbars',
+         '--disable-background-networking', '--disable-component-update', '--host-resolver-rules=MAP * ~NOTFOUND', '--remote-debugging-port=0', '--remote-allow-origins=*']
+
+
+def program() -> str | None: return shutil.which('chromium') or shutil.which('google-chrome')
+
+
+def until(found, seconds: float = 30, what: str = 'the browser'):
+    "What `found` gives once it is true; raises `TimeoutError`."
+    for _ in range(int(seconds / 0.02)):
+        if value := found(): return value
+        time.sleep(0.02)
+    raise TimeoutError(f'{what} did not answer in {seconds} s')
+
+
+class Chromium:
+    "One tab; `said` holds every error that its page reported since it was opened."
+    def __init__(self, folder: Path):
+        import websocket
+        self.process = subprocess.Popen([program(), *FLAGS, f'--user-data-dir={folder}', 'about:blank'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        port = until(lambda: (folder/'DevToolsActivePort').exists() and (folder/'DevToolsActivePort').read_text().split('\n'))
+        self.socket = websocket.create_connection(f'ws://127.0.0.1:{port[0]}{port[1]}', timeout=60)
+        self.numbers, self.session, self.events, self.said = itertools.count(1), None, [], []
+        self.session = self.call('Target.attachToTarget', flatten=True, targetId=self.call('Target.createTarget', url='about:blank')['targetId'])['sessionId']
+        for domain in ('Page', 'Runtime', 'Log', 'Network'): self.call(f'{domain}.enable')
+
+    def call(self, method: str, **parameters) -> dict:
+        "One command and its answer; what the page reports meanwhile is kept."
+        number = next(self.numbers)
+        self.socket.send(json.dumps(dict(id=number, method=method, params=parameters) | (dict(sessionId=self.session) if self.session else {})))
+        while (message := json.loads(self.socket.recv())).get('id') != number: self.heard(message)
+        if 'error' in message: raise RuntimeError(f'{method}: {message["error"]["message"]}')
+        return message['result']
+
+    def heard(self, message: dict) -> None:
+        found, about = message.get('params', {}), message.get('method')
+        self.events.append(about)
+        if about == 'Runtime.exceptionThrown': self.said.append(found['exceptionDetails'].get('exception', {}).get('description') or found['exceptionDetails']['text'])
+        elif about == 'Runtime.consoleAPICalled' and found['type'] == 'error': self.said.append(' '.join(str(a.get('value', a.get('description'))) for a in found['args']))
+        elif about == 'Log.entryAdded' and found['entry']['level'] == 'error': self.said.append(f'{found["entry"]["text"]} {found["entry"].get("url", "")}')
+        elif about == 'Network.loadingFailed' and not found.get('canceled'): self.said.append(f'not loaded: {found["type"]} {found["errorText"]}')
+
+    def open(self, address: str) -> list:
+        "Go to a page, wait until it has loaded; the errors that it reported."
+        self.events.clear(); self.said.clear()
+        self.call('Page.navigate', url=address)
+        while 'Page.loadEventFired' not in self.events: self.heard(json.loads(self.socket.recv()))
+        return self.said
+
+    def value(self, script: str):
+        "What a script gives, promises awaited."
+        found = self.call('Runtime.evaluate', expression=script, returnByValue=True, awaitPromise=True)
+        if 'exceptionDetails' in found: raise RuntimeError(found['exceptionDetails'].get('exception', {}).get('description') or found['exceptionDetails']['text'])
+        return found['result'].get('value')
+
+    def wait(self, script: str, seconds: float = 30): return until(lambda: self.value(script), seconds, script)
+
+    def resize(self, width: int, height: int = 900) -> None:
+        self.call('Emulation.setDeviceMetricsOverride', width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+
+    def dark(self, on: bool = True) -> None:
+        self.call('Emulation.setEmulatedMedia', features=[dict(name='prefers-color-scheme', value='dark' if on else 'light')])
+
+    def picture(self, path: Path, whole: bool = False) -> None:
+        "A screenshot: of the window, or of the whole page."
+        Path(path).write_bytes(base64.b64decode(self.call('Page.captureScreenshot', format='png', captureBeyondViewport=whole)['data']))
+
+    def close(self) -> None:
+        self.socket.close(); self.process.terminate(); self.process.wait(20)
