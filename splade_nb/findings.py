@@ -80,7 +80,7 @@ def worst_table(run: Run) -> tuple: # DataFrame, a row a query; caption
     place = lambda miss: f'{miss["rank"]}' if miss['rank'] else 'not found'
     rows = [{'query': miss['query'], 'kind': miss['kind'], 'nDCG@10': f'{miss["ndcg"]["model"]:.2f} (BM25 {miss["ndcg"]["bm25"]:.2f})', 'right document': shorten(miss['right']['text'], 70),
              'its place': place(miss), 'best wrong document': shorten(miss['first']['text'], 70), 'why': why(miss)[1]} for miss in misses]
-    return pd.DataFrame(rows), worst_caption(misses)
+    return pd.DataFrame(rows).set_index('query') if rows else pd.DataFrame(), worst_caption(misses)
 
 # %% ../nbs/14_findings.ipynb #worst-caption
 def worst_caption(misses: list) -> str:
@@ -131,7 +131,8 @@ def parent_table(run: Run) -> tuple: # DataFrame, a row a setting; caption
     version, recipe, scale = (run.config[name] for name in ('version', 'recipe', 'scale'))
     parent, given, idle = PARENTS.get(version), run.config.get('overridden', {}), run.config.get('off', {})
     before, after = flat(resolve_quietly(parent, recipe, scale) if parent else Settings()), flat(from_dict(run.config['settings']))
-    rows = [{'setting': name, parent or 'default': short(before.get(name, '-')), 'here': short(after.get(name, '-')), 'said by': 'this run' if name in given else 'the version', 'off because': idle.get(name, '')}
+    shown = lambda value: shorten(short(value), 60)
+    rows = [{'setting': name, parent or 'default': shown(before.get(name, '-')), 'here': shown(after.get(name, '-')), 'said by': 'this run' if name in given else 'the version', 'off because': idle.get(name, '')}
             for name in {**before, **after} if before.get(name) != after.get(name)]
     own = sum(row['said by'] == 'this run' for row in rows)
     return pd.DataFrame(rows).set_index('setting') if rows else pd.DataFrame(), f'{len(rows)} settings differ from {parent or "the defaults"} (recipe {recipe}, scale {scale}); {own} of them were given for this run.'
@@ -211,16 +212,16 @@ def weakest_kind(run: Run) -> list: # (seen, try)
     if len(gains) < 2: return []
     kind = min(gains, key=lambda kind: gains[kind]['mean'])
     level = 'below BM25' if gains[kind]['high'] < 0 else 'above BM25' if gains[kind]['low'] > 0 else 'not to be told from BM25'
-    return [(f'{kind} gains least: {spell(gains[kind])}, {level}', f'more training queries of kind {kind}; its failures are among the worst queries above')]
+    return [(f'{kind} gains least: {spell(gains[kind])}, {level}', f'more training queries of kind {kind}; {sum(miss["kind"] == kind for miss in run.evaluation.get("worst") or [])} of the worst queries above are of it')]
 
 # %% ../nbs/14_findings.ipynb #next-steps
 def next_steps(run: Run) -> tuple: # DataFrame; caption
     "Symptoms that the run shows with what ended them in the guide, then what every run leaves open."
     import pandas as pd
     found = [(advice, advice.seen(run)) for advice in ADVICE]
-    rows = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', as_settings(advice.changes), 'the guide, this symptom') for advice, value in found if value is not None]
+    rows = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', as_settings(advice.changes), 'the tuning guide') for advice, value in found if value is not None]
     seen, seed = len(rows), run.summary['seed'] + 1
-    rows += [(*step, '-') for step in (*unfinished(run), *weakest_kind(run))]
-    rows.append((f'one seed, {run.summary["seed"]}', f'make train SEED={seed} OUT=outputs/{run.summary["version"]}-{seed}, then make compare', '-'))
+    rows += [(*step, 'this run') for step in (*unfinished(run), *weakest_kind(run))]
+    rows.append((f'one seed, {run.summary["seed"]}', f'make train SEED={seed} OUT=outputs/{run.summary["version"]}-{seed}, then make compare', 'this run'))
     told = f'{seen} of {len(ADVICE)} symptoms of the tuning guide show' + (f'; first to try: {rows[0][1]}' if seen else '; what is left open stands here')
-    return pd.DataFrame(rows, columns=['seen', 'try', 'tried in']).set_index('seen'), f'{told}.'
+    return pd.DataFrame(rows, columns=['seen', 'try', 'out of']).set_index('seen'), f'{told}.'

@@ -589,7 +589,8 @@ def settings_table(run: Run):  # DataFrame, a row a setting
     rows = {row['setting']: dict(row) for row in run.config['differences']}
     for name in given: rows[name] = {**rows.get(name, {'setting': name}), 'reason': 'overridden for this run'}
     for name, row in rows.items(): row |= {'in force': settings[name], 'off because': idle.get(name, '')}
-    return pd.DataFrame(list(rows.values()), columns=['setting', 'seed', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
+    cut = lambda value: shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
+    return pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()], columns=['setting', 'seed', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
 
 # %% ../nbs/14_report.ipynb #quality-table
 def quality_table(run: Run):  # DataFrame, a row a system

@@ -3,7 +3,7 @@ import base64, itertools, json, shutil, subprocess, time
 from pathlib import Path
 
 FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-sync', '--disable-dev-shm-usage', '--hide-scrollbars',
-         '--disable-background-networking', '--disable-component-update', '--host-resolver-rules=MAP * ~NOTFOUND', '--remote-debugging-port=0', '--remote-allow-origins=*']
+         '--disable-background-networking', '--disable-component-update', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1', '--remote-debugging-port=0', '--remote-allow-origins=*']
 
 
 def program() -> str | None: return shutil.which('chromium') or shutil.which('google-chrome')
@@ -71,3 +71,33 @@ class Chromium:
 
     def close(self) -> None:
         self.socket.close(); self.process.terminate(); self.process.wait(20)
+
+
+LOOK = r'''(async () => {
+  await document.fonts.ready;
+  const all = (query) => [...document.querySelectorAll(query)];
+  const tofu = (element) => {
+    const canvas = Object.assign(document.createElement('canvas'), {width: 48, height: 40}), pen = canvas.getContext('2d', {willReadFrequently: true});
+    pen.font = '24px ' + getComputedStyle(element).fontFamily;
+    const drawn = (text) => { pen.clearRect(0, 0, 48, 40); pen.fillText(text, 4, 30); return pen.getImageData(0, 0, 48, 40).data.join(); };
+    return new Set(['가', '힣', '뷁', '\u{10FFFD}'].map(drawn)).size < 4;
+  };
+  return {images: all('img').filter((image) => !image.complete || !image.naturalWidth).map((image) => image.src.slice(-80)),
+          maths: all('.katex-error').length + all('.math').filter((formula) => !formula.querySelector('.katex')).length,
+          diagrams: all('pre.mermaid').filter((diagram) => !diagram.querySelector('svg') || diagram.querySelector('.error-icon')).length,
+          tofu: /[가-힣]/.test(document.body.innerText) ? ['body', 'pre', 'code', 'h1', 'td'].filter((name) => document.querySelector(name) && tofu(document.querySelector(name))) : []};
+})()'''
+DRAWN = "!document.querySelector('pre.mermaid') || [...document.querySelectorAll('pre.mermaid')].every((diagram) => diagram.querySelector('svg'))"
+
+
+def faults(browser: Chromium, address: str, widths: tuple = (1280, 390)) -> dict:
+    "What a person would find wrong with a page: script errors, missing pictures, broken formulae and diagrams, boxes for Hangul, text beyond the edge."
+    browser.resize(widths[0])
+    said = list(browser.open(address))
+    browser.wait(DRAWN)
+    found = browser.value(LOOK)
+    for width in widths:
+        browser.resize(width)
+        wide = browser.value('document.documentElement.scrollWidth')
+        if wide > width + 1: found[f'beyond {width} px'] = wide
+    return {name: what for name, what in (found | dict(said=said + browser.said)).items() if what}
