@@ -8,6 +8,7 @@ put the code of each exported cell, folded, under its documentation.
     python docs/build_site.py docs/nbs
 """
 import ast, json, os, re, shutil, sys
+from functools import lru_cache
 from pathlib import Path
 import nbformat
 import version_pages
@@ -64,6 +65,16 @@ def relink(source: str, folder: Path, here: Path) -> str:
     return LINK.sub(target, source)
 
 
+@lru_cache
+def lines_of(module: str) -> dict:
+    "Where a module defines its functions, classes and their methods; nbdev's own links take the first room that has the name."
+    found = {}
+    for node in ast.parse((PACKAGE/f'{module}.py').read_text(encoding='utf-8')).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)): found[node.name] = node.lineno
+        if isinstance(node, ast.ClassDef): found |= {f'{node.name}.{part.name}': part.lineno for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
 def documentation(cell: dict, module: str, level: int) -> str:
     "What `show_doc` put out, as Markdown under a heading that other pages can link to."
     name = SHOWN.search(text(cell))[1]
@@ -71,7 +82,8 @@ def documentation(cell: dict, module: str, level: int) -> str:
     shown = re.sub(r'\A---\s*', '', re.sub(r'\{target="_blank"[^}]*\}', '', shown))
     depth = level + 1 + name.count('.')
     shown = re.sub(r'^#+ .*$', lambda m: f'({module}.{name.lower()})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)
-    return re.sub(r'\[source\]\((\S+)\)\s*', r'[source](\1){.source}\n\n', shown)
+    link = f'[source]({REPOSITORY}/{PACKAGE.name}/{module}.py#L{line}){{.source}}\n\n' if (line := lines_of(module).get(name)) else ''
+    return re.sub(r'\[source\]\(\S+\)\s*', lambda _: link, shown)
 
 
 def code_of(cell: dict) -> dict | None:

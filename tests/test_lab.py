@@ -26,7 +26,7 @@ def lab(tmp_path):
 
 
 def test_lab_opens_and_runs_a_notebook(lab, browser, tmp_path):
-    browser.open(lab)
+    assert not [said for said in browser.open(lab) if 'Document' in said]
     browser.wait("window.jupyterapp?.shell?.currentWidget?.context?.isReady && window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel?.status === 'idle'", 90)
     browser.value("(async () => { for (const name of ['notebook:run-all-cells', 'docmanager:save']) await jupyterapp.commands.execute(name); })()")
     cells = [cell for cell in read(tmp_path/'02_sounds.ipynb')['cells'] if cell['cell_type'] == 'code']
