@@ -166,7 +166,7 @@ def reference(targets: set[str], modules: list[str]) -> str:
 
 def compared(processed: dict) -> dict:
     "The notebook `compare`, run over the kept summaries."
-    source = {cell['id']: text(cell) for cell in processed['cells']}
+    source = {cell['id']: text(cell) for cell in processed['cells']} | {'parameters': 'Here it was run over the summaries kept in `docs/results`.'}
     runs = ','.join(path.relative_to(ROOT).as_posix() for path in version_pages.kept_folders())
     executed = nbformat.from_dict(processed | dict(cells=[dict(cell, source=text(cell)) for cell in processed['cells']]))
     for cell in executed.cells:
@@ -174,7 +174,8 @@ def compared(processed: dict) -> dict:
     NotebookClient(executed, timeout=300, resources={'metadata': {'path': str(NOTEBOOKS)}}).execute()
     for cell in executed.cells:
         if cell.cell_type == 'code': cell.outputs = [output for output in cell.outputs if output.get('name') != 'stderr']
-    return processed | dict(cells=[dict(cell, source=source[cell['id']]) for cell in executed.cells])
+    told = lambda cell: markdown(source[cell['id']], cell['id']) if cell['id'] == 'parameters' else dict(cell, source=source[cell['id']])
+    return processed | dict(cells=[told(cell) for cell in executed.cells])
 
 
 def toctree(caption: str, pages: list[str]) -> str:
@@ -211,7 +212,7 @@ def main(destination: str):
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
     told = lambda folder: address(p for p in files if Path(p).parts[0] == folder)
-    trees = [toctree('Start', ['self', *address(p for p in files if len(Path(p).parts) == 1)]), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
+    trees = [toctree('Start', ['self', *(f'한국어 <{p}>' for p in address(p for p in files if len(Path(p).parts) == 1))]), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
              toctree('튜토리얼', address(map(page, korean))), toctree('The library', address(map(page, rooms))),
              toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]

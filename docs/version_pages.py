@@ -43,18 +43,22 @@ def figures(run: report.Run, goal: Path) -> list:
     return [drawn(pair, f'{name}-{part}.svg', goal) for part, pair in made.items()]
 
 
+def unbroken(text: str) -> str: return text.replace(' ', '\u00a0')
+
+
 def run_row(run: report.Run) -> dict:
     row, gain = versions.compare_row(run.summary), run.evaluation['difference']
     return {'recipe': row['recipe'], 'data': row['data'], 'seed': str(row['seed']), 'BM25': row['BM25'], 'untrained': row['before'], 'trained': row['nDCG@10'],
-            'over BM25 [95 %]': f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]', 'terms': f'{row["active query"]:.0f} / {row["active doc"]:.0f}',
-            'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'steps': str(row['steps']), 'outcome': row['outcome']}
+            'over BM25 [95 %]': unbroken(f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'), 'terms': unbroken(f'{row["active query"]:.0f} / {row["active doc"]:.0f}'),
+            'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'outcome': row['outcome']}
 
 
 def changed(version: str) -> str:
     "What a version changes in its parent, as written."
     if version not in PARENTS: return 'It has no parent: every setting stands in [the table of all versions](../reference/settings.md).'
     full, mini = versions.changes(version), versions.changes(version, 'mini')
-    rows = [{'setting': name, PARENTS[version]: versions.short(old), version: versions.short(new), 'at mini scale': '' if name in mini else 'does nothing'} for name, (old, new) in full.items()]
+    idle = {name: 'not at mini scale' for name in full if name not in mini}
+    rows = [{'setting': name, PARENTS[version]: versions.short(old), version: versions.short(new)} | ({'acts': idle.get(name, 'yes')} if idle else {}) for name, (old, new) in full.items()]
     return f'As written, beside [{PARENTS[version]}]({PARENTS[version]}.md):\n\n{cells(pd.DataFrame(rows))}'
 
 
@@ -65,7 +69,7 @@ def mended(version: str) -> str:
 
 def shown_run(run: report.Run, goal: Path) -> str:
     summary, criteria = run.summary, report.criteria_table(run).reset_index()
-    head = f'### {summary["recipe"]}, {summary["data"]["name"]}, seed {summary["seed"]}\n'
+    head = f'### Recipe {summary["recipe"]} on {summary["data"]["name"]}, seed {summary["seed"]}\n'
     about = f'{summary["parameters"]:,} parameters, {summary["data"]["train_pairs"]:,} training pairs (data {summary["data"]["hash"][:8]}), {summary["steps"]} steps, {summary["device"]}.\n'
     return '\n'.join([head, about, *figures(run, goal), cells(criteria, 200), ''])
 
@@ -82,7 +86,8 @@ def rendered(version: str, goal: Path) -> str:
 
 def version_page(version: str, runs: list, goal: Path) -> str:
     title, backbone, data = ABOUT[version]
-    first = {run.summary['recipe']: run for run in reversed(runs) if run.summary['data']['name'] == 'mini'}  # the lowest seed of each recipe
+    mini = [run for run in runs if run.summary['data']['name'] == 'mini']
+    first = {recipe: next(run for run in mini if run.summary['recipe'] == recipe) for recipe in dict.fromkeys(run.summary['recipe'] for run in mini)}
     table = cells(pd.DataFrame(map(run_row, runs))) if runs else 'Not run.'
     return '\n\n'.join([f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
                         '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()],
@@ -121,6 +126,6 @@ def pages(goal: Path) -> dict:  # address -> Markdown; pictures are written besi
     "Results, versions in order, settings."
     (goal/HERE).mkdir(parents=True, exist_ok=True)
     runs = [read(folder) for folder in kept_folders()]
-    of = lambda version: sorted((run for run in runs if run.summary['version'] == version), key=lambda run: (run.summary['recipe'], run.summary['data']['name'], run.summary['seed']))
+    of = lambda version: sorted((run for run in runs if run.summary['version'] == version), key=lambda run: (list(versions.RECIPES)[::-1].index(run.summary['recipe']), run.summary['data']['name'], run.summary['seed']))
     return {(HERE/'results.md').as_posix(): results_page(), **{(HERE/f'{version}.md').as_posix(): version_page(version, of(version), goal) for version in VERSIONS},
             'reference/settings.md': settings_page()}

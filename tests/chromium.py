@@ -22,8 +22,9 @@ class Chromium:
     def __init__(self, folder: Path):
         import websocket
         self.process = subprocess.Popen([program(), *FLAGS, f'--user-data-dir={folder}', 'about:blank'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        port = until(lambda: (folder/'DevToolsActivePort').exists() and (folder/'DevToolsActivePort').read_text().split('\n'))
-        self.socket = websocket.create_connection(f'ws://127.0.0.1:{port[0]}{port[1]}', timeout=60)
+        address = folder/'DevToolsActivePort'  # a port and a path, once both are written
+        port, path = until(lambda: address.exists() and len(lines := address.read_text().split()) == 2 and lines)
+        self.socket = websocket.create_connection(f'ws://127.0.0.1:{port}{path}', timeout=60)
         self.numbers, self.session, self.events, self.said = itertools.count(1), None, [], []
         self.session = self.call('Target.attachToTarget', flatten=True, targetId=self.call('Target.createTarget', url='about:blank')['targetId'])['sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'): self.call(f'{domain}.enable')

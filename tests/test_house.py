@@ -294,7 +294,7 @@ def test_make_refuses_a_misspelt_variable():
     assert done.returncode != 0 and 'VERISON' in done.stderr and 'VERSION' in done.stderr
 
 
-@pytest.mark.parametrize('document', ['README.md', 'CONTRIBUTING.md'])
+@pytest.mark.parametrize('document', ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md'])
 def test_commands_that_are_named_exist(document):
     said = commands(document)
     assert set(re.findall(r'\bmake ([a-z][a-z-]*)', said)) <= targets()
@@ -305,7 +305,7 @@ def test_commands_that_are_named_exist(document):
     assert [p for p in re.findall(r'\bnbs/[\w/]+\.ipynb', said) if not (ROOT/p).exists()] == []
 
 
-@pytest.mark.parametrize('document', ['README.md', 'CONTRIBUTING.md'])
+@pytest.mark.parametrize('document', ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md'])
 def test_links_lead_somewhere(document):
     links = re.findall(r'\]\((?![a-z]+:|#)([^)#\s]+)', (ROOT/document).read_text(encoding='utf-8'))
     assert [link for link in links if not (ROOT/link).exists()] == []
