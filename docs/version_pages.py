@@ -24,7 +24,7 @@ def read(folder: Path) -> report.Run:
 
 def cells(table: pd.DataFrame, most: int = 90) -> str:
     "A table as Markdown, its index as a column, long values cut."
-    return markdown_table(table.map(lambda value: report.escape(report.shorten(value, most)) if isinstance(value, str) else value))
+    return markdown_table(table.map(lambda value: report.escape(value if len(value) <= most else report.shorten(value, most)) if isinstance(value, str) else value))
 
 
 def drawn(made: tuple, name: str, goal: Path) -> str:
@@ -103,7 +103,7 @@ def settings_table(recipe: str, scale: str) -> str:
     said, rows = explained(), []
     for name, values in version_table(recipe=recipe, scale=scale).items():
         text = {version: report.escape(report.shorten(str(value), 40)) for version, value in values.items()}
-        own = lambda version: version in PARENTS and values[version] != values[PARENTS[version]]
+        own = lambda version: version in PARENTS and str(values[version]).strip('()') != str(values[PARENTS[version]]).strip('()')
         rows.append({'setting': name} | {version: f'**{value}**' if own(version) else value for version, value in text.items()} | {'what it is': said.get(name.split(' ')[-1], '')})
     return markdown_table(pd.DataFrame(rows))
 
