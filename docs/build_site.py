@@ -1,5 +1,6 @@
 """Turn nbs/ into the source of the site: notebooks that Sphinx reads, and the pages around them.
 
+What `version_pages` writes is read from the versions and the kept summaries; `compare` is run over these.
 nbdev's own processors do the documentation (`show_doc`, hidden cells, links of names in backticks).
 What is left is to make plain Markdown of it, to point every link at the page that answers it, and to
 put the code of each exported cell, folded, under its documentation.
@@ -7,17 +8,22 @@ put the code of each exported cell, folded, under its documentation.
     python docs/build_site.py docs/nbs
 """
 import ast, json, os, re, shutil, sys
+from functools import lru_cache
 from pathlib import Path
+import nbformat
+import version_pages
 from nbdev.config import get_config
+from nbclient import NotebookClient
 from nbdev.serve import proc_nbs
 
 CONFIG = get_config()
 ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
-GUIDES = {'CONTRIBUTING.md': 'reference/contributing.md', 'data/mini/README.md': 'reference/data.md',
-          **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))}}  # file of the project: its page
+GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))},
+          'data/mini/README.md': 'reference/data.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
+COMPARE = Path('compare.ipynb')
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)
 HEADING = re.compile(r'^(#+) ', re.M)
@@ -59,6 +65,16 @@ def relink(source: str, folder: Path, here: Path) -> str:
     return LINK.sub(target, source)
 
 
+@lru_cache
+def lines_of(module: str) -> dict:
+    "Where a module defines its functions, classes and their methods; nbdev's own links take the first room that has the name."
+    found = {}
+    for node in ast.parse((PACKAGE/f'{module}.py').read_text(encoding='utf-8')).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)): found[node.name] = node.lineno
+        if isinstance(node, ast.ClassDef): found |= {f'{node.name}.{part.name}': part.lineno for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
 def documentation(cell: dict, module: str, level: int) -> str:
     "What `show_doc` put out, as Markdown under a heading that other pages can link to."
     name = SHOWN.search(text(cell))[1]
@@ -66,7 +82,8 @@ def documentation(cell: dict, module: str, level: int) -> str:
     shown = re.sub(r'\A---\s*', '', re.sub(r'\{target="_blank"[^}]*\}', '', shown))
     depth = level + 1 + name.count('.')
     shown = re.sub(r'^#+ .*$', lambda m: f'({module}.{name.lower()})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)
-    return re.sub(r'\[source\]\((\S+)\)\s*', r'[source](\1){.source}\n\n', shown)
+    link = f'[source]({REPOSITORY}/{PACKAGE.name}/{module}.py#L{line}){{.source}}\n\n' if (line := lines_of(module).get(name)) else ''
+    return re.sub(r'\[source\]\(\S+\)\s*', lambda _: link, shown)
 
 
 def code_of(cell: dict) -> dict | None:
@@ -106,9 +123,11 @@ def arrange(processed: dict, original: dict) -> list[dict]:
 
 
 def origin(original: dict, notebook: Path) -> dict:
-    "A line of links to the notebook and to the module exported from it."
+    "A line of links to the notebook, to the module exported from it and to its twin in the other language."
     module = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(map(text, original['cells'])), re.M)
     links = [f'[notebook]({REPOSITORY}/{NOTEBOOKS.name}/{notebook.as_posix()})']
+    twin = notebook.with_stem(notebook.stem.removesuffix('_ko') if notebook.stem.endswith('_ko') else f'{notebook.stem}_ko')
+    if (NOTEBOOKS/twin).exists(): links.append(f'[{"English" if notebook.stem.endswith("_ko") else "한국어"}]({page(twin).name})')
     if module: links.append(f'[module]({REPOSITORY}/{PACKAGE.name}/{module[1].replace(".", "/")}.py)')
     return markdown('{.origin}\n' + ' · '.join(links), 'origin')
 
@@ -145,6 +164,20 @@ def reference(targets: set[str], modules: list[str]) -> str:
     return '\n'.join(parts)
 
 
+def compared(processed: dict) -> dict:
+    "The notebook `compare`, run over the kept summaries."
+    source = {cell['id']: text(cell) for cell in processed['cells']} | {'parameters': 'Here it was run over the summaries kept in `docs/results`.'}
+    runs = ','.join(path.relative_to(ROOT).as_posix() for path in version_pages.kept_folders())
+    executed = nbformat.from_dict(processed | dict(cells=[dict(cell, source=text(cell)) for cell in processed['cells']]))
+    for cell in executed.cells:
+        if 'parameters' in cell.metadata.get('tags', []): cell.source = f'runs = {runs!r}'
+    NotebookClient(executed, timeout=300, resources={'metadata': {'path': str(NOTEBOOKS)}}).execute()
+    for cell in executed.cells:
+        if cell.cell_type == 'code': cell.outputs = [output for output in cell.outputs if output.get('name') != 'stderr']
+    told = lambda cell: markdown(source[cell['id']], cell['id']) if cell['id'] == 'parameters' else dict(cell, source=source[cell['id']])
+    return processed | dict(cells=[told(cell) for cell in executed.cells])
+
+
 def toctree(caption: str, pages: list[str]) -> str:
     return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *pages, '```', '']) if pages else ''
 
@@ -161,7 +194,9 @@ def main(destination: str):
     processed = Path(proc_nbs(NOTEBOOKS, n_workers=2, force=True))
     names = sorted(f.relative_to(processed) for f in processed.rglob('*.ipynb'))
     read = lambda path: json.loads(path.read_text(encoding='utf-8'))
-    pages = {n: convert(read(processed/n), read(NOTEBOOKS/n), n) for n in names}
+    source = {n: read(processed/n) for n in names}
+    source[COMPARE] = compared(source[COMPARE])
+    pages = {n: convert(source[n], read(NOTEBOOKS/n), n) for n in names}
     targets = {t for nb in pages.values() for c in nb['cells'] for t in re.findall(r'^\(([\w.]+)\)=$', text(c), re.M)}
 
     section = lambda folder: [n for n in names if page(n).parts[0] == folder]
@@ -169,13 +204,18 @@ def main(destination: str):
     modules = [page(n).stem for n in rooms if (PACKAGE/page(n).name).with_suffix('.py').exists()]
     files = {GUIDES[f]: relink((ROOT/f).read_text(encoding='utf-8'), Path(f).parent, Path(GUIDES[f]))
              for f in GUIDES if (ROOT/f).exists()}
-    files['reference/names.md'] = reference(targets, modules)
+    written = version_pages.pages(goal)
+    files |= written | {'reference/names.md': reference(targets, modules)}
 
-    lessons = [n for n in names if len(n.parts) > 1]
-    experiments = sorted(section('experiments'), key=lambda n: n.stem != 'train')  # training first, then what compares it
+    lessons = [n for n in names if n.parts[0] == 'tutorials']
+    korean = [n for n in lessons if n.stem.endswith('_ko')]
+    experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
-    trees = [toctree('Start', ['self', *address(map(page, lessons))]), toctree('Library', address(map(page, rooms))),
-             toctree('Experiments', address(map(page, experiments))), toctree('Reference', address([*map(page, section('reference')), *files]))]
+    told = lambda folder: address(p for p in files if Path(p).parts[0] == folder)
+    trees = [toctree('Start', ['self', *(f'한국어 <{p}>' for p in address(p for p in files if len(Path(p).parts) == 1))]), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
+             toctree('튜토리얼', address(map(page, korean))), toctree('The library', address(map(page, rooms))),
+             toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
+             toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]
     index = pages.setdefault(Path('index.ipynb'), dict(
         cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))
     index['cells'].append(markdown('\n'.join(trees), 'contents'))
@@ -188,7 +228,7 @@ def main(destination: str):
     for name, content in files.items():
         (goal/name).parent.mkdir(parents=True, exist_ok=True)
         (goal/name).write_text(content, encoding='utf-8')
-    print(f'{len(pages)} notebooks, {len(targets)} documented names -> {destination}')
+    print(f'{len(pages)} notebooks, {len(written)} written pages, {len(targets)} documented names -> {destination}')
 
 
 if __name__ == '__main__': main(sys.argv[1])

@@ -1,6 +1,7 @@
 """The site over the notebooks: Sphinx, MyST-NB and furo. Nothing is fetched when a page is read."""
 import re
 from html import escape
+from pathlib import Path
 from docutils import nodes
 from sphinx.search import SearchLanguage, languages
 from sphinx.util.docutils import SphinxDirective
@@ -65,4 +66,6 @@ html_theme = 'furo'
 html_static_path = ['_static']
 html_css_files = ['katex/katex.min.css', 'site.css']
 html_copy_source = html_show_sphinx = html_use_index = False
+html_extra_path = ['nbs/_extra'] if Path(__file__).with_name('nbs').joinpath('_extra').exists() else []  # reports, as they are
+exclude_patterns = ['_extra']
 html_theme_options = {'navigation_with_keys': True}

@@ -1,10 +1,10 @@
-"""Write README's table of results from the run summaries kept in docs/results.
+"""Write the tables of results in README.md and README.ko.md from the run summaries kept in docs/results.
 
-    python docs/readme_table.py            rewrite the table
-    python docs/readme_table.py --check    exit 1 if it is not what the summaries say
+    python docs/readme_table.py            rewrite the tables
+    python docs/readme_table.py --check    exit 1 if one is not what the summaries say
     python docs/readme_table.py --keep outputs/v28 ...   copy the summaries of these runs first
 """
-import json, shutil, sys
+import json, re, shutil, sys
 from pathlib import Path
 import pandas as pd
 from splade_nb.config import ABOUT, VERSIONS
@@ -13,7 +13,7 @@ from splade_nb.versions import compare_row, markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT/'experiments'))
 import report
-RESULTS, README = ROOT/'docs'/'results', ROOT/'README.md'
+RESULTS = ROOT/'docs'/'results'
 BEGIN, END = '<!-- results: docs/readme_table.py -->', '<!-- /results -->'
 
 
@@ -68,14 +68,46 @@ def table() -> str:
             f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n{END}')
 
 
+KOREAN = {  # what the English block says: the same in Korean
+    r'Embedded set `mini`, (\S+) test queries: BM25 (\S+), corrected start (\S+)\.': r'내장 데이터 `mini`, 시험 질의 \1개: BM25 \2, 학습 전(corrected) \3.',
+    r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
+    r'`(\w+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread:': r'`\1`, 모든 학습 분할을 합쳐 \2 스텝, 시드 \3, 스레드 \5개로 학습 \4분:',
+    r'V28 corrected, a model a collection:': 'V28 corrected, 컬렉션마다 모델 하나:',
+    r'\| version \| what changed \| as written \| corrected \| terms \| minutes \|': '| 버전 | 달라진 점 | 설계 그대로 | corrected | 활성 용어 | 분 |',
+    r'\| collection \| queries \| BM25 \| mean of seeds \| lowest to highest \| over BM25 \| significant \| terms \|': '| 컬렉션 | 질의 | BM25 | 시드 평균 | 최저~최고 | BM25 대비 | 유의 | 활성 용어 |',
+    r'\| version \| data \| seed \| BM25 \| untrained \| trained \| over BM25 \[95 %\] \| terms \| minutes \|': '| 버전 | 데이터 | 시드 | BM25 | 학습 전 | 학습 후 | BM25 대비 [95 %] | 활성 용어 | 분 |',
+    r'\| mean \|': '| 평균 |', r'\| yes \|': '| 예 |', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
+    'curriculum learning, six losses': '커리큘럼 학습, 손실 여섯 가지', 'weights rebalanced, IDF-aware FLOPS, first distillation': '가중치 재조정, IDF를 아는 FLOPS, 첫 증류',
+    'XLM-RoBERTa and the BGE-M3 teacher': 'XLM-RoBERTa와 교사 BGE-M3', 'IDF reaches FLOPS, stopwords cost more': 'IDF가 FLOPS에 닿고 불용어 벌점이 커짐',
+    'steeper IDF curve, special pieces out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',
+    'Korean filter and context gate': '한국어 필터와 문맥 게이트', 'Korean filter without the gate': '게이트 없는 한국어 필터',
+    'V28 after the collapse: weaker filter, stronger minimum': '붕괴 뒤의 V28: 약한 필터, 강한 최소 활성화', 'control: InfoNCE and FLOPS on both sides, nothing else': '대조군: 양쪽의 InfoNCE와 FLOPS뿐',
+    'a floor under own pieces, pairs and sounds, queries from a table': '자기 조각의 하한, 글자쌍과 소리, 표로 만드는 질의'}
+LEFT = re.compile('[a-z]{4,} [a-z]{2,}')  # English that nobody translated
+
+
+def in_korean(block: str) -> str:
+    "The block in Korean, every number as it was; raises `ValueError` for words that have no Korean yet."
+    for english, korean in KOREAN.items(): block = re.sub(english, korean, block)
+    if left := LEFT.search(block.replace(BEGIN, '')): raise ValueError(f'{left[0]!r} has no Korean in docs/readme_table.py')
+    return block
+
+
+def pages() -> dict:  # path -> its text with the tables of today
+    "Both READMEs."
+    block, new = table(), {}
+    for path, told in ((ROOT/'README.md', block), (ROOT/'README.ko.md', in_korean(block))):
+        before, rest = path.read_text(encoding='utf-8').split(BEGIN)
+        new[path] = before + told + rest.split(END)[1]
+    return new
+
+
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ['--keep']:
         for folder in arguments[1:]: keep(Path(folder))
-    text = README.read_text(encoding='utf-8')
-    before, rest = text.split(BEGIN); after = rest.split(END)[1]
-    new = before + table() + after
-    if arguments == ['--check']: return int(new != text)
-    README.write_text(new, encoding='utf-8')
+    new = pages()
+    if arguments == ['--check']: return int(any(path.read_text(encoding='utf-8') != text for path, text in new.items()))
+    for path, text in new.items(): path.write_text(text, encoding='utf-8')
     return 0
 
 

@@ -3,6 +3,7 @@
     python docs/report_html.py outputs/v28/train.ipynb outputs/v28/report.html
 """
 import os, re, sys
+from html import escape
 from pathlib import Path
 from nbconvert import HTMLExporter
 from traitlets.config import Config
@@ -13,7 +14,14 @@ SETTINGS = Config(
         require_js_url='', mathjax_url='', mermaid_js_url='', mermaid_layout_elk_js_url='', jupyter_widgets_base_url=''),
     TagRemovePreprocessor=dict(enabled=True, remove_input_tags={'hide-input'}, remove_cell_tags={'hide-cell'}),
     CoalesceStreamsPreprocessor=dict(enabled=True))
-STYLE = '<style>main { max-width: 60rem; margin: auto; word-break: keep-all } .jp-RenderedHTMLCommon { overflow-x: auto }</style>'
+STYLE = '''<style>
+main { max-width: 60rem; margin: auto; word-break: keep-all; font-family: system-ui, "Noto Sans KR", "NanumGothic", "Malgun Gothic", sans-serif }
+.jp-RenderedHTMLCommon, .jp-RenderedImage { overflow-x: auto }
+.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th { min-width: 3rem; max-width: 24rem }
+.jp-RenderedText[data-mime-type="application/vnd.jupyter.stderr"] { background: none; opacity: .6 }
+@media (max-width: 40rem) { .jp-RenderedImage img { width: 46rem; max-width: none } .jp-RenderedHTMLCommon td { min-width: 5rem } }
+</style>'''
+TITLE = re.compile(r'<title>.*?</title>', re.S)
 SCRIPT = re.compile(r'<script\b.*?</script>', re.S)
 FETCHED = re.compile(r'<(?:script|link|img|iframe|video|audio|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"'
                      r'|@import\s+(?:url\()?["\']?(?:https?:)?//[^"\');]+|url\(["\']?(?:https?:)?//[^)]+')
@@ -23,6 +31,7 @@ def render(notebook: Path) -> str:
     "The notebook as HTML without scripts: a report has nothing to run."
     page, _ = HTMLExporter(config=SETTINGS).from_filename(str(notebook))
     page = SCRIPT.sub('', page).replace('</head>', STYLE + '</head>', 1)
+    page = TITLE.sub(f'<title>{escape(notebook.resolve().parent.name)}: {escape(notebook.stem)}</title>', page, count=1)
     if left := FETCHED.findall(page): raise ValueError(f'{notebook}: the page would fetch {left[:3]}')
     return page
 

@@ -27,9 +27,10 @@ def measure(out: dict,          # encoded batch
     "Activity of a batch's vectors, and the InfoNCE of a model that knows nothing."
     query, document = out['query']['vectors'], out['document']['vectors']
     asked, told = active_counts(query, special), active_counts(document, special)
+    share = lambda rows: (rows[:, korean].sum() / rows.sum()).item() if rows.any() else float('nan')
     return dict(active_query=asked.mean().item(), active_doc=told.mean().item(), dead_rows=(torch.cat([asked, told]) == 0).float().mean().item(),
                 top_k_mean=document.topk(top_k, dim=1).values.mean().item(),
-                korean_share=(document[:, korean].sum() / document.sum()).item() if document.any() else float('nan'),
+                korean_share=share(document), korean_count=share((document > 0).float()),
                 chance_loss=weights['infonce'] * math.log(out['same'].shape[1]))
 
 # %% ../nbs/10_guard.ipynb #limits

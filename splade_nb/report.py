@@ -127,7 +127,7 @@ PARTS = {'summary.json': ('version', 'recipe', 'scale', 'seed', 'data', 'steps',
                           'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'start_share'),
          'config.json': ('settings', 'differences'), 'evaluation.json': ('systems', 'by_kind', 'difference', 'context', 'korean'),
          'training_history.json': (), 'samples.json': ()}
-COLUMNS = ('step', 'phase', 'loss', 'parts', 'active_query', 'active_doc', 'dead_rows', 'korean_share', 'chance_loss')
+COLUMNS = ('step', 'phase', 'loss', 'parts', 'active_query', 'active_doc', 'dead_rows', 'korean_share', 'korean_count', 'chance_loss')
 
 # %% ../nbs/14_report.ipynb #read-part
 def read_part(path: Path | str) -> object:
@@ -205,7 +205,7 @@ def toy_metrics(steps: int) -> list:  # rows of metrics.jsonl
                      flops=0.08 * min(1, 2 * done)**2, language=0.03 * done, min_act=0.05 * math.exp(-9 * done), kd=1.2 - 0.6 * done)
         rows.append(dict(step=step, epoch=round(1 + 25 * done, 3), phase=1 + (done >= 0.32) + (done >= 0.68), loss=sum(parts.values()), parts=parts,
                          learning_rate=1e-3 * (1 - done), gradient_norm=1 + ripple, active_query=10 + 4 * done + 9 * ripple,
-                         active_doc=110 - 50 * done + 40 * ripple, dead_rows=0.0, top_k_mean=2.5, korean_share=0.85 + 0.08 * done,
+                         active_doc=110 - 50 * done + 40 * ripple, dead_rows=0.0, top_k_mean=2.5, korean_share=0.85 + 0.08 * done, korean_count=0.82 + 0.08 * done,
                          chance_loss=(2.5 if done < 0.32 else 3.0) * math.log(64), texts_per_second=800.0))
     return rows
 
@@ -334,10 +334,11 @@ def collapse(summary: dict) -> str:  # what shows it, or nothing
 
 # %% ../nbs/14_report.ipynb #korean-curve
 def korean_curve(run: Run) -> tuple:  # figure, caption
-    "The Korean share of the documents' weight over the steps, active terms beside it."
+    "The Korean share of the documents' weight and of their active terms over the steps, the number of terms beside it."
     figure, (share, active) = canvas(1, 2, height=2.8, width_ratios=(2, 1))
-    curve(share, run, 'korean_share', palette['green'], factor=100); shade_phases(share, run)
-    share.set_title('Korean share of document weight, %', pad=12); share.set_ylim(0, 103); share.set_xlabel('step')
+    for name, colour, told in (('korean_share', 'green', 'by weight'), ('korean_count', 'orange', 'by count')): curve(share, run, name, palette[colour], told, factor=100)
+    shade_phases(share, run); share.legend(loc='lower right', ncols=2)
+    share.set_title('Korean share of documents, %', pad=12); share.set_ylim(0, 103); share.set_xlabel('step')
     curve(active, run, 'active_doc', palette['blue']); shade_phases(active, run)
     active.set_title('active terms, documents', pad=12); active.set_ylim(0); active.set_xlabel('step')
     return figure, korean_caption(run)
@@ -345,9 +346,9 @@ def korean_curve(run: Run) -> tuple:  # figure, caption
 # %% ../nbs/14_report.ipynb #korean-caption
 def korean_caption(run: Run) -> str:
     "The share at the end, the terms it is a share of, and whether it means anything."
-    (first, last), lost = ends(run.metrics['korean_share']), collapse(run.summary)
+    (first, last), count, lost = ends(run.metrics['korean_share']), ends(run.metrics['korean_count'])[1], collapse(run.summary)
     if math.isnan(last): return 'At the end no document of a batch has a term left.'
-    told = f'{last:.1%} of a document\'s weight is on Korean terms at the end (from {first:.1%}), with {ends(run.metrics["active_doc"])[1]:.1f} active terms'
+    told = f'{last:.1%} of a document\'s weight is on Korean terms at the end (from {first:.1%}), and {count:.1%} of its {ends(run.metrics["active_doc"])[1]:.1f} active terms'
     return f'{told}; the model collapsed ({lost}), so the share says nothing.' if lost else f'{told}.'
 
 # %% ../nbs/14_report.ipynb #event-rows
@@ -588,7 +589,8 @@ def settings_table(run: Run):  # DataFrame, a row a setting
     rows = {row['setting']: dict(row) for row in run.config['differences']}
     for name in given: rows[name] = {**rows.get(name, {'setting': name}), 'reason': 'overridden for this run'}
     for name, row in rows.items(): row |= {'in force': settings[name], 'off because': idle.get(name, '')}
-    return pd.DataFrame(list(rows.values()), columns=['setting', 'seed', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
+    cut = lambda value: shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
+    return pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()], columns=['setting', 'seed', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
 
 # %% ../nbs/14_report.ipynb #quality-table
 def quality_table(run: Run):  # DataFrame, a row a system

@@ -27,6 +27,7 @@ from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_ove
 from .curriculum import PAIR_TYPES
 from .encoding import encode, encode_shards, lookup_queries, terms
 from .exports import EXPORTS, write_form
+from .findings import heaviest, worst_queries
 from .material import Prepared, device, prepare
 from .neighbours import open_neighbour
 from .objective import Crew
@@ -133,9 +134,10 @@ def context_result(model, pieces: Pieces, collection) -> dict | None:
     told, alone = halves(vectors), halves(own_terms(pieces, list(asked.values())))
     first = [[first_found(ranking[p.id, side]) for side in (0, 1)] for p in pairs]
     right = np.array([[doc in p.documents[side] for side, doc in enumerate(docs)] for p, docs in zip(pairs, first)])
+    spoken = [heaviest(row, pieces.names_in(text)) for row, text in zip(vectors, asked.values())]
     same = np.mean([docs[0] is not None and docs[0] == docs[1] for docs in first])
-    rows = [dict(phrase=p.phrase, queries=list(p.queries), set=float(s), weighted=float(w), first=docs, right=good) for p, s, w, docs, good in
-            zip(pairs, told['pairs']['set'], told['pairs']['weighted'], first, right.tolist())]
+    rows = [dict(phrase=p.phrase, queries=list(p.queries), set=float(s), weighted=float(w), first=docs, right=good, terms=list(halves_terms)) for p, s, w, docs, good, halves_terms in
+            zip(pairs, told['pairs']['set'], told['pairs']['weighted'], first, right.tolist(), zip(spoken[:len(pairs)], spoken[len(pairs):]))]
     found = dict(first=right[:, 0].mean(), second=right[:, 1].mean(), both=right.all(1).mean(), same=same)
     return dict(set=told['set'], weighted=told['weighted'], texts=alone['set'], found={name: float(share) for name, share in found.items()}, pairs=rows)
 
@@ -187,13 +189,14 @@ def contract_metrics(name: str, rows) -> dict: # rows: per-query DataFrame
 
 # %% ../nbs/15_run.ipynb #evaluate-run
 def evaluate_run(prepared: Prepared, before: dict, folder: Path | str) -> tuple: # evaluation, found
-    "Judge the trained model on the test queries, its language on the Korean documents; writes `evaluation.json`."
+    "Judge the trained model on the test queries, its language on the Korean documents, its worst queries one by one; writes `evaluation.json`."
     ids = list(prepared.collection.split('test'))
     found = judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
     systems = dict(model=found['per_query'], before_training=before['per_query'], bm25=bm25_metrics(prepared.collection, ids))
     result = compare_systems(systems, prepared.collection)
     result['context'] = context_result(prepared.model, prepared.material.pieces, prepared.collection)
     result['korean'] = language_result(prepared, found['vectors'][1])
+    result['worst'] = worst_queries(systems, found['vectors'], prepared.collection, prepared.material.pieces)
     write_json(Path(folder)/'evaluation.json', result)
     return result, found | {'systems': systems}
 

@@ -1,6 +1,7 @@
 """What the tests share: the project's folders, its notebooks, a browser."""
-import json, shutil, subprocess
+import json
 from pathlib import Path
+import chromium
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,15 +18,13 @@ def read(notebook: Path) -> dict: return json.loads(notebook.read_text(encoding=
 def text(cell: dict) -> str: return ''.join(cell['source'])
 
 
-@pytest.fixture
-def browser(tmp_path):
-    "A function that opens an address without a network and gives the page as it stands after its scripts ran."
-    chromium = shutil.which('chromium') or shutil.which('google-chrome')
-    if not chromium: pytest.skip('no chromium')
-    flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-sync',
-             '--disable-background-networking', '--disable-component-update', '--host-resolver-rules=MAP * ~NOTFOUND',
-             f'--user-data-dir={tmp_path}', '--virtual-time-budget=20000', '--dump-dom']
-    return lambda address: subprocess.run([chromium, *flags, address], capture_output=True, text=True, timeout=120).stdout
+@pytest.fixture(scope='session')
+def browser(tmp_path_factory):
+    "One Chromium without a network, for all pages."
+    if not chromium.program(): pytest.skip('no chromium')
+    browser = chromium.Chromium(tmp_path_factory.mktemp('chromium'))
+    yield browser
+    browser.close()
 
 
 SINGLE = {'test_wires', 'test_cut_wires', 'test_faults', 'test_memory'}  # long tests that share nothing

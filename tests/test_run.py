@@ -2,12 +2,15 @@
 import json, subprocess, sys
 from pathlib import Path
 import pytest
+from chromium import faults
 from conftest import ROOT
 
 SMALL = 'settings: {steps: 6, hidden: 64, layers: 1, vocabulary: 300, batch_size: 8}'
 CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'data', 'steps', 'seconds', 'peak_memory_mb', 'device', 'metrics', 'bm25',
             'before_training', 'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'guard', 'versions'}
 METRICS = {'data', 'queries', 'ndcg@10', 'success@1', 'recall@1', 'recall@10', 'mrr@10'}
+
+REPORT = ('data hash', 'device', 'seed', 'packages', 'said by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
 
 
 def papermill(*arguments: str) -> subprocess.CompletedProcess:
@@ -63,6 +66,15 @@ def test_the_report_opens_offline(run, tmp_path):
     subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(page)], cwd=ROOT, check=True)
     html = page.read_text(encoding='utf-8')
     assert html.count('data:image/png;base64') > 5 and 'src="http' not in html and '<script' not in html
+    assert [part for part in REPORT if f'>{part}<' not in html] == []
+
+
+def test_the_report_is_whole_in_the_browser(run, tmp_path, browser):
+    page = tmp_path/'report.html'
+    subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(page)], cwd=ROOT, check=True)
+    assert faults(browser, page.as_uri()) == {}
+    missing = browser.value("[...document.querySelectorAll('img')].filter((image) => !image.alt).length")
+    assert missing == 0, 'a picture without its finding'
 
 
 def test_the_command_line_does_the_same(run, tmp_path):

@@ -1,9 +1,14 @@
-"""The built site: complete, without a network, searchable in Korean, no broken link."""
+"""The built site, as a person sees it: complete, without a network, searchable in Korean, no broken link, readable on a phone."""
 import importlib.util, json, re
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from urllib.parse import quote, unquote, urlsplit
 import pytest
+from chromium import faults
 from conftest import NOTEBOOKS, ROOT, name, read, text
+from splade_nb.config import VERSIONS
 
 SITE = ROOT/'docs/_build/html'
 pytestmark = pytest.mark.skipif(not (SITE/'index.html').exists(), reason='no site: make docs')
@@ -34,21 +39,32 @@ def index():
     return json.loads(source[source.index('{'):source.rindex('}') + 1])
 
 
+@pytest.fixture(scope='module')
+def served():
+    "The site's address on this machine: its search reads pages, which a browser refuses to do from files."
+    handler = type('Quiet', (SimpleHTTPRequestHandler,), {'log_message': lambda *_: None})
+    with ThreadingHTTPServer(('127.0.0.1', 0), partial(handler, directory=SITE)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
 @pytest.fixture
 def page_of(monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(ROOT); monkeypatch.syspath_prepend(ROOT/'docs')
     spec = importlib.util.spec_from_file_location('build_site', ROOT/'docs/build_site.py')
     module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)
     return lambda notebook: SITE/module.page(name(notebook)).with_suffix('.html')
 
 
-def korean_word():
-    "A long Korean word of some notebook, and two syllables from its inside."
+def korean_words(most: int = 3) -> list:
+    "Long Korean words of some notebooks, each with two syllables from its inside."
+    found = {}
     for notebook in NOTEBOOKS:
         for cell in read(notebook)['cells']:
-            if cell['cell_type'] == 'markdown' and (found := re.search('[가-힣]{4,}', text(cell))):
-                return notebook, found[0], found[0][1:3]
-    pytest.skip('no notebook has a Korean word of four syllables in its text')
+            if cell['cell_type'] == 'markdown' and (word := re.search('[가-힣]{4,}', text(cell))): found.setdefault(word[0][1:3], (notebook, word[0]))
+    if not found: pytest.skip('no notebook has a Korean word of four syllables in its text')
+    return [(notebook, word, inside) for inside, (notebook, word) in list(found.items())[:most]]
 
 
 def test_each_notebook_has_its_page(page_of):
@@ -81,23 +97,54 @@ def test_each_name_is_listed(pages):
 
 
 def test_index_finds_a_word_inside_a_word(index, page_of):
-    notebook, word, inside = korean_word()
-    found = index['terms'][inside]
-    documents = {index['docnames'][i] for i in (found if isinstance(found, list) else [found])}
-    assert page_of(notebook).relative_to(SITE).with_suffix('').as_posix() in documents, f'{inside} inside {word}'
+    for notebook, word, inside in korean_words():
+        found = index['terms'][inside]
+        documents = {index['docnames'][i] for i in (found if isinstance(found, list) else [found])}
+        assert page_of(notebook).relative_to(SITE).with_suffix('').as_posix() in documents, f'{inside} inside {word}'
 
 
-def test_search_in_the_browser(browser, page_of):
-    notebook, word, inside = korean_word()
-    shown = browser(f'{(SITE/"search.html").as_uri()}?q={quote(inside)}')
-    assert page_of(notebook).relative_to(SITE).as_posix() in re.findall(r'href="([^"?#]+)', shown[shown.index('id="search-results"'):])
+def test_each_version_has_its_page():
+    assert [version for version in VERSIONS if not (SITE/'experiments'/f'{version}.html').exists()] == []
+    settings = (SITE/'reference/settings.html').read_text(encoding='utf-8')
+    assert [version for version in VERSIONS if f'<p>{version}</p>' not in settings] == []
 
 
-def test_formulae_and_diagrams_are_drawn(browser, pages):
-    formula = next((p for p in pages if 'class="math' in p.read_text(encoding='utf-8')), None)
-    diagram = next((p for p in pages if 'class="mermaid"' in p.read_text(encoding='utf-8')), None)
-    if formula:
-        shown = browser(formula.as_uri())
-        assert 'class="katex"' in shown and 'katex-error' not in shown
-    if diagram: assert re.search(r'<pre class="mermaid"[^>]*><svg', browser(diagram.as_uri()))
-    if not formula and not diagram: pytest.skip('no formula and no diagram')
+def test_the_comparison_shows_the_kept_runs():
+    assert len(re.findall('<img ', (SITE/'experiments/compare.html').read_text(encoding='utf-8'))) >= 4
+
+
+def test_exported_functions_link_to_their_source():
+    wrong, count = [], 0
+    for path in (SITE/'library').glob('*.html'):
+        for link in re.findall(r'class="source[^"]*" href="([^"]+)"', path.read_text(encoding='utf-8')):
+            room, line = re.search(r'/splade_nb/(\w+)\.py#L(\d+)$', link).groups()
+            source = (ROOT/f'splade_nb/{room}.py').read_text(encoding='utf-8').splitlines()[int(line) - 1]
+            count += 1
+            if room != path.stem or not re.match(r'\s*(def|class|async) ', source): wrong.append(link)
+    assert wrong == [] and count > 300, wrong[:5]
+
+
+def test_no_page_is_broken_in_the_browser(browser, pages):
+    found = {path.relative_to(SITE).as_posix(): faults(browser, path.as_uri()) for path in pages}
+    assert {page: wrong for page, wrong in found.items() if wrong} == {}
+
+
+def test_no_picture_was_drawn_without_hangul():
+    assert [name(n) for n in NOTEBOOKS if 'missing from font' in n.read_text(encoding='utf-8')] == []
+
+
+def test_search_in_the_browser(browser, page_of, served):
+    for notebook, word, inside in korean_words():
+        assert browser.open(f'{served}/search.html?q={quote(inside)}') == []
+        browser.wait("/finished/.test(document.querySelector('#search-results').innerText)")
+        shown = browser.value("[...document.querySelectorAll('#search-results a')].map((a) => a.href.split(/[?#]/)[0])")
+        assert f'{served}/{page_of(notebook).relative_to(SITE).as_posix()}' in shown, f'{inside} inside {word}'
+
+
+def test_dark_is_dark_and_light_is_light(browser):
+    bright = {}
+    for dark in (True, False):
+        browser.dark(dark); browser.open((SITE/'index.html').as_uri())
+        colours = browser.value("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('article p')).color]")
+        bright[dark] = [sum(map(int, re.findall(r'\d+', colour)[:3])) / 765 for colour in colours]
+    assert bright[True][0] < 0.2 < 0.6 < bright[True][1] and bright[False][0] > 0.9 and bright[False][1] < 0.3

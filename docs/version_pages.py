@@ -1,0 +1,131 @@
+"""Pages that code writes for the site: results, one page a version, the settings of all versions.
+
+They read the versions as declared and the run summaries kept in docs/results, nothing else. Where a run of
+this checkout left outputs/<version>/report.html, its version's page shows it.
+"""
+import inspect, re, shutil
+from pathlib import Path
+import pandas as pd
+import readme_table
+from splade_nb import config, report, versions
+from splade_nb.config import ABOUT, PARENTS, VERSIONS, differences, version_table
+from splade_nb.versions import markdown_table
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = Path('experiments')                     # of these pages in the site
+SAID = re.compile(r'^ {4}(\w+): [\w.]+ *= .*?  # ?(.*)$', re.M)
+
+
+def read(folder: Path) -> report.Run:
+    "A kept run: its summary and evaluation; curves and texts stay in its own report."
+    summary, evaluation = (report.read_part(folder/name) for name in ('summary.json', 'evaluation.json'))
+    return report.Run(folder, summary, {}, None, [], report.numbers(evaluation), [], summary['guard'])
+
+
+def cells(table: pd.DataFrame, most: int = 90) -> str:
+    "A table as Markdown, its index as a column, long values cut."
+    return markdown_table(table.map(lambda value: report.escape(value if len(value) <= most else report.shorten(value, most)) if isinstance(value, str) else value))
+
+
+def drawn(made: tuple, name: str, goal: Path) -> str:
+    "A figure as a file beside the page, its finding below."
+    figure, caption = made
+    report.write_svg(figure, goal/HERE/name)
+    return f'![{report.escape(caption)}]({name})\n\n{report.escape(caption)}\n'
+
+
+def figures(run: report.Run, goal: Path) -> list:
+    "What a kept evaluation can show."
+    name, found = run.folder.name, run.evaluation
+    made = dict(quality=report.quality_bars(run))
+    if all('difference' in row for row in found['by_kind'].values()): made['kinds'] = report.kind_bars(run)
+    if found['context']: made['context'] = report.context_pairs(run)
+    return [drawn(pair, f'{name}-{part}.svg', goal) for part, pair in made.items()]
+
+
+def unbroken(text: str) -> str: return text.replace(' ', '\u00a0')
+
+
+def run_row(run: report.Run) -> dict:
+    row, gain = versions.compare_row(run.summary), run.evaluation['difference']
+    return {'recipe': row['recipe'], 'data': row['data'], 'seed': str(row['seed']), 'BM25': row['BM25'], 'untrained': row['before'], 'trained': row['nDCG@10'],
+            'over BM25 [95 %]': unbroken(f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'), 'terms': unbroken(f'{row["active query"]:.0f} / {row["active doc"]:.0f}'),
+            'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'outcome': row['outcome']}
+
+
+def changed(version: str) -> str:
+    "What a version changes in its parent, as written."
+    if version not in PARENTS: return 'It has no parent: every setting stands in [the table of all versions](../reference/settings.md).'
+    full, mini = versions.changes(version), versions.changes(version, 'mini')
+    idle = {name: 'not at mini scale' for name in full if name not in mini}
+    rows = [{'setting': name, PARENTS[version]: versions.short(old), version: versions.short(new)} | ({'acts': idle.get(name, 'yes')} if idle else {}) for name, (old, new) in full.items()]
+    return f'As written, beside [{PARENTS[version]}]({PARENTS[version]}.md):\n\n{cells(pd.DataFrame(rows))}'
+
+
+def mended(version: str) -> str:
+    rows = pd.DataFrame([{'setting': row['setting'], 'as written': str(row['seed']), 'corrected': str(row['corrected']), 'why': row['reason']} for row in differences(version)])
+    return cells(rows, 200) if len(rows) else 'Nothing.'
+
+
+def shown_run(run: report.Run, goal: Path) -> str:
+    summary, criteria = run.summary, report.criteria_table(run).reset_index()
+    head = f'### Recipe {summary["recipe"]} on {summary["data"]["name"]}, seed {summary["seed"]}\n'
+    about = f'{summary["parameters"]:,} parameters, {summary["data"]["train_pairs"]:,} training pairs (data {summary["data"]["hash"][:8]}), {summary["steps"]} steps, {summary["device"]}.\n'
+    return '\n'.join([head, about, *figures(run, goal), cells(criteria, 200), ''])
+
+
+def rendered(version: str, goal: Path) -> str:
+    "The report of this checkout's own run, where there is one."
+    page = ROOT/'outputs'/version/'report.html'
+    command = f'make train VERSION={version}'
+    if not page.exists(): return f'`{command}` trains it on the embedded set and writes `outputs/{version}/report.html`: curves, terms before and after, the worst queries and why, what to try next.'
+    target = goal/'_extra'/HERE/'reports'/f'{version}.html'
+    target.parent.mkdir(parents=True, exist_ok=True); shutil.copy(page, target)
+    return f'<a href="reports/{version}.html">The report of the run on the machine that built this site</a>, as `{command}` writes it.'
+
+
+def version_page(version: str, runs: list, goal: Path) -> str:
+    title, backbone, data = ABOUT[version]
+    mini = [run for run in runs if run.summary['data']['name'] == 'mini']
+    first = {recipe: next(run for run in mini if run.summary['recipe'] == recipe) for recipe in dict.fromkeys(run.summary['recipe'] for run in mini)}
+    table = cells(pd.DataFrame(map(run_row, runs))) if runs else 'Not run.'
+    return '\n\n'.join([f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
+                        '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()],
+                        '## What the corrected recipe mends', mended(version)]) + '\n'
+
+
+def explained() -> dict:  # setting -> what its declaration says of it
+    return {name: said for part in (*config.Settings.__mro__[:-1], config.Phase) for name, said in SAID.findall(inspect.getsource(part))}
+
+
+def settings_table(recipe: str, scale: str) -> str:
+    "Every setting of every version; bold where it differs from the parent's."
+    said, rows = explained(), []
+    for name, values in version_table(recipe=recipe, scale=scale).items():
+        text = {version: report.escape(report.shorten(str(value), 40)) for version, value in values.items()}
+        own = lambda version: version in PARENTS and str(values[version]).strip('()') != str(values[PARENTS[version]]).strip('()')
+        rows.append({'setting': name} | {version: f'**{value}**' if own(version) else value for version, value in text.items()} | {'what it is': said.get(name.split(' ')[-1], '')})
+    return markdown_table(pd.DataFrame(rows))
+
+
+def settings_page() -> str:
+    return ('# Settings of all versions\n\nRead from the objects of [config](../library/config.ipynb). Bold: not as in the parent. In brackets: switched off by another setting.\n\n'
+            f'## As written, full scale\n\n{settings_table("seed", "full")}\n\n## Corrected, mini scale\n\nWhat `make train` runs on a CPU.\n\n{settings_table("corrected", "mini")}\n')
+
+
+def results_page() -> str:
+    told = readme_table.table().removeprefix(readme_table.BEGIN).removesuffix(readme_table.END).strip()
+    links = re.sub(r'^\| (\w+) \|', lambda row: f'| [{row[1]}]({row[1]}.md) |' if row[1] in VERSIONS else row[0], told, flags=re.M)
+    return f'# Results\n\n> Every kept run, read by code from its summary.\n\nnDCG@10 on test queries, beside BM25 over Kiwi morphemes. Small models from random weights, on a CPU. `as written` is a version as its design document has it.\n\n{links}\n'
+
+
+def kept_folders() -> list: return sorted(path.parent for path in readme_table.RESULTS.glob('*/summary.json'))
+
+
+def pages(goal: Path) -> dict:  # address -> Markdown; pictures are written beside
+    "Results, versions in order, settings."
+    (goal/HERE).mkdir(parents=True, exist_ok=True)
+    runs = [read(folder) for folder in kept_folders()]
+    of = lambda version: sorted((run for run in runs if run.summary['version'] == version), key=lambda run: (list(versions.RECIPES)[::-1].index(run.summary['recipe']), run.summary['data']['name'], run.summary['seed']))
+    return {(HERE/'results.md').as_posix(): results_page(), **{(HERE/f'{version}.md').as_posix(): version_page(version, of(version), goal) for version in VERSIONS},
+            'reference/settings.md': settings_page()}

@@ -1,0 +1,34 @@
+"""JupyterLab, as a person uses it: it opens a notebook and runs it from top to bottom."""
+import json, os, shutil, subprocess, sys
+from pathlib import Path
+import pytest
+from chromium import until
+from conftest import ROOT, read
+
+TOKEN = 'tests'
+
+
+@pytest.fixture
+def lab(tmp_path):
+    "A server over a copy of a room, at a free port; its address."
+    shutil.copy(ROOT/'nbs'/'02_sounds.ipynb', tmp_path)
+    runtime = tmp_path/'runtime'
+    environment = {**os.environ, 'JUPYTER_RUNTIME_DIR': str(runtime), 'JUPYTER_CONFIG_DIR': str(tmp_path/'config'), 'JUPYTER_PREFER_ENV_PATH': '1',
+                   'PYTHONPATH': os.pathsep.join(filter(None, (str(ROOT), os.environ.get('PYTHONPATH'))))}
+    options = [f'--IdentityProvider.token={TOKEN}', '--port=0', '--ip=127.0.0.1', '--allow-root', '--no-browser', f'--ServerApp.root_dir={tmp_path}',
+               '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=None']
+    process = subprocess.Popen([Path(sys.executable).parent/'jupyter', 'lab', *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = until(lambda: next((json.loads(file.read_text())['url'] for file in runtime.glob('jpserver-*.json')), None), 60, 'JupyterLab')
+        yield f'{address}lab/tree/02_sounds.ipynb?token={TOKEN}'
+    finally:
+        process.terminate(); process.wait(30)
+
+
+def test_lab_opens_and_runs_a_notebook(lab, browser, tmp_path):
+    assert not [said for said in browser.open(lab) if 'Document' in said]
+    browser.wait("window.jupyterapp?.shell?.currentWidget?.context?.isReady && window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel?.status === 'idle'", 90)
+    browser.value("(async () => { for (const name of ['notebook:run-all-cells', 'docmanager:save']) await jupyterapp.commands.execute(name); })()")
+    cells = [cell for cell in read(tmp_path/'02_sounds.ipynb')['cells'] if cell['cell_type'] == 'code']
+    assert all(cell['execution_count'] for cell in cells) and not any(output['output_type'] == 'error' for cell in cells for output in cell['outputs'])
+    assert any(cell['outputs'] for cell in cells)
