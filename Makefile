@@ -32,7 +32,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search test faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search opensearch test faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -86,6 +86,10 @@ leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST
 
 search: $(ready)  ## Search DATA for QUERY with MODEL
 	@"$(bin)/python" -m splade_nb.run search --model "$(MODEL)" --data "$(DATA)" --query "$${QUERY:?give one: make search QUERY=...}"
+
+opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
+	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
+	docker compose -f deploy/compose.yaml up --detach --build --wait
 
 test: $(ready)  ## Check everything that needs no GPU, as CI does
 	tests/in_step.sh "$(bin)"
