@@ -23,10 +23,11 @@ from .config import ConfigError, choose, read_json, write_json
 from .encoding import feature_name
 from .search import Index, Label, check_label, needs
 
-# %% ../nbs/12_opensearch.ipynb #read-address
+# %% ../nbs/12_opensearch.ipynb #address
 ADDRESS = re.compile(r'(https?)://(?:([^:@/]*)(?::([^@/]*))?@)?([^:@/?#]+|\[[^\]]+\])(?::(\d+))?(/.*)?/([^/?#]+)/?')
 NAME = re.compile(r'(?![-_+.])[^\s\\/*?"<>|,#:A-Z]{1,80}')
 
+# %% ../nbs/12_opensearch.ipynb #read-address
 def read_address(url: str) -> tuple: # what may be shown, name of the index, arguments of the client
     "Raises `ConfigError` for anything but a server and one index."
     shown, found = re.sub('//[^/]*@', '//', url), ADDRESS.fullmatch(url)
@@ -45,9 +46,10 @@ def why(error) -> str:
     error = (error.get('root_cause') or [error])[0]
     return f"{error.get('type')}: {error.get('reason')}" + (f", caused by {why(error['caused_by'])}" if error.get('caused_by') else '')
 
-# %% ../nbs/12_opensearch.ipynb #told
+# %% ../nbs/12_opensearch.ipynb #hints
 HINTS = {401: '. Credentials: https://user:password@host or OPENSEARCH_USER and OPENSEARCH_PASSWORD', 403: '. Is the user allowed to?'}
 
+# %% ../nbs/12_opensearch.ipynb #told
 @contextmanager
 def told(place: str):
     "Raises what the client raises as `ConfigError`, with the server's own reason."
@@ -84,10 +86,11 @@ class Server:
         if len(found) > 1: raise ConfigError(f'{self.place}: an alias of {", ".join(sorted(found))}; one index is expected')
         return next(iter(found.values()))
 
-# %% ../nbs/12_opensearch.ipynb #layout
+# %% ../nbs/12_opensearch.ipynb #kinds
 FIELD, KINDS, TERMS = 'vector', ('rank_features', 'sparse_vector'), ('ids', 'names')
 SEISMIC = ('n_postings', 'cluster_ratio', 'summary_prune_ratio', 'approximate_threshold', 'quantization_ceiling_ingest', 'quantization_ceiling_search')
 
+# %% ../nbs/12_opensearch.ipynb #layout
 @dataclass(frozen=True)
 class Layout:
     "What an index is made as, and stays."
@@ -140,10 +143,11 @@ def with_text(query: dict, text: str, boost: float = 1.0) -> dict:
     "A hybrid: BM25 of title and text added to a query, for an index with an analyser."
     return dict(bool=dict(should=[query, *(dict(match={name: dict(query=text, boost=boost)}) for name in ('title', 'text'))]))
 
-# %% ../nbs/12_opensearch.ipynb #asking
-HEAVIEST = 64  # weight of a token, Lucene's FeatureField
-FOLDED = 32_768  # ids that a seismic segment tells apart
+# %% ../nbs/12_opensearch.ipynb #bounds
+HEAVIEST = 64    # weight of a token: Lucene's FeatureField
+FOLDED = 32_768  # ids that a seismic segment tells apart: SparseConstants of the neural-search plugin
 
+# %% ../nbs/12_opensearch.ipynb #asking
 @dataclass(frozen=True)
 class Asking:
     "How an index is asked."
@@ -207,7 +211,7 @@ def chunks(operations: Iterable, # (id, lines)
     if held: yield list(held.items())
 
 # %% ../nbs/12_opensearch.ipynb #send
-PASSING, TOO_LARGE = (408, 429, 500, 502, 503, 504), 413
+PASSING, TOO_LARGE = (429, 502, 503, 504), 413
 
 def send(server: Server, operations: list) -> tuple: # to be sent again, [(id, reason)] refused for good, what is wrong with the server or ''
     "One bulk request. Raises `ConfigError` for what no new try would mend."
