@@ -22,7 +22,7 @@ from splade_nb.evaluation import retrieval_metrics
 from splade_nb.idf import count, idf
 from splade_nb.material import make_pieces
 from splade_nb.model import count_factor
-from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, Server, index_body, neural_sparse, operation, rank_feature, request, weights_of, with_text
+from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of, with_text
 from splade_nb.search import ExactIndex, Label
 from splade_nb.tokens import vocabulary_hash
 
@@ -40,7 +40,7 @@ make opensearch    # a server for a trial on this machine, {url}
 from splade_nb.opensearch import Layout, OpenSearchIndex, ingest
 from splade_nb.search import label_of
 
-index = OpenSearchIndex(label_of(model, pieces), '{url}/docs', Layout(terms='names', analyser='nori'), names=pieces.names)
+index = OpenSearchIndex.new('{url}/docs', label_of(model, pieces), Layout(terms='names', analyser='nori'), names=pieces.names)
 report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vectors)), progress='ingest.json')
 index.search(asked(model, pieces, ['제주도 여행 어디가 좋아요'], factor), k=10)
 ```
@@ -120,7 +120,7 @@ def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
 
 def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, asking: Asking, by=(), k: int = 10) -> list:
     "The rankings of an index that is filled, asked and deleted."
-    with OpenSearchIndex(label, place, layout, asking=asking, timeout=300) as index:
+    with OpenSearchIndex.new(place, label, layout, asking=asking, timeout=300) as index:
         try:
             index.add(ids, vectors)
             return [by[0](index, row, k) for row in queries] if by else index.search(queries, k)

@@ -6,7 +6,7 @@
 __all__ = ['ADDRESS', 'NAME', 'HINTS', 'FIELD', 'KINDS', 'TERMS', 'SEISMIC', 'HEAVIEST', 'FOLDED', 'PASSING', 'TOO_LARGE',
            'MOST_ID', 'read_address', 'why', 'told', 'Server', 'Layout', 'index_body', 'made_as', 'weights_of',
            'neural_sparse', 'rank_feature', 'with_text', 'Asking', 'asking_for', 'request', 'Pace', 'chunks', 'send',
-           'Flow', 'settle', 'OpenSearchIndex', 'take', 'spelt', 'line', 'operation', 'refresh', 'count', 'store',
+           'Flow', 'settle', 'OpenSearchIndex', 'create', 'spelt', 'line', 'operation', 'refresh', 'count', 'store',
            'ask', 'Report', 'resumed', 'rest', 'ingest']
 
 # %% ../nbs/12_opensearch.ipynb #imports
@@ -21,7 +21,7 @@ from scipy import sparse
 from tqdm import tqdm
 from .config import ConfigError, choose, read_json, write_json
 from .encoding import feature_name
-from .search import Index, Label, check_label, needs
+from .search import Index, Label, NoIndex, check_label, needs
 
 # %% ../nbs/12_opensearch.ipynb #address
 ADDRESS = re.compile(r'(https?)://(?:([^:@/]*)(?::([^@/]*))?@)?([^:@/?#]+|\[[^\]]+\])(?::(\d+))?(/.*)?/([^/?#]+)/?')
@@ -119,8 +119,8 @@ def index_body(label: Label, layout: Layout) -> dict:
 
 # %% ../nbs/12_opensearch.ipynb #made-as
 def made_as(place: str, about: dict) -> tuple: # Label, Layout
-    "What the server's own account says. Raises `ConfigError` for no index, or one that something else made."
-    if not about: raise ConfigError(f'{place}: no such index')
+    "What the server's own account says. Raises `NoIndex` where none is, `ConfigError` for one that something else made."
+    if not about: raise NoIndex(f'{place}: no index is there')
     found = about['mappings'].get('_meta', {}).get('splade_nb')
     if not found: raise ConfigError(f'{place}: not made here, its mapping says nothing of a vocabulary; take another name')
     return Label(**found['label']), Layout(**found['layout'])
@@ -269,19 +269,25 @@ class OpenSearchIndex(Index):
     "An index of an OpenSearch server, by its address; scores are dot products with weights of nine significant bits."
     engine = 'opensearch'
 
-    def __init__(self, label: Label, place: str, layout: Layout | None = None, names: list | None = None, asking: Asking = Asking(), pace: Pace = Pace(), **connection):
-        "Made where it is not there, else taken as it is. Raises `ConfigError` where another model or another layout made it."
+    def __init__(self, server: Server, label: Label, layout: Layout, names: list | None = None, asking: Asking = Asking(), pace: Pace = Pace()):
         super().__init__(label)
-        self.server, self.pace = Server(place, **connection), pace
-        made, self.layout = take(self.server, label, layout)
-        self.asking, self.names = asking_for(asking, self.server, made, self.layout), spelt(self.layout, label, names)
+        self.server, self.layout, self.names, self.pace = server, layout, spelt(layout, label, names), pace
+        self.asking = asking_for(asking, server, label, layout)
+
+    @classmethod
+    def new(cls, place: str, label: Label, layout: Layout = Layout(), names: list | None = None, asking: Asking = Asking(), pace: Pace = Pace(), **connection):
+        "An empty index. Raises `ConfigError` where one is already, and for what the server cannot do."
+        server = Server(place, **connection)
+        index = cls(server, label, layout, names, asking, pace)
+        create(server, label, layout)
+        return index
 
     @classmethod
     def open(cls, place: str, label: Label | None = None, names: list | None = None, asking: Asking = Asking(), pace: Pace = Pace(), **connection):
-        "One that is there. Raises `ConfigError` for none, for another model's, and for one that something else made."
+        "One that is there. Raises `NoIndex` where none is, `ConfigError` for another model's and for one that something else made."
         server = Server(place, **connection)
-        found, _ = made_as(server.place, server.about())
-        return cls(check_label(server.place, found, label), place, None, names, asking, pace, **connection)
+        there, layout = made_as(server.place, server.about())
+        return cls(server, check_label(server.place, there, label), layout, names, asking, pace)
 
     def __len__(self) -> int: return count(self.server)
     def _put(self, ids, vectors): store(self, map(functools.partial(operation, self), ids, vectors))
@@ -294,16 +300,12 @@ class OpenSearchIndex(Index):
 
     def close(self) -> None: self.server.client.close()
 
-# %% ../nbs/12_opensearch.ipynb #take
-def take(server: Server, label: Label, layout: Layout | None) -> tuple: # Label, Layout of the index
-    "Raises `ConfigError` where what is there differs."
-    if not server.about():
-        if layout and layout.analyser == 'nori' and 'analysis-nori' not in server.plugins: raise ConfigError(f"{server.place}: analyser='nori': the server has no plugin analysis-nori (bin/opensearch-plugin install analysis-nori)")
-        with told(server.place): server.client.indices.create(index=server.name, body=index_body(label, layout or Layout()))
-    there, found = made_as(server.place, server.about())
-    for name, value in asdict(layout or found).items():
-        if value != getattr(found, name): raise ConfigError(f'{server.place}: made with {name}={getattr(found, name)!r}, {value!r} is asked for; take another name')
-    return check_label(server.place, there, label), found
+# %% ../nbs/12_opensearch.ipynb #create
+def create(server: Server, label: Label, layout: Layout) -> None:
+    "Raises `ConfigError` where an index is there already, and where the server lacks the analyser."
+    if server.about(): raise ConfigError(f'{server.place}: an index is there already: open it, or take another name')
+    if layout.analyser == 'nori' and 'analysis-nori' not in server.plugins: raise ConfigError(f"{server.place}: analyser='nori': the server has no plugin analysis-nori (bin/opensearch-plugin install analysis-nori)")
+    with told(server.place): server.client.indices.create(index=server.name, body=index_body(label, layout))
 
 # %% ../nbs/12_opensearch.ipynb #spelt
 def spelt(layout: Layout, label: Label, names: list | None) -> list | None: # [V]

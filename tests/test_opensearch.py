@@ -62,7 +62,7 @@ NEVER_FOUND = {'a dot': ('rank_features', {'vector': {'3.14': 1}}, 'do not suppo
 
 
 def one_refused(place, kind, document, reason):
-    index = OpenSearchIndex(LABEL, place, Layout(kind))
+    index = OpenSearchIndex.new(place, LABEL, Layout(kind))
     lines = [{'index': {'_id': 'bad'}}, document, {'index': {'_id': 'good'}}, {'vector': {'1': '0.5', '2': None}}]
     status, text = raw(place, 'POST', f'/{index.server.name}/_bulk', ''.join(json.dumps(line) + '\n' for line in lines).encode(), 'application/x-ndjson')
     bad, good = (item['index'] for item in json.loads(text)['items'])
@@ -85,7 +85,7 @@ BODIES = {'no last newline': (b'{"index":{}}\n{}', 'application/x-ndjson', 400, 
 
 @pytest.mark.parametrize('body, kind, status, reason', BODIES.values(), ids=BODIES)
 def test_a_bulk_is_refused(place, body, kind, status, reason):
-    index = OpenSearchIndex(LABEL, place)
+    index = OpenSearchIndex.new(place, LABEL)
     found = raw(place, 'POST', f'/{index.server.name}/_bulk', body, kind)
     assert found[0] == status and reason in found[1]
 
@@ -103,7 +103,7 @@ QUERIES = {'unknown query': (dict(rank_features={}), 'unknown query [rank_featur
 
 @pytest.mark.parametrize('query, reason', QUERIES.values(), ids=QUERIES)
 def test_a_query_is_refused(place, query, reason):
-    with OpenSearchIndex(LABEL, place) as index:
+    with OpenSearchIndex.new(place, LABEL) as index:
         status, text = raw(place, 'POST', f'/{index.server.name}/_search', dict(query=query))
         assert status == 400 and reason in text
 
@@ -122,7 +122,7 @@ def test_a_mapping_is_refused(place, mappings, reason):
 
 
 def test_too_many_hits_are_refused_clearly(place):
-    with OpenSearchIndex(LABEL, place) as index, pytest.raises(ConfigError, match=r'\[10000\]'): index.search(VECTORS[:1], 10_001)
+    with OpenSearchIndex.new(place, LABEL) as index, pytest.raises(ConfigError, match=r'\[10000\]'): index.search(VECTORS[:1], 10_001)
 
 
 # What is found
@@ -147,7 +147,7 @@ WAYS = {'rank_features': (Layout(), Asking('neural_sparse')), 'by name, rank_fea
 @pytest.mark.parametrize('layout, asking', WAYS.values(), ids=WAYS)
 def test_the_exact_ranking_of_200_real_queries(place, real, layout, asking):
     label, ids, vectors, queries, pieces = real
-    with OpenSearchIndex(label, place, layout, pieces.names, asking, timeout=300) as index:
+    with OpenSearchIndex.new(place, label, layout, pieces.names, asking, timeout=300) as index:
         index.add(ids, vectors)
         found = index.search(queries, 10)
     same, wanted = page.exact(label, ids, page.cut(vectors), queries), page.exact(label, ids, vectors, queries)
@@ -169,16 +169,16 @@ def test_large_segments_fold_ids(place):
     "Of 40,000 columns, two meet in one: the exact search tells them apart, a seismic segment does not, so that it is refused."
     label, vectors = Label('3f2a', 40_000, '9c1e'), sparse.csr_matrix(([1, 1], ([0, 1], [5, 32_773])), shape=(2, 40_000), dtype=np.float32)
     layout = Layout('sparse_vector', seismic=dict(approximate_threshold=0))
-    with OpenSearchIndex(label, place, layout) as index:
+    with OpenSearchIndex.new(place, label, layout) as index:
         index.add(['가', '나'], vectors)
         assert [id for id, _ in index.search(vectors[0], 2)[0]] == ['가']
         if not REAL: assert len(json.loads(raw(place, 'POST', f'/{index.server.name}/_search', dict(query=sparsely({'5': 1}, method_parameters=dict(k=2))))[1])['hits']['hits']) == 2
-    with pytest.raises(ConfigError, match='surgery'): OpenSearchIndex(label, place, layout, asking=Asking(approximate={}))
+    with pytest.raises(ConfigError, match='surgery'): OpenSearchIndex.new(place, label, layout, asking=Asking(approximate={}))
 
 
 def test_text_is_searched_beside(place):
     from splade_nb.opensearch import neural_sparse, with_text
-    with OpenSearchIndex(LABEL, place, Layout(analyser='standard')) as index:
+    with OpenSearchIndex.new(place, LABEL, Layout(analyser='standard')) as index:
         ingest(index, [('가', VECTORS[0], '제주 올레길'), ('나', VECTORS[1], '서울 지하철')])
         hits = lambda query: {hit['_id']: hit['_score'] for hit in index.server.client.search(index=index.server.name, body=dict(query=query))['hits']['hits']}
         alone, both = hits(neural_sparse({'1': 1.0, '2': 1.0, '3': 1.0})), hits(with_text(neural_sparse({'1': 1.0, '2': 1.0, '3': 1.0}), '제주'))
@@ -200,7 +200,7 @@ TROUBLE = {'refusing for a while': [Fault('rejected')] * 4, 'short of memory': [
 
 @pytest.mark.parametrize('faults', TROUBLE.values(), ids=TROUBLE)
 def test_a_server_in_trouble_is_filled(fake, faults):
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=QUICK, timeout=0.2) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK, timeout=0.2) as index:
         fake.faults['_bulk'] = list(faults)
         assert ingest(index, stream()).refused == []
         index.server.client.transport.kwargs['timeout'] = 30
@@ -211,7 +211,7 @@ def sizes(fake) -> list: return [text.count(b'\n') // 2 for _, path, text, _ in 
 
 
 def test_requests_shrink_and_grow_again(fake):
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=QUICK) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index:
         fake.faults['_bulk'] = [Fault('rejected')] * 3
         ingest(index, stream())
     assert sizes(fake)[:4] == [16, 8, 4, 2] and max(sizes(fake)[4:]) == 16 and sum(sizes(fake)[3:]) == len(IDS)
@@ -219,7 +219,7 @@ def test_requests_shrink_and_grow_again(fake):
 
 def test_a_request_too_large_is_not_tried_again_at_its_size(fake):
     fake.largest = 900
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=QUICK) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index:
         report = ingest(index, ((id, row, '긴 글 ' * 400 if id == '문서 7' else '') for id, row in zip(IDS, VECTORS)))
     assert [id for id, _ in report.refused] == ['문서 7'] and '413' in report.refused[0][1] and report.stored == len(IDS) - 1
     fitting = [n for n in sizes(fake)]
@@ -227,14 +227,14 @@ def test_a_request_too_large_is_not_tried_again_at_its_size(fake):
 
 
 def test_only_what_was_put_off_is_sent_again(fake):
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=Pace(documents=500, wait=0.001)) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(documents=500, wait=0.001)) as index:
         fake.faults['_bulk'] = [Fault('half')]
         ingest(index, stream())
         assert sizes(fake) == [200, 100] and filled(index)
 
 
 def test_a_full_server_is_given_up_and_gone_on_with(fake, tmp_path):
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=Pace(documents=16, wait=0.001, longest=0.01, patience=0.1)) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(documents=16, wait=0.001, longest=0.01, patience=0.1)) as index:
         fake.faults['_bulk'] = [None] * 3; fake.always['_bulk'] = Fault('rejected')
         with pytest.raises(ConfigError, match='nothing taken for 0.1 seconds .*rejected_execution_exception'): ingest(index, stream(), tmp_path/'progress.json')
         assert read_json(tmp_path/'progress.json')['done'] == 48
@@ -245,14 +245,14 @@ def test_a_full_server_is_given_up_and_gone_on_with(fake, tmp_path):
 
 def test_a_server_that_is_down_is_named():
     with pytest.raises(ConfigError, match='http://127.0.0.1:9/docs: no answer'): OpenSearchIndex.open('http://user:secret@127.0.0.1:9/docs')
-    with serving() as fake: index = OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=Pace(wait=0.001, longest=0.01, patience=0.05))
+    with serving() as fake: index = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(wait=0.001, longest=0.01, patience=0.05))
     with pytest.raises(ConfigError, match='no answer'): index.search(VECTORS[:1])
     with pytest.raises(ConfigError, match='nothing taken for 0.05 seconds .no answer'): index.add(IDS, VECTORS)
 
 
 @pytest.mark.parametrize('fault, reason', [(Fault('slow', 1), 'no answer'), (Fault('breaker'), 'Data too large'), (Fault('unavailable'), '503')])
 def test_a_search_that_fails_says_so(fake, fault, reason):
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', timeout=0.2) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, timeout=0.2) as index:
         fake.always['_search'] = fault
         with pytest.raises(ConfigError, match=reason): index.search(VECTORS[:1])
 
@@ -264,7 +264,7 @@ def fill(place: str, progress: Path, pause: float) -> None:
 
 
 def test_a_killed_ingest_loses_nothing_and_doubles_nothing(place, tmp_path):
-    index, progress = OpenSearchIndex(LABEL, place), tmp_path/'progress.json'
+    index, progress = OpenSearchIndex.new(place, LABEL), tmp_path/'progress.json'
     for goal in (30, 100):
         child = multiprocessing.get_context('fork').Process(target=fill, args=(place, progress, 0.002)); child.start()
         while len(index) < goal and child.is_alive(): time.sleep(0.005)
@@ -278,15 +278,15 @@ def test_memory_holds_a_chunk(fake):
     ahead = []
     def watched():
         for n, each in enumerate(stream()): ahead.append(n - len(fake.shelves['docs'].written)); yield each
-    with OpenSearchIndex(LABEL, f'{fake.url}/docs', pace=QUICK) as index: ingest(index, watched())
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index: ingest(index, watched())
     assert max(ahead) <= QUICK.documents
 
 
 def test_another_model_is_refused_by_hash(place):
-    OpenSearchIndex(LABEL, place).close()
+    OpenSearchIndex.new(place, LABEL).close()
     for other in (Label('ffff', 9, '9c1e'), Label('3f2a', 9, 'ffff'), Label('3f2a', 10, '9c1e')):
-        for call in (OpenSearchIndex.open, lambda place, label: OpenSearchIndex(label, place)):
-            with pytest.raises(ConfigError, match='made this index') as told: call(place, other)
+        with pytest.raises(ConfigError, match='made this index') as told: OpenSearchIndex.open(place, other)
+        with pytest.raises(ConfigError, match='there already'): OpenSearchIndex.new(place, other)
     assert '10' in str(told.value)
     with OpenSearchIndex.open(place) as index, pytest.raises(ConfigError, match='vectors over 8 pieces'): index.add(['가'], VECTORS[:1, :8])
 
@@ -296,8 +296,8 @@ def test_a_certificate_is_checked(tmp_path):
     made = subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', 'key.pem', '-out', 'cert.pem', '-days', '2', '-subj', '/CN=localhost', '-addext', 'subjectAltName=IP:127.0.0.1'], cwd=tmp_path, capture_output=True)
     assert made.returncode == 0, made.stderr
     with serving(certificate=(tmp_path/'cert.pem', tmp_path/'key.pem')) as fake:
-        with pytest.raises(ConfigError, match='(?i)certificate.*ca_certs'): OpenSearchIndex(LABEL, f'{fake.url}/docs')
-        with OpenSearchIndex(LABEL, f'{fake.url}/docs', ca_certs=str(tmp_path/'cert.pem')) as index: assert len(index) == 0
+        with pytest.raises(ConfigError, match='(?i)certificate.*ca_certs'): OpenSearchIndex.new(f'{fake.url}/docs', LABEL)
+        with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, ca_certs=str(tmp_path/'cert.pem')) as index: assert len(index) == 0
 
 
 # What is written about it
