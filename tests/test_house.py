@@ -38,6 +38,7 @@ ROOMS = {
     'encoding': 'config tokens own model',
     'search': 'config data tokens model lexical encoding',
     'embedded': 'config search',
+    'opensearch': 'config encoding search',
     'engines': 'config search embedded',
     'evaluation': '',
     'report': 'config evaluation',
