@@ -36,8 +36,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search export test faults bench docs docs-assets lab tensorboard lock clean help
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search opensearch test faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search opensearch export test faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -94,6 +93,7 @@ search: $(ready)  ## Search DATA for QUERY with MODEL
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.run export --model "$(MODEL)" --to "$(TO)" --out "$(EXPORT)" --licence "$(LICENCE)" $(if $(PUSH),--push "$(PUSH)")
+
 opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
 	docker compose -f deploy/compose.yaml up --detach --build --wait
