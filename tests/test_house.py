@@ -36,6 +36,7 @@ ROOMS = {
     'training': 'config model curriculum checkpoints guard material objective',
     'wires': 'config collection tokens model curriculum material objective training',
     'encoding': 'config tokens own model',
+    'formats': 'config collection tokens encoding',
     'search': 'config data tokens model encoding lexical',
     'evaluation': '',
     'report': 'config evaluation',
@@ -46,7 +47,7 @@ ROOMS = {
     'exports': 'config head tokens own model surgery',
     'neighbours': 'config tokens model carried',
     'cards': 'config data surgery report',
-    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report exports neighbours cards',
+    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding formats search evaluation report exports neighbours cards',
     'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
     'systems': 'config encoding evaluation lexical material run teacher tokens training',
 }
