@@ -157,8 +157,7 @@ def claim_folder(folder: Path, label: dict) -> None:
 
 # %% ../nbs/11_encoding.ipynb #encode-shards
 def encode_shards(model, pieces: Pieces,
-                  texts: Iterable,       # str; read once, a shard at a time
-                  folder: Path | str,
+                  texts: Iterable, folder: Path | str, # texts are read once, a shard at a time
                   size: int = 10_000,    # texts a shard
                   part: int = 0, parts: int = 1, # this process takes every `parts`-th shard, from `part`
                   total: int | None = None, # texts, for the time left
@@ -172,8 +171,7 @@ def encode_shards(model, pieces: Pieces,
     decoder = prepared_decoder(model, options.pop('keep', None), options.pop('screen', False), options.get('precision', 'fp32'))
     with tqdm(total=total, desc='encoding', unit=' texts', mininterval=10) as bar:
         for number in itertools.count():
-            some = list(itertools.islice(texts, size))
-            if not some: return made
+            if not (some := list(itertools.islice(texts, size))): return made
             path = folder/f'shard-{number:06d}.npz'
             if number % parts == part and not path.exists():
                 write_shard(path, encode(model, pieces, some, decoder=decoder, **options)); made += 1

@@ -87,13 +87,13 @@ def checked(path: Path, ids: list, texts: list | None, ends, columns, weights, s
     for number, (id, text) in enumerate(zip(ids, texts or itertools.repeat(None)), 1):
         if not (isinstance(id, str) and id): raise DataError(path, number, 'id', repr(id), 'a string that is not empty')
         if not isinstance(text, str | None): raise DataError(path, number, 'text', repr(text), 'a string, or none')
-    line, place = np.repeat(np.arange(1, len(ids) + 1), np.diff(ends)), np.asarray(columns, dtype=np.int64)
+    line, place, weights = np.repeat(np.arange(1, len(ids) + 1), np.diff(ends)), np.asarray(columns, dtype=np.int64), np.asarray(weights, dtype=np.float32)
     order = np.lexsort((place, line)); twice = np.zeros(len(place), dtype=bool)
     twice[order[1:]] = (np.diff(place[order]) == 0) & (np.diff(line[order]) == 0)
     for wrong, found, allowed in (((place < 0) | (place >= size), place, f'pieces 0 to {size - 1}'), (~(np.isfinite(weights) & (weights >= 0)), weights, 'finite weights of at least 0'),
                                   (twice, place, 'each piece once')):
         if wrong.any(): raise DataError(path, int(line[wrong.argmax()]), 'vector', str(found[wrong.argmax()]), allowed)
-    rows = sparse.csr_matrix((weights[order], place[order], ends), shape=(len(ids), size), dtype=np.float32); rows.eliminate_zeros()
+    rows = sparse.csr_matrix((weights[order], place[order], ends), shape=(len(ids), size)); rows.eliminate_zeros()
     return Part(list(ids), rows, list(texts) if texts and any(texts) else None)
 
 # %% ../nbs/12_formats.ipynb #documents
@@ -294,7 +294,7 @@ def write_part(form: Format, path: Path, part: Part, keys: list) -> int: # docum
     part = part._replace(rows=rounded(part.rows, form.steps))
     part = part if form.void else filled(part)
     path.parent.mkdir(exist_ok=True)
-    beside = path.with_name(f'.{path.stem}.{os.getpid()}.{form.suffix}')
+    beside = path.parent.parent/f'.{path.stem}.{os.getpid()}.{form.suffix}' # where nobody takes half a file for a part
     form.write(beside, part, keys); os.replace(beside, path)
     return len(part.ids)
 
