@@ -33,15 +33,17 @@ def feature_name(piece: str) -> str:
     name = ''.join(_escaped(c) if c in '.^' or unicodedata.category(c) in UNSAFE else c for c in piece) or '^'
     return name if unicodedata.is_normalized('NFC', name) else ''.join(c if c.isascii() else _escaped(c) for c in name)
 
-# %% ../nbs/12_formats.ipynb #keys
+# %% ../nbs/12_formats.ipynb #by-id
 def by_id(pieces: Pieces) -> list: # [V]
     "Columns by their numbers, as strings."
     return list(map(str, range(len(pieces))))
 
+# %% ../nbs/12_formats.ipynb #by-piece
 def by_piece(pieces: Pieces) -> list: # [V]
     "Columns by their pieces as they are."
     return pieces.names
 
+# %% ../nbs/12_formats.ipynb #by-name
 def by_name(pieces: Pieces) -> list: # [V]
     "Columns by `feature_name`."
     return list(map(feature_name, pieces.names))
@@ -51,6 +53,7 @@ def shortest(weights: np.ndarray) -> list: # [n] float32 -> [n] float
     "The shortest decimals that give the same float32."
     return [float(str(weight)) for weight in weights]
 
+# %% ../nbs/12_formats.ipynb #rounded
 def rounded(rows: sparse.csr_matrix, steps: int) -> sparse.csr_matrix:
     "Weights as whole shares of 1/`steps`, without those that become 0; 0 leaves them as they are."
     rows = sparse.csr_matrix(rows, dtype=np.float32, copy=True)
@@ -64,11 +67,13 @@ def to_sparse_dict(row: sparse.csr_matrix, threshold: float = 0.0) -> dict: # {'
     row = rounded(prune(row, threshold=threshold), 10_000)
     return dict(zip(map(str, row.indices), shortest(row.data)))
 
+# %% ../nbs/12_formats.ipynb #to-token-weights
 def to_token_weights(row: sparse.csr_matrix, pieces: Pieces, threshold: float = 0.0) -> list: # [{'token', 'weight'}]
     "Pieces with their weights, heaviest first, four decimals (seed 3, section 5.3)."
     weights = sorted(to_sparse_dict(row, threshold).items(), key=lambda pair: -pair[1])
     return [dict(token=pieces.names[int(i)], weight=weight) for i, weight in weights]
 
+# %% ../nbs/12_formats.ipynb #to-rank-features
 def to_rank_features(row: sparse.csr_matrix, pieces: Pieces) -> dict: # {name: weight}
     "The flat map that a `rank_features` field takes."
     row = rounded(row, 0)
@@ -125,6 +130,7 @@ def wanted(record, name: str, kind: type): # what stands there
     if not isinstance(value, kind): raise DataError('', None, name, 'nothing' if value is None else repr(value)[:60], {dict: 'an object', list: 'a list', str: 'a string'}[kind])
     return value
 
+# %% ../nbs/12_formats.ipynb #once
 def once(pairs: list) -> dict:
     "A dictionary. Raises `ValueError` for a key that stands twice, where JSON's own reader takes the last."
     found = dict(pairs)
@@ -163,12 +169,13 @@ class Lines(Format):
         with open(path, encoding='utf-8', newline='\n') as file:
             return gather(path, file, lambda line: self.fields(json.loads(line, object_pairs_hook=once)), index)
 
-# %% ../nbs/12_formats.ipynb #packings
+# %% ../nbs/12_formats.ipynb #token-weights
 class TokenWeights(Lines):
     "Seed 3's list, heaviest first."
     def pack(self, terms): return [dict(token=token, weight=weight) for token, weight in sorted(terms.items(), key=lambda pair: -pair[1])]
     def unpack(self, value): return once([(wanted(pair, 'token', str), pair.get('weight')) for pair in value])
 
+# %% ../nbs/12_formats.ipynb #impacts
 class Impacts(Lines):
     "Whole numbers, as an index of impacts holds them; Anserini wants `contents` even where there is no text."
     def pack(self, terms): return {name: round(weight * self.steps) for name, weight in terms.items()}
@@ -276,13 +283,14 @@ class Seen:
         again = order[1:][np.diff(self.hashes) == 0] - known
         if len(again): raise DataError(path, int(again.min()) + 1, 'id', repr(ids[again.min()]), 'each id once')
 
-# %% ../nbs/12_formats.ipynb #content-mark
+# %% ../nbs/12_formats.ipynb #part-mark
 def part_mark(part: Part) -> str: # 16 hex digits
     "The same for the same ids, texts and rows."
     found = hashlib.sha256(json.dumps([part.ids, part.texts]).encode())
     for values, kind in ((part.rows.indptr, np.int64), (part.rows.indices, np.int64), (part.rows.data, np.float32)): found.update(values.astype(kind).tobytes())
     return found.hexdigest()[:16]
 
+# %% ../nbs/12_formats.ipynb #filled
 def filled(part: Part) -> Part:
     "Without the documents that have no term."
     kept = np.flatnonzero(np.diff(part.rows.indptr))
@@ -298,6 +306,7 @@ def write_part(form: Format, path: Path, part: Part, keys: list) -> int: # docum
     form.write(beside, part, keys); os.replace(beside, path)
     return len(part.ids)
 
+# %% ../nbs/12_formats.ipynb #part-path
 def part_path(folder: Path, number: int, form: Format) -> Path: return folder/'vectors'/f'shard-{number:06d}.{form.suffix}'
 
 # %% ../nbs/12_formats.ipynb #write-vectors
@@ -326,6 +335,7 @@ def write_vectors(rows: Iterable | sparse.csr_matrix, # [N, V], whole or a part 
     write_json(folder/'parts.json', dict(whole=True, parts=done))
     return sum(part['documents'] for part in done)
 
+# %% ../nbs/12_formats.ipynb #done
 def _done(folder): return read_json(folder/'parts.json')['parts'] if (folder/'parts.json').exists() else []
 
 # %% ../nbs/12_formats.ipynb #read-vectors
@@ -341,6 +351,7 @@ def read_vectors(place: Path | str, format: str, pieces: Pieces) -> Iterator: # 
     for number, entry in enumerate(record['parts']):
         yield read_part(form, part_path(folder, number, form), index, entry['documents'], seen)
 
+# %% ../nbs/12_formats.ipynb #read-part
 def read_part(form: Format, path: Path, index: dict, documents: int, seen: Seen) -> Part:
     "One file of a folder. Raises `ConfigError` where it is missing, `DataError` where it is damaged."
     if not path.exists(): raise ConfigError(f'{path} is missing; convert again, the others stay')
