@@ -17,7 +17,8 @@ sys.path.append(str(ROOT/'tests'))
 import fake_opensearch
 from splade_nb import data
 from splade_nb.config import read_json, resolve_quietly, write_json
-from splade_nb.encoding import feature_name, lookup_queries
+from splade_nb.encoding import lookup_queries
+from splade_nb.formats import feature_name
 from splade_nb.evaluation import retrieval_metrics
 from splade_nb.idf import count, idf
 from splade_nb.material import make_pieces

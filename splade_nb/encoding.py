@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['windows', 'batches', 'prune', 'window_rows', 'prepared_decoder', 'encode', 'length_for', 'lookup_queries',
-           'shard_label', 'claim_folder', 'encode_shards', 'write_shard', 'read_shards', 'terms', 'to_sparse_dict',
-           'feature_name', 'to_rank_features']
+           'shard_label', 'claim_folder', 'encode_shards', 'write_shard', 'read_shards', 'terms']
 
 # %% ../nbs/11_encoding.ipynb #imports
 import hashlib, itertools, os
@@ -158,8 +157,7 @@ def claim_folder(folder: Path, label: dict) -> None:
 
 # %% ../nbs/11_encoding.ipynb #encode-shards
 def encode_shards(model, pieces: Pieces,
-                  texts: Iterable,       # str; read once, a shard at a time
-                  folder: Path | str,
+                  texts: Iterable, folder: Path | str, # texts are read once, a shard at a time
                   size: int = 10_000,    # texts a shard
                   part: int = 0, parts: int = 1, # this process takes every `parts`-th shard, from `part`
                   total: int | None = None, # texts, for the time left
@@ -173,8 +171,7 @@ def encode_shards(model, pieces: Pieces,
     decoder = prepared_decoder(model, options.pop('keep', None), options.pop('screen', False), options.get('precision', 'fp32'))
     with tqdm(total=total, desc='encoding', unit=' texts', mininterval=10) as bar:
         for number in itertools.count():
-            some = list(itertools.islice(texts, size))
-            if not some: return made
+            if not (some := list(itertools.islice(texts, size))): return made
             path = folder/f'shard-{number:06d}.npz'
             if number % parts == part and not path.exists():
                 write_shard(path, encode(model, pieces, some, decoder=decoder, **options)); made += 1
@@ -203,18 +200,3 @@ def terms(row: sparse.csr_matrix,   # [1, V]
     row = row.tocsr()
     order = np.argsort(-row.data, kind='stable')[:most]
     return [(pieces.names[row.indices[i]], round(float(row.data[i]), 4)) for i in order]
-
-# %% ../nbs/11_encoding.ipynb #to-sparse-dict
-def to_sparse_dict(row: sparse.csr_matrix, threshold: float = 0.0) -> dict: # {'id': weight}
-    "The vector as `{str(id): weight}`, four decimals (seed 3, section 5.3)."
-    return {str(i): round(float(w), 4) for i, w in zip(row.indices, row.data) if w > threshold}
-
-# %% ../nbs/11_encoding.ipynb #feature-name
-def feature_name(piece: str) -> str:
-    "A name that `rank_features` accepts, one-to-one: the dot, which it refuses, and the escape sign are escaped."
-    return piece.replace('^', '^5e').replace('.', '^2e')
-
-# %% ../nbs/11_encoding.ipynb #to-rank-features
-def to_rank_features(row: sparse.csr_matrix, pieces: Pieces) -> dict: # {name: weight}
-    "The flat map that OpenSearch's `rank_features` field takes."
-    return {feature_name(pieces.names[i]): round(float(w), 4) for i, w in zip(row.indices, row.data) if w > 5e-5}

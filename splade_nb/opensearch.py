@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from scipy import sparse
 from tqdm import tqdm
 from .config import ConfigError, choose, read_json, write_json
-from .encoding import feature_name
+from .formats import feature_name
 from .search import Index, Label, NoIndex, check_label, needs
 
 # %% ../nbs/12_opensearch.ipynb #address

@@ -8,14 +8,15 @@ __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_
            'language_result', 'sample_texts', 'sample_terms', 'packages', 'peak_memory_mb', 'machine',
            'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config', 'weight_bytes',
            'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version', 'keep_samples',
-           'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts', 'export_model',
-           'parse_setting', 'parser', 'add_encode_options', 'add_export_options', 'add_train_options', 'sort_changes',
-           'wires_command', 'main', 'show_results']
+           'load_encoder', 'evaluate_model', 'named_texts', 'text_stream', 'encode_texts', 'convert_shards',
+           'search_texts', 'export_model', 'parse_setting', 'parser', 'add_encode_options', 'add_export_options',
+           'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
 
 # %% ../nbs/15_run.ipynb #imports
-import argparse, json, platform, resource, shutil, sys, time
+import argparse, itertools, json, platform, resource, shutil, sys, time
 from collections.abc import Iterator
 from importlib.metadata import version as package_version
+from operator import itemgetter
 from pathlib import Path
 import numpy as np
 import torch
@@ -25,15 +26,16 @@ from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
-from .encoding import encode, encode_shards, lookup_queries, terms
+from .encoding import encode, encode_shards, lookup_queries, read_shards, terms
 from .exports import EXPORTS, write_form
 from .findings import heaviest, worst_queries
+from .formats import write_vectors
 from .material import Prepared, device, prepare
 from .neighbours import open_neighbour
 from .objective import Crew
 from .model import factor_for, mini_backbone, save
 from .teacher import teacher_label
-from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces
+from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces, vocabulary_hash
 from .training import Run, train
 from .wires import check_wires, require_wires
 
@@ -334,10 +336,14 @@ def evaluate_model(folder: str, source: str,
             'active_terms': found['active_terms']}
 
 # %% ../nbs/15_run.ipynb #read-lines
+def named_texts(source: str) -> Iterator: # id, text
+    "The lines of a `.txt` file by their numbers, as they are read, or the documents of whatever `data.load` takes."
+    if not source.endswith('.txt'): yield from collect(source).texts.items(); return
+    with open(source, encoding='utf-8') as file: yield from ((str(number), line.rstrip('\n')) for number, line in enumerate(file))
+
 def text_stream(source: str) -> Iterator: # str
-    "Texts to encode: the lines of a `.txt` file as they are read, or the documents of whatever `data.load` takes."
-    if not source.endswith('.txt'): yield from collect(source).texts.values(); return
-    with open(source, encoding='utf-8') as file: yield from (line.rstrip('\n') for line in file)
+    "Texts to encode."
+    return (text for _, text in named_texts(source))
 
 # %% ../nbs/15_run.ipynb #encode-command
 def encode_texts(folder: str, source: str, out: str,
@@ -347,12 +353,29 @@ def encode_texts(folder: str, source: str, out: str,
                  top_k: int = 0, threshold: float = 0.0,
                  size: int = 10_000, part: int = 0, parts: int = 1
                 ) -> dict:                  # of `shards.json`, and how many were written
-    "Encode texts into shards of rows; goes on where it was interrupted. Raises `ConfigError`."
+    "Encode texts into shards of rows, their pieces beside them; goes on where it was interrupted. Raises `ConfigError`."
     if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
     model, pieces = load_encoder(folder)
     keep = np.flatnonzero(~masks(pieces)['foreign']) if korean else None
     written = encode_shards(model, pieces, text_stream(source), out, size, part, parts, keep=keep, screen=screen, precision=precision, top_k=top_k, threshold=threshold)
+    save_pieces(pieces, Path(out)/'pieces')
     return dict(written=written, **config.read_json(Path(out)/'shards.json'))
+
+# %% ../nbs/15_run.ipynb #convert-command
+def convert_shards(vectors: str,     # a folder of `encode_texts`
+                   format: str,      # of `formats.FORMATS`
+                   out: str,
+                   source: str = ''  # what was encoded, where its ids and texts should go along
+                  ) -> dict:         # of the new `shards.json`, and how many documents there are
+    "Write shards in another form; goes on where it was interrupted. Raises `ConfigError`."
+    folder = Path(vectors)
+    absent = [name for name in ('shards.json', 'pieces') if not (folder/name).exists()]
+    if absent: raise ConfigError(f'{folder} holds no finished shards: {", ".join(absent)} missing; encode again, it goes on')
+    label, pieces = config.read_json(folder/'shards.json'), load_pieces(folder/'pieces')
+    if label['vocabulary'] != vocabulary_hash(pieces): raise ConfigError(f'{folder}: vocabulary {label["vocabulary"]} made these shards, its pieces have {vocabulary_hash(pieces)}')
+    ids, texts = map(map, (itemgetter(0), itemgetter(1)), itertools.tee(named_texts(source))) if source else (None, None)
+    documents = write_vectors(read_shards(folder), out, format, pieces, ids, texts, label)
+    return dict(documents=documents, **config.read_json(Path(out)/'shards.json'))
 
 # %% ../nbs/15_run.ipynb #search-command
 def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(id, score, text, matched terms)]
@@ -388,12 +411,14 @@ def parser() -> argparse.ArgumentParser:
     "The command line's shape."
     top = argparse.ArgumentParser(prog='python -m splade_nb.run')
     commands = top.add_subparsers(dest='command', required=True)
-    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('search', ('--model', '--data', '--query')), ('export', ('--model', '--out'))):
+    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('convert', ('--vectors', '--format', '--out')),
+                          ('search', ('--model', '--data', '--query')), ('export', ('--model', '--out'))):
         sub = commands.add_parser(name)
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
         if name == 'evaluate': sub.add_argument('--split', choices=('test', 'all'), default='test')
         if name == 'encode': add_encode_options(sub)
+        if name == 'convert': sub.add_argument('--data', default='', help='what was encoded: its ids and texts go along')
         if name == 'export': add_export_options(sub)
     return top
 
@@ -440,7 +465,7 @@ def wires_command(version: str, changes: list) -> int: # exit code
 
 # %% ../nbs/15_run.ipynb #main
 def main(arguments: list | None = None) -> int: # exit code
-    "Train, evaluate or search; a wrong setting or file is one line on standard error and exit code 2."
+    "Train, evaluate, encode, convert or search; a wrong setting or file is one line on standard error and exit code 2."
     options = parser().parse_args(arguments)
     try:
         if options.command == 'train' and options.check_wires: return wires_command(options.version, options.set)
@@ -449,6 +474,7 @@ def main(arguments: list | None = None) -> int: # exit code
             summary = run_version(options.version, resume=options.resume, resume_from=options.resume_from, settings=settings, **run)
             if summary: print(json.dumps(summary, ensure_ascii=False))
         elif options.command == 'encode': print(json.dumps(encode_texts(options.model, options.data, **{k: v for k, v in vars(options).items() if k not in ('command', 'model', 'data')})))
+        elif options.command == 'convert': print(json.dumps(convert_shards(options.vectors, options.format, options.out, options.data)))
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
         elif options.command == 'export': print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
         else: show_results(search_texts(options.model, options.data, options.query))

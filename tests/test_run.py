@@ -95,7 +95,8 @@ def encode_command(run, *arguments) -> subprocess.Popen:
 def test_two_processes_encode_one_file(run, tmp_path):
     from scipy import sparse
     from splade_nb.encoding import encode, read_shards
-    from splade_nb.run import load_encoder
+    from splade_nb.formats import read_vectors
+    from splade_nb.run import load_encoder, main
     texts = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(25)]
     (tmp_path/'texts.txt').write_text('\n'.join(texts), encoding='utf-8')
     given = ('--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2)
@@ -104,6 +105,9 @@ def test_two_processes_encode_one_file(run, tmp_path):
     rows, (model, pieces) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
     whole = encode(model, pieces, texts)
     assert rows.shape == whole.shape and 0 < rows.getnnz(axis=1).max() <= 9 and abs(rows - whole.multiply(rows > 0)).max() < 1e-5
+    assert main(['convert', '--vectors', str(tmp_path/'shards'), '--format', 'rank_features', '--out', str(tmp_path/'features'), '--data', str(tmp_path/'texts.txt')]) == 0
+    converted = list(read_vectors(tmp_path/'features', 'rank_features', pieces))
+    assert (sparse.vstack([part.rows for part in converted]) != rows).nnz == 0 and [text for part in converted for text in part.texts] == texts
     other = encode_command(run, *given, '--part', 0)
     assert 'screen: True made these shards, False is asked for' in other.communicate()[1] and other.returncode == 2
 
