@@ -357,9 +357,10 @@ def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(
     model, pieces = load_encoder(folder)
     texts = collect(source).texts
     vectors, factor = indexed(model, pieces, texts, progress=True)
-    index, question = exact.add(exact.ExactIndex(), list(texts), vectors), asked(model, pieces, [query], factor)
-    rows, names = dict(zip(index.ids, index.vectors)), pieces.names_in(query)
-    return [(id, score, texts[id], exact.matched(question, rows[id], names)[:6]) for id, score in exact.search(index, question, k)[0]]
+    index, question = exact.ExactIndex(exact.label_of(model, pieces)), asked(model, pieces, [query], factor)
+    index.add(list(texts), vectors)
+    rows, names = dict(zip(texts, vectors)), pieces.names_in(query)
+    return [(id, score, texts[id], exact.matched(question, rows[id], names)[:6]) for id, score in index.search(question, k)[0]]
 
 # %% ../nbs/15_run.ipynb #export-command
 def export_model(folder: str, form: str, out: str,
