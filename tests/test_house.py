@@ -37,6 +37,8 @@ ROOMS = {
     'wires': 'config collection tokens model curriculum material objective training',
     'encoding': 'config tokens own model',
     'search': 'config data tokens model encoding lexical',
+    'embedded': 'config search',
+    'engines': 'config search embedded',
     'evaluation': '',
     'report': 'config evaluation',
     'versions': 'config report',
