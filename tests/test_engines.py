@@ -1,0 +1,214 @@
+"""Every engine against the exact index over a real collection, and what happens to an index when a file, a process or the disk fails."""
+import functools, multiprocessing, os, random, resource, shutil, time
+from pathlib import Path
+import numpy as np
+import pytest
+from scipy import sparse
+from splade_nb import data
+from splade_nb.config import ConfigError, root
+from splade_nb.encoding import lookup_queries
+from splade_nb.engines import ENGINES, new_index, open_index, resume_index
+from splade_nb.idf import count, idf
+from splade_nb.search import ExactIndex, Label
+from splade_nb.systems import narrowed
+from splade_nb.tokens import load_pieces, vocabulary_hash
+
+SHARED = root().parent/'shared'
+every = pytest.mark.parametrize('engine', ENGINES)
+LABEL = Label('5e1f00', 400, '77aa00')
+NAMES = [f'문서 {i}' for i in range(300)]
+
+
+@functools.cache
+def made_up() -> tuple:  # [300, 400], [20, 400]
+    rng = np.random.default_rng(3)
+    return tuple(sparse.csr_matrix(sparse.random_array((number, 400), density=share, rng=rng, dtype=np.float32)) for number, share in ((300, 0.1), (20, 0.02)))
+
+
+@functools.cache
+def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each piece in each document, [200, V] IDF of the pieces of real queries
+    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true."
+    folder, tokenizer = SHARED/'data'/'techdocs_ko', SHARED/'tokenizers'/'xlm-roberta-base'
+    if not (folder.exists() and tokenizer.exists()): pytest.skip('needs techdocs_ko and the XLM-R tokenizer in ../shared')
+    found, pieces = data.load(str(folder)), load_pieces(tokenizer)
+    asked = list(found.split('test'))[:200]
+    found = narrowed(found, asked, 700)
+    rows = pieces.ids(list(found.texts.values()))
+    weights = idf(count(rows, len(pieces)))
+    text = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    counts = sparse.csr_matrix((np.ones(len(text), np.float32), (text, np.concatenate(rows))), shape=(len(rows), len(pieces)))
+    counts.sum_duplicates()
+    length = np.repeat(np.asarray(counts.sum(1)).ravel(), np.diff(counts.indptr))
+    counts.data = counts.data * 2.2 / (counts.data + 1.2 * (0.25 + 0.75 * length / length.mean()))
+    return Label(vocabulary_hash(pieces), len(pieces), 'none'), list(found.texts), counts, lookup_queries(pieces, weights, [found.queries[id].text for id in asked])
+
+
+@functools.cache
+def reference() -> list:
+    label, ids, documents, queries = collection()
+    index = ExactIndex(label)
+    index.add(ids, documents)
+    return index.search(queries)
+
+
+# The same answers
+
+def test_the_exact_index_is_the_product_of_all_with_all():
+    label, ids, documents, queries = collection()
+    scores, place = (queries.astype(np.float64) @ documents.T.astype(np.float64)).toarray(), {id: i for i, id in enumerate(ids)}
+    for row, found in zip(scores, reference()):
+        assert np.allclose([score for _, score in found], -np.sort(-row)[:len(found)], rtol=1e-5) # float32 sums of some tens of products
+        assert np.allclose([score for _, score in found], [row[place[id]] for id, _ in found], rtol=1e-5)
+        assert len(found) == min(10, np.count_nonzero(row > 0))
+
+
+def recall(found: list, right: list) -> float:
+    "Share of the exact best found; a document that scores as the last of them, within float32's rounding, is one of them."
+    return np.mean([sum(score >= exact[-1][1] * (1 - 1e-5) for _, score in mine) / len(exact) for mine, exact in zip(found, right) if exact])
+
+
+@every
+def test_an_engine_finds_what_the_exact_index_finds(engine, tmp_path):
+    label, ids, documents, queries = collection()
+    with new_index(engine, tmp_path/'색인', label) as index:
+        for start in range(0, len(ids), 300): index.add(ids[start:start + 300], documents[start:start + 300])
+        index.save()
+        found = index.search(queries)
+    assert recall(found, reference()) >= (0.97 if engine == 'seismic' else 1)
+    scores = {(query, id): score for query, row in enumerate(reference()) for id, score in row}
+    for query, row in enumerate(found):
+        assert row == sorted(row, key=lambda pair: (-pair[1], pair[0]))
+        assert all(abs(score / scores.get((query, id), score) - 1) < 1e-5 for id, score in row)
+    with open_index(tmp_path/'색인', label) as back:
+        assert len(back) == len(ids)
+        assert [[id for id, _ in row] for row in back.search(queries[:20])] == [[id for id, _ in row] for row in found[:20]]
+
+
+@pytest.mark.skipif(not os.access('/proc/self/clear_refs', os.W_OK), reason='the kernel does not reset its figure here')
+def test_memory_does_not_grow_with_queries_times_documents():
+    documents, queries = made_up()
+    index = ExactIndex(LABEL)
+    index.add([f'{copy}/{name}' for copy in range(100) for name in NAMES], sparse.vstack([documents] * 100).tocsr())
+    many = sparse.vstack([queries] * 100).tocsr()
+    index.search(queries[:1])
+    status = lambda name: int(Path('/proc/self/status').read_text().split(f'{name}:')[1].split()[0]) * 1024
+    Path('/proc/self/clear_refs').write_text('5'); before = status('VmRSS')
+    index.search(many)
+    assert status('VmHWM') - before < 300 * 2 ** 20 < many.shape[0] * len(index) * 8
+
+
+# Adding, replacing, taking out, opening again
+
+def expected(changes: list) -> ExactIndex:
+    index = ExactIndex(LABEL)
+    for change in changes: change(index)
+    return index
+
+
+@every
+def test_documents_come_go_and_stay(engine, tmp_path):
+    documents, queries = made_up()
+    bare = sparse.csr_matrix((1, 400), dtype=np.float32)
+    changes = [lambda index: index.add(NAMES[:200], documents[:200]), lambda index: index.add(NAMES[100:], documents[100:]), # a hundred once more
+               lambda index: index.add(NAMES[:3], documents[50:53]), lambda index: index.delete([*NAMES[20:70], '없음']),
+               lambda index: index.add(['빈 문서'], bare), lambda index: index.add(['겹침', '겹침'], documents[:2]), lambda index: index.add([], documents[:0])]
+    for done, change in enumerate(changes, 1):
+        with resume_index(engine, tmp_path/'색인', LABEL) as index: change(index); index.save()
+        right = expected(changes[:done])
+        with open_index(tmp_path/'색인', LABEL) as index:
+            assert len(index) == len(right)
+            mine, scores = index.search(queries), [dict(row) for row in right.search(queries, 400)]
+            assert recall(mine, right.search(queries)) >= (0.9 if engine == 'seismic' else 1)
+            assert all(abs(score / known[id] - 1) < 1e-5 for row, known in zip(mine, scores) for id, score in row)
+            assert index.search(sparse.vstack([bare, queries[0]]).tocsr())[0] == []
+
+
+@every
+def test_another_vocabulary_is_refused(engine, tmp_path):
+    new_index(engine, tmp_path/'색인', LABEL).close()
+    for field, other in (('vocabulary', 'c0de'), ('model', 'b0b0'), ('size', 500)):
+        wrong = Label(**{'vocabulary': '5e1f00', 'size': 400, 'model': '77aa00', field: other})
+        with pytest.raises(ConfigError, match=f'{field}.*{getattr(LABEL, field)}.*{other}'): open_index(tmp_path/'색인', wrong)
+    with open_index(tmp_path/'색인') as index, pytest.raises(ConfigError, match='300 pieces.*400'): index.search(sparse.csr_matrix((1, 300)))
+
+
+# Damage
+
+def saved(engine: str, folder: Path) -> None:
+    with new_index(engine, folder, LABEL) as index: index.add(NAMES, made_up()[0]); index.save()
+
+
+DAMAGE = {'missing': lambda old: None, 'half': lambda old: old[:len(old) // 2], 'garbage': lambda old: random.Random(1).randbytes(len(old))}
+SPARED = {'manifest.json.prev', 'edge_config.json'}  # an engine needs none of what they say
+
+
+@every
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_damaged_file_is_named(engine, damage, tmp_path):
+    saved(engine, tmp_path/'색인')
+    files = [path.relative_to(tmp_path/'색인') for path in sorted((tmp_path/'색인').rglob('*')) if path.is_file() and path.stat().st_size and path.name not in SPARED and 'wal' not in path.parts]
+    assert len(files) >= {'exact': 2, 'seismic': 3, 'milvus': 3, 'qdrant': 10}[engine]
+    for number, file in enumerate(files):
+        folder = tmp_path/f'{number}'/'색인'; folder.parent.mkdir()
+        shutil.copytree(tmp_path/'색인', folder, copy_function=os.link)
+        new = DAMAGE[damage]((folder/file).read_bytes()); (folder/file).unlink()
+        if new is not None: (folder/file).write_bytes(new)
+        with pytest.raises(ConfigError, match=str(folder)): open_index(folder, LABEL).close(); pytest.fail(f'{file} {damage}: nobody noticed')
+
+
+# A process that is killed, a disk that is full: in children of a process that has the engines imported and none of them begun
+
+CHILDREN = multiprocessing.get_context('forkserver')
+CHILDREN.set_forkserver_preload(['test_engines'])
+
+
+def child(program, *arguments) -> multiprocessing.Process:
+    process = CHILDREN.Process(target=program, args=arguments)
+    process.start()
+    return process
+
+
+def ingest(engine: str, folder: Path, told: Path) -> None:
+    "Twenty documents at a time; each answer is told."
+    index, documents = resume_index(engine, folder, LABEL), made_up()[0]
+    for done in range(20, 301, 20):
+        index.add(NAMES[done - 20:done], documents[done - 20:done])
+        if engine in ('exact', 'seismic') or done % 60 == 0: index.save()
+        told.write_text(str(done))
+    index.save(); index.close()
+
+
+def overfill(engine: str, folder: Path, told: Path) -> None:
+    "No file may grow beyond its limit: to a program the same as a disk without room. Qdrant takes room 32 MB at a time."
+    number, share = (9000, 0.9) if engine == 'qdrant' else (2000, 0.2)
+    rows = sparse.csr_matrix(sparse.random_array((number, LABEL.size), density=share, rng=np.random.default_rng(1), dtype=np.float32)) * 1e-6
+    index = open_index(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 ** 16, 2 ** 16))
+    try: index.add([f'새 문서 {i}' for i in range(number)], rows); index.save(); said = 'taken'
+    except ConfigError as error: said = f'refused: {error}'
+    told.write_text(said)
+    os._exit(0)
+
+
+@every
+def test_nothing_is_lost_and_nothing_stands_twice_after_a_kill(engine, tmp_path):
+    killed, told = child(ingest, engine, tmp_path/'색인', tmp_path/'told'), tmp_path/'told'
+    while not (told.exists() and int(told.read_text() or 0) >= 100): assert killed.is_alive(); time.sleep(0.001)
+    killed.kill(); killed.join()
+    with open_index(tmp_path/'색인', LABEL) as index: assert 100 <= len(index) < 300 # whatever was answered
+    again = child(ingest, engine, tmp_path/'색인', told)
+    again.join(); assert again.exitcode == 0
+    documents, queries = made_up()
+    with open_index(tmp_path/'색인', LABEL) as index:
+        assert len(index) == 300
+        assert recall(index.search(queries), expected([lambda index: index.add(NAMES, documents)]).search(queries)) >= (0.9 if engine == 'seismic' else 1)
+    assert not [*tmp_path.rglob('*.part')]
+
+
+@every
+def test_a_full_disk_is_said_and_leaves_what_was_saved(engine, tmp_path):
+    saved(engine, tmp_path/'색인')
+    with open_index(tmp_path/'색인') as index: before = index.search(made_up()[1])
+    child(overfill, engine, tmp_path/'색인', tmp_path/'told').join()
+    assert (tmp_path/'told').read_text().startswith(f'refused: {tmp_path/"색인"}')
+    with open_index(tmp_path/'색인', LABEL) as index: assert len(index) >= 300 and recall(index.search(made_up()[1]), before) == 1
