@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Encoder', 'open_encoder', 'Term', 'spoken', 'readable', 'Hit', 'Box', 'held', 'fill', 'mean_length', 'whole_text',
-           'doc_vectors', 'settle', 'question', 'shared', 'hits', 'expansion', 'documents_of', 'claim', 'attach',
-           'build_box', 'open_box', 'stamp', 'kept_box', 'show', 'box_options', 'main']
+           'doc_vectors', 'settle', 'question', 'shared', 'hits', 'terms_of', 'expansion', 'stored', 'documents_of',
+           'claim', 'attach', 'build_box', 'open_box', 'stamp', 'kept_box', 'show', 'box_options', 'main']
 
 # %% ../nbs/17_box.ipynb #imports
 import argparse, hashlib, sys, threading
@@ -84,8 +84,8 @@ class Hit:
 # %% ../nbs/17_box.ipynb #box
 class Box:
     "Model, store and index as one; threads may share it."
-    def __init__(self, encoder: Encoder, store: texts.Store, index):
-        self.encoder, self.store, self.index = encoder, store, index
+    def __init__(self, encoder: Encoder, store: texts.Store, index, engine: str):
+        self.encoder, self.store, self.index, self.engine = encoder, store, index, engine
         self.lock, self._factor = threading.RLock(), None
 
     def __len__(self): return len(self.store)
@@ -99,6 +99,10 @@ class Box:
     def expand(self, text: str) -> list:
         "Terms that a text typed in would have in this box, heaviest first."
         with self.lock: return expansion(self, text)
+
+    def read(self, id: str) -> Hit | None:
+        "A text of the box with the terms that it has there, heaviest first."
+        with self.lock: return stored(self, id)
 
     def add(self, documents: Iterable) -> None:
         "Texts, `Document`s; one that is there already is replaced. Raises `ConfigError`."
@@ -185,13 +189,22 @@ def hits(box: Box, query: str, k: int) -> list: # of Hit
     found = [(texts.entry(box.store, id), score) for id, score in box.index.search(asking, k)[0]]
     return [Hit(e.id, score, e.title, e.text, shared(asking, e, said, pieces, named)) for e, score in found if e is not None]
 
+# %% ../nbs/17_box.ipynb #terms-of
+def terms_of(pieces: Pieces, text: str, columns, weights, own) -> list: # of Term, heaviest first
+    "The terms of a text, for a reader."
+    named = spoken(pieces, text)
+    return [Term(*readable(pieces, columns[n], named), float(weights[n]), not own[n]) for n in np.argsort(-weights, kind='stable')]
+
 # %% ../nbs/17_box.ipynb #expansion
-def expansion(box: Box, text: str) -> list: # of Term, heaviest first
-    "Own and added terms of a text."
+def expansion(box: Box, text: str) -> list: # of Term
+    "Own and added terms of a text typed in."
     row, own = doc_vectors(box, [text])
-    pieces, named = box.encoder.pieces, spoken(box.encoder.pieces, text)
-    said = set(own.indices.tolist())
-    return [Term(*readable(pieces, row.indices[n], named), float(row.data[n]), int(row.indices[n]) not in said) for n in np.argsort(-row.data, kind='stable')]
+    return terms_of(box.encoder.pieces, text, row.indices, row.data, np.isin(row.indices, own.indices))
+
+def stored(box: Box, id: str) -> Hit | None:
+    "Own and added terms of a text of the box."
+    found = texts.entry(box.store, id)
+    return found and Hit(id, 0.0, found.title, found.text, terms_of(box.encoder.pieces, whole_text(found.title, found.text), found.columns, found.weights, found.own))
 
 # %% ../nbs/17_box.ipynb #documents
 def documents_of(source: str) -> Iterator: # Document
@@ -219,8 +232,8 @@ def attach(place: Path, encoder: Encoder) -> Box:
     lost = not about['index'] and not where.exists()
     if lost or not store.fact('indexed'):
         texts.placed(store, False)
-        return Box(encoder, store, new_index(about['engine'], where, encoder.label))
-    return Box(encoder, store, open_index(about['engine'], where, encoder.label))
+        return Box(encoder, store, new_index(about['engine'], where, encoder.label), about['engine'])
+    return Box(encoder, store, open_index(about['engine'], where, encoder.label), about['engine'])
 
 # %% ../nbs/17_box.ipynb #build-box
 def build_box(model: str | Path | Encoder, # a run or model folder
