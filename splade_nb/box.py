@@ -27,7 +27,7 @@ from .model import factor_for
 from .run import asked, collect, for_scoring, load_encoder, own_terms, text_stream
 from .search import Label, check_label, label_of
 from .sounds import sound
-from .tokens import Pieces, hashed_names, remembered, spelt
+from .tokens import Pieces, bigrams, hashed_names, remembered, spelt
 
 # %% ../nbs/17_box.ipynb #encoder
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def open_encoder(folder: Path | str) -> Encoder:
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # for a reader; a piece inside a word begins with a hyphen
-    kind: str              # word, part, pair (of characters) or sound
+    kind: str              # word, part, pair (of characters), sound, or chance: another pair of the text has the same column
     weight: float          # in the text; of a shared one, its part of the score
     added: bool            # by the model: the text does not say it
     widened: bool = False  # the query does not say it
@@ -178,8 +178,12 @@ def shared(query: sparse.csr_matrix,  # [1, V]
           ) -> list:                  # of Term, largest first
     "What made a text's score."
     _, i, j = np.intersect1d(query.indices, entry.columns, return_indices=True)
-    gave = query.data[i] * entry.weights[j]
-    return [Term(*readable(pieces, entry.columns[j[n]], named), float(gave[n]), not entry.own[j[n]], int(entry.columns[j[n]]) not in said) for n in np.argsort(-gave, kind='stable')]
+    gave, pairs = query.data[i] * entry.weights[j], set(bigrams([whole_text(entry.title, entry.text)])[0])
+    found = []
+    for n in np.argsort(-gave, kind='stable'):
+        (name, kind), own, column = readable(pieces, entry.columns[j[n]], named), bool(entry.own[j[n]]), int(entry.columns[j[n]])
+        found.append(Term(name, 'chance' if kind == 'pair' and own and name not in pairs else kind, float(gave[n]), not own, column not in said))
+    return found
 
 # %% ../nbs/17_box.ipynb #hits
 def hits(box: Box, query: str, k: int) -> list: # of Hit
@@ -193,7 +197,7 @@ def hits(box: Box, query: str, k: int) -> list: # of Hit
 def terms_of(pieces: Pieces, text: str, columns, weights, own) -> list: # of Term, heaviest first
     "The terms of a text, for a reader."
     named = spoken(pieces, text)
-    return [Term(*readable(pieces, columns[n], named), float(weights[n]), not own[n]) for n in np.argsort(-weights, kind='stable')]
+    return [Term(*readable(pieces, columns[n], named), float(weights[n]), not bool(own[n])) for n in np.argsort(-weights, kind='stable')]
 
 # %% ../nbs/17_box.ipynb #expansion
 def expansion(box: Box, text: str) -> list: # of Term
@@ -257,15 +261,17 @@ def build_box(model: str | Path | Encoder, # a run or model folder
 def open_box(place: Path | str,
              model: str | Path | Encoder | None = None # None: the one that built it, where it lay then
             ) -> Box:
-    "A finished box. Raises `ConfigError` for one that is none, half built, or another model's."
+    "A finished box; a change that was interrupted is done first. Raises `ConfigError` for one that is none, half built, or another model's."
     path = Path(place)/'box.json'
     if not path.exists(): raise ConfigError(f'{place} is no box: box.json missing; build_box makes one')
     about = read_json(path)
     encoder = model if isinstance(model, Encoder) else open_encoder(model or about['model'])
     claim(path.parent, encoder, about['engine'], about['index'])
     box = attach(path.parent, encoder)
-    if not box.store.fact('filled') or box.store.count('placed = 0') or texts.gone(box.store):
+    if not box.store.fact('filled'):
         box.close(); raise ConfigError(f'{place}: half built; build_box with the same texts goes on where it stopped')
+    if box.store.count('placed = 0') or texts.gone(box.store):
+        with held(path.parent): settle(box)
     return box
 
 # %% ../nbs/17_box.ipynb #stamp

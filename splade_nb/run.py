@@ -8,9 +8,8 @@ __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_
            'language_result', 'sample_texts', 'sample_terms', 'packages', 'peak_memory_mb', 'machine',
            'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config', 'weight_bytes',
            'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version', 'keep_samples',
-           'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'search_texts', 'export_model',
-           'parse_setting', 'parser', 'add_encode_options', 'add_export_options', 'add_train_options', 'sort_changes',
-           'wires_command', 'main', 'show_results']
+           'load_encoder', 'evaluate_model', 'text_stream', 'encode_texts', 'export_model', 'parse_setting', 'parser',
+           'add_encode_options', 'add_export_options', 'add_train_options', 'sort_changes', 'wires_command', 'main']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, json, platform, resource, shutil, sys, time
@@ -19,7 +18,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 import numpy as np
 import torch
-from . import config, data, evaluation, lexical, search as exact
+from . import config, data, evaluation, lexical
 from .cards import card, facts_of, push
 from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
@@ -351,17 +350,6 @@ def encode_texts(folder: str, source: str, out: str,
     written = encode_shards(model, pieces, text_stream(source), out, size, part, parts, keep=keep, screen=screen, precision=precision, top_k=top_k, threshold=threshold)
     return dict(written=written, **config.read_json(Path(out)/'shards.json'))
 
-# %% ../nbs/15_run.ipynb #search-command
-def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(id, score, text, matched terms)]
-    "Encode a collection, ask, and say which terms matched."
-    model, pieces = load_encoder(folder)
-    texts = collect(source).texts
-    vectors, factor = indexed(model, pieces, texts, progress=True)
-    index, question = exact.ExactIndex(exact.label_of(model, pieces)), asked(model, pieces, [query], factor)
-    index.add(list(texts), vectors)
-    rows, names = dict(zip(texts, vectors)), pieces.names_in(query)
-    return [(id, score, texts[id], exact.matched(question, rows[id], names)[:6]) for id, score in index.search(question, k)[0]]
-
 # %% ../nbs/15_run.ipynb #export-command
 def export_model(folder: str, form: str, out: str,
                  name: str = '',             # on the hub; empty: nothing is pushed
@@ -385,7 +373,7 @@ def parser() -> argparse.ArgumentParser:
     "The command line's shape."
     top = argparse.ArgumentParser(prog='python -m splade_nb.run')
     commands = top.add_subparsers(dest='command', required=True)
-    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('search', ('--model', '--data', '--query')), ('export', ('--model', '--out'))):
+    for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('export', ('--model', '--out'))):
         sub = commands.add_parser(name)
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
@@ -437,7 +425,7 @@ def wires_command(version: str, changes: list) -> int: # exit code
 
 # %% ../nbs/15_run.ipynb #main
 def main(arguments: list | None = None) -> int: # exit code
-    "Train, evaluate or search; a wrong setting or file is one line on standard error and exit code 2."
+    "Train, encode, evaluate or export; a wrong setting or file is one line on standard error and exit code 2."
     options = parser().parse_args(arguments)
     try:
         if options.command == 'train' and options.check_wires: return wires_command(options.version, options.set)
@@ -447,19 +435,10 @@ def main(arguments: list | None = None) -> int: # exit code
             if summary: print(json.dumps(summary, ensure_ascii=False))
         elif options.command == 'encode': print(json.dumps(encode_texts(options.model, options.data, **{k: v for k, v in vars(options).items() if k not in ('command', 'model', 'data')})))
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
-        elif options.command == 'export': print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
-        else: show_results(search_texts(options.model, options.data, options.query))
+        else: print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2
     return 0
-
-# %% ../nbs/15_run.ipynb #show-results
-def show_results(results: list) -> None:
-    "Ranked texts and the terms that matched, for a terminal."
-    if not results: print('no document shares a term with the query')
-    for place, (id, score, text, why) in enumerate(results, 1):
-        print(f'{place}. {id}  {score:.2f}  {text[:90]}')
-        print('   ' + '  '.join(f'{piece.lstrip("▁")} {weight:.2f}' for piece, weight in why))
 
 # %% ../nbs/15_run.ipynb #main-guard
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

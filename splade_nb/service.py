@@ -35,7 +35,7 @@ ALONE = rf'(?=(?:{"|".join(sorted(PARTICLES | ENDINGS))})?(?!\w))'
 def places(text: str, term: Term) -> list: # [(begin, end)]
     "Where a term's letters stand, in any case of letters."
     letters = term.name.lstrip('-▁')
-    if not letters or (term.kind == 'part' and len(letters) == 1): return []
+    if not letters or term.kind == 'chance' or (term.kind == 'part' and len(letters) == 1): return []
     return [match.span() for match in re.finditer(BEFORE[term.kind] + re.escape(letters) + ALONE * (len(letters) == 1), text, re.I)]
 
 # %% ../nbs/18_service.ipynb #passage
@@ -177,6 +177,7 @@ def serve(box: Box, host: str = '127.0.0.1', port: int = 8000) -> None:
     names = names_for(host)
     if names: print(f'warning: whoever reaches {host} can search these texts; there is no password', file=sys.stderr)
     app = application(box, names)
+    box.ask('처음', 1) # the morpheme analyser takes its time once
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
     needs('uvicorn', 'serve').run(app, host=host, port=port, limit_concurrency=512, h11_max_incomplete_event_size=32_768, ws='none', lifespan='off',
                                   proxy_headers=False, server_header=False, log_level='warning')

@@ -51,6 +51,9 @@ ROOMS = {
     'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding search evaluation report exports neighbours cards',
     'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
     'systems': 'config encoding evaluation lexical material run teacher tokens training',
+    'store': 'config',
+    'box': 'config collection data tokens sounds model checkpoints encoding search engines run store',
+    'service': 'config collection tokens search box',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
 FLAGS = {'slow', 'cuda', 'net'}
