@@ -22,10 +22,10 @@ from .checkpoints import alone
 from .collection import DataError, Document
 from .config import ConfigError, choose, read_json, write_json
 from .encoding import encode, prepared_decoder
-from .engines import ENGINES, new_index, open_index
+from .engines import ENGINES, resume_index
 from .model import factor_for
 from .run import asked, collect, for_scoring, load_encoder, own_terms, text_stream
-from .search import Label, check_label, label_of
+from .search import Index, Label, check_label, label_of
 from .sounds import sound
 from .tokens import Pieces, bigrams, hashed_names, remembered, spelt
 
@@ -84,8 +84,8 @@ class Hit:
 # %% ../nbs/17_box.ipynb #box
 class Box:
     "Model, store and index as one; threads may share it."
-    def __init__(self, encoder: Encoder, store: texts.Store, index, engine: str):
-        self.encoder, self.store, self.index, self.engine = encoder, store, index, engine
+    def __init__(self, encoder: Encoder, store: texts.Store, index: Index):
+        self.encoder, self.store, self.index = encoder, store, index
         self.lock, self._factor = threading.RLock(), None
 
     def __len__(self): return len(self.store)
@@ -160,7 +160,6 @@ def settle(box: Box, progress: bool = False) -> None:
     box.index.delete(left)
     for entries in texts.waiting(store): box.index.add([e.id for e in entries], texts.stacked(entries, store.size))
     box.index.save()
-    store.keep('indexed', 1)
     texts.placed(store)
 
 # %% ../nbs/17_box.ipynb #question
@@ -188,8 +187,8 @@ def shared(query: sparse.csr_matrix,  # [1, V]
 # %% ../nbs/17_box.ipynb #hits
 def hits(box: Box, query: str, k: int) -> list: # of Hit
     "Rank, and say why."
-    pieces, asking = box.encoder.pieces, question(box, query)
-    said, named = set(pieces.bags([query])[0]), spoken(pieces, query)
+    pieces = box.encoder.pieces
+    with remembered({}): asking, said, named = question(box, query), set(pieces.bags([query])[0]), spoken(pieces, query)
     found = [(texts.entry(box.store, id), score) for id, score in box.index.search(asking, k)[0]]
     return [Hit(e.id, score, e.title, e.text, shared(asking, e, said, pieces, named)) for e, score in found if e is not None]
 
@@ -230,14 +229,11 @@ def claim(place: Path, encoder: Encoder, engine: str, index: str) -> None:
 
 # %% ../nbs/17_box.ipynb #attach
 def attach(place: Path, encoder: Encoder) -> Box:
-    "Store and index of a place, the index new where it has saved nothing."
+    "Store and index of a place; an index that lost texts is given all of them again."
     about, store = read_json(place/'box.json'), texts.Store(place/'texts.db', encoder.label.size)
-    where = about['index'] or place/'index'
-    lost = not about['index'] and not where.exists()
-    if lost or not store.fact('indexed'):
-        texts.placed(store, False)
-        return Box(encoder, store, new_index(about['engine'], where, encoder.label), about['engine'])
-    return Box(encoder, store, open_index(about['engine'], where, encoder.label), about['engine'])
+    index = resume_index(about['engine'], about['index'] or place/'index', encoder.label)
+    if len(index) < store.count('1') - store.count('placed = 0'): texts.placed(store, False) # it was lost
+    return Box(encoder, store, index)
 
 # %% ../nbs/17_box.ipynb #build-box
 def build_box(model: str | Path | Encoder, # a run or model folder

@@ -154,7 +154,7 @@ def application(box: Box,
     from fastapi.exceptions import RequestValidationError
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import HTMLResponse
-    about = dict(status='ok', texts=len(box), engine=box.engine, model=box.encoder.label.model)
+    about = dict(status='ok', texts=len(box), engine=box.index.engine, model=box.encoder.label.model)
     html, policy = page()
     app.add_api_route('/', lambda: HTMLResponse(html, headers={'Content-Security-Policy': policy}))
     app.add_api_route('/api/health', lambda: about)
