@@ -174,7 +174,7 @@ def main(destination: str):
     lessons = [n for n in names if len(n.parts) > 1]
     experiments = sorted(section('experiments'), key=lambda n: n.stem != 'train')  # training first, then what compares it
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
-    trees = [toctree('Start', ['self', *address(map(page, lessons))]), toctree('Library', address(map(page, rooms))),
+    trees = [toctree('Start', ['self']), toctree('Tutorials', address(map(page, lessons))), toctree('Library', address(map(page, rooms))),
              toctree('Experiments', address(map(page, experiments))), toctree('Reference', address([*map(page, section('reference')), *files]))]
     index = pages.setdefault(Path('index.ipynb'), dict(
         cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))

@@ -298,7 +298,7 @@ def show(found: list, most: int = 6) -> None: # of Hit; terms of each
     if not found: print('no text shares a term with the query')
     for place, hit in enumerate(found, 1):
         print(f'{place}. {hit.id}  {hit.score:.2f}  {whole_text(hit.title, hit.text)[:90]}')
-        print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in hit.terms[:most]))
+        print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in hit.terms[:most] if term.weight >= .005))
 
 # %% ../nbs/17_box.ipynb #box-options
 def box_options(program: str) -> argparse.ArgumentParser: # --model, --data, --engine
