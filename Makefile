@@ -9,6 +9,8 @@ SEED    ?= 42
 OUT     ?= outputs/$(VERSION)
 MODEL   ?= $(OUT)
 SPLIT   ?= test
+ENGINE  ?= exact
+PORT    ?= 8000
 SETTINGS ?=
 PART    ?=
 FULL    ?= outputs/full
@@ -27,7 +29,7 @@ PUSH    ?=
 LICENCE ?= unknown
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -36,7 +38,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search opensearch export test faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -88,8 +90,11 @@ compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.h
 leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST (SEEDS, STEPS, RESULTS) and write docs/leaderboard.md
 	OMP_NUM_THREADS=1 "$(bin)/python" experiments/leaderboard.py "$(DATA)" $(foreach name,TEST SYSTEMS SEEDS STEPS RESULTS,$(if $($(name)),--$(shell tr A-Z a-z <<< $(name)) '$($(name))'))
 
-search: $(ready)  ## Search DATA for QUERY with MODEL
-	@"$(bin)/python" -m splade_nb.run search --model "$(MODEL)" --data "$(DATA)" --query "$${QUERY:?give one: make search QUERY=...}"
+search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact); a second search encodes nothing
+	@"$(bin)/python" -m splade_nb.box --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --query "$${QUERY:?give one: make search QUERY=...}"
+
+serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, PORT) on this machine
+	@"$(bin)/python" -m splade_nb.service --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --port "$(PORT)"
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.run export --model "$(MODEL)" --to "$(TO)" --out "$(EXPORT)" --licence "$(LICENCE)" $(if $(PUSH),--push "$(PUSH)")

@@ -193,12 +193,12 @@ def writable(folder: Path):
 
 # %% ../nbs/10_checkpoints.ipynb #alone
 @contextmanager
-def alone(folder: Path):
+def alone(folder: Path, busy: str = 'is training into this folder; take another with out='):
     "Holds a run folder; raises `CheckpointError` where another process does, or nobody can write. The kernel lets go when a process dies."
     with writable(folder), open(folder/'.lock', 'a+') as file:
         try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise CheckpointError(f'{folder}: process {file.read().strip() or "?"} is training into this folder; take another with out=') from None
+            raise CheckpointError(f'{folder}: process {file.read().strip() or "?"} {busy}') from None
         file.truncate(0); file.write(str(os.getpid())); file.flush()
         yield

@@ -9,8 +9,8 @@ __all__ = ['PARAMETERS', 'check_parameters', 'notebook_names', 'scale_of', 'for_
            'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config', 'weight_bytes',
            'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version', 'keep_samples',
            'load_encoder', 'evaluate_model', 'named_texts', 'text_stream', 'encode_texts', 'convert_shards',
-           'search_texts', 'export_model', 'parse_setting', 'parser', 'add_encode_options', 'add_export_options',
-           'add_train_options', 'sort_changes', 'wires_command', 'main', 'show_results']
+           'export_model', 'parse_setting', 'parser', 'add_encode_options', 'add_export_options', 'add_train_options',
+           'sort_changes', 'wires_command', 'main']
 
 # %% ../nbs/15_run.ipynb #imports
 import argparse, itertools, json, platform, resource, shutil, sys, time
@@ -20,7 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 import numpy as np
 import torch
-from . import config, data, evaluation, lexical, search as exact
+from . import config, data, evaluation, lexical
 from .cards import card, facts_of, push
 from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
@@ -377,17 +377,6 @@ def convert_shards(vectors: str,     # a folder of `encode_texts`
     documents = write_vectors(read_shards(folder), out, format, pieces, ids, texts, label)
     return dict(documents=documents, **config.read_json(Path(out)/'shards.json'))
 
-# %% ../nbs/15_run.ipynb #search-command
-def search_texts(folder: str, source: str, query: str, k: int = 5) -> list: # [(id, score, text, matched terms)]
-    "Encode a collection, ask, and say which terms matched."
-    model, pieces = load_encoder(folder)
-    texts = collect(source).texts
-    vectors, factor = indexed(model, pieces, texts, progress=True)
-    index, question = exact.ExactIndex(exact.label_of(model, pieces)), asked(model, pieces, [query], factor)
-    index.add(list(texts), vectors)
-    rows, names = dict(zip(texts, vectors)), pieces.names_in(query)
-    return [(id, score, texts[id], exact.matched(question, rows[id], names)[:6]) for id, score in index.search(question, k)[0]]
-
 # %% ../nbs/15_run.ipynb #export-command
 def export_model(folder: str, form: str, out: str,
                  name: str = '',             # on the hub; empty: nothing is pushed
@@ -412,7 +401,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog='python -m splade_nb.run')
     commands = top.add_subparsers(dest='command', required=True)
     for name, options in (('train', ()), ('evaluate', ('--model', '--data')), ('encode', ('--model', '--data', '--out')), ('convert', ('--vectors', '--format', '--out')),
-                          ('search', ('--model', '--data', '--query')), ('export', ('--model', '--out'))):
+                          ('export', ('--model', '--out'))):
         sub = commands.add_parser(name)
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
@@ -465,7 +454,7 @@ def wires_command(version: str, changes: list) -> int: # exit code
 
 # %% ../nbs/15_run.ipynb #main
 def main(arguments: list | None = None) -> int: # exit code
-    "Train, evaluate, encode, convert or search; a wrong setting or file is one line on standard error and exit code 2."
+    "Train, evaluate, encode, convert or export; a wrong setting or file is one line on standard error and exit code 2."
     options = parser().parse_args(arguments)
     try:
         if options.command == 'train' and options.check_wires: return wires_command(options.version, options.set)
@@ -476,19 +465,10 @@ def main(arguments: list | None = None) -> int: # exit code
         elif options.command == 'encode': print(json.dumps(encode_texts(options.model, options.data, **{k: v for k, v in vars(options).items() if k not in ('command', 'model', 'data')})))
         elif options.command == 'convert': print(json.dumps(convert_shards(options.vectors, options.format, options.out, options.data)))
         elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split), ensure_ascii=False))
-        elif options.command == 'export': print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
-        else: show_results(search_texts(options.model, options.data, options.query))
+        else: print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2
     return 0
-
-# %% ../nbs/15_run.ipynb #show-results
-def show_results(results: list) -> None:
-    "Ranked texts and the terms that matched, for a terminal."
-    if not results: print('no document shares a term with the query')
-    for place, (id, score, text, why) in enumerate(results, 1):
-        print(f'{place}. {id}  {score:.2f}  {text[:90]}')
-        print('   ' + '  '.join(f'{piece.lstrip("▁")} {weight:.2f}' for piece, weight in why))
 
 # %% ../nbs/15_run.ipynb #main-guard
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

@@ -54,6 +54,9 @@ ROOMS = {
     'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding formats search evaluation report findings exports neighbours cards',
     'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
     'systems': 'config tokens lexical teacher material training encoding evaluation run',
+    'store': 'config',
+    'box': 'config collection data sounds tokens model checkpoints encoding search engines run store',
+    'service': 'config collection tokens search box',
 }
 OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
 FLAGS = {'slow', 'cuda', 'net'}

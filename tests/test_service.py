@@ -1,0 +1,234 @@
+"""The search page over a real socket: many clients at once, hostile requests, a browser."""
+import asyncio, base64, json, shutil, signal, socket, subprocess, sys, time
+from pathlib import Path
+from urllib.request import urlopen
+import httpx, psutil, pytest, websocket
+
+MEGABYTE = 2 ** 20
+CLIENTS = 200
+
+
+@pytest.fixture(scope='module')
+def project(tmp_path_factory) -> Path:
+    "A folder with a model that was not trained: its start has expansions already."
+    from splade_nb.collection import toy_corpus
+    from splade_nb.config import resolve
+    from splade_nb.material import prepare
+    from splade_nb.run import keep_model
+    folder = tmp_path_factory.mktemp('project')
+    (folder/'settings.ini').touch()
+    keep_model(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=folder/'cache'), folder/'run')
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as found: found.bind(('127.0.0.1', 0)); return found.getsockname()[1]
+
+
+def answers(port: int) -> bool:
+    try: return urlopen(f'http://127.0.0.1:{port}/api/health', timeout=5).status == 200
+    except OSError: return False
+
+
+@pytest.fixture(scope='module')
+def served(project):
+    "The service as a person starts it: its process and its address."
+    port = free_port()
+    with open(project/'log.txt', 'w') as log:
+        process = subprocess.Popen([sys.executable, '-m', 'splade_nb.service', '--model', 'run', '--data', 'toy', '--port', str(port)], cwd=project, stderr=log)
+    until = time.monotonic() + 240
+    while not answers(port):
+        assert process.poll() is None and time.monotonic() < until, (project/'log.txt').read_text()
+        time.sleep(.2)
+    yield psutil.Process(process.pid), f'http://127.0.0.1:{port}'
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) in (0, 130, -signal.SIGINT)
+    assert 'Traceback' not in (project/'log.txt').read_text()
+
+
+# Many at once
+
+async def ask_together(address: str, clients: int, rounds: int) -> list: # statuses
+    async with httpx.AsyncClient(base_url=address, timeout=240, limits=httpx.Limits(max_connections=None)) as client:
+        async def one(number: int) -> list:
+            asked = [await client.post('/api/search', json={'query': f'경복궁 한복 {number} {again}'}) for again in range(rounds)]
+            return [answer.status_code if answer.json()['hits'][0]['id'] == 'palace' else 'wrong' for answer in asked]
+        return sum(await asyncio.gather(*map(one, range(clients))), [])
+
+
+def test_two_hundred_clients_at_once(served):
+    process, address = served
+    assert set(asyncio.run(ask_together(address, 20, 1))) == {200}
+    before = process.memory_info().rss
+    assert asyncio.run(ask_together(address, CLIENTS, 2)) == [200] * 2 * CLIENTS
+    assert process.memory_info().rss - before < 100 * MEGABYTE
+
+
+def test_large_texts_are_refused_before_they_are_held(served):
+    process, address = served
+    before = process.memory_info().rss
+    def endless():
+        for _ in range(64): yield b'x' * MEGABYTE
+    for _ in range(4):
+        with socket.create_connection(('127.0.0.1', httpx.URL(address).port)) as raw:
+            raw.settimeout(30)
+            raw.sendall(b'POST /api/expand HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n')
+            try:
+                for block in endless(): raw.sendall(b'%x\r\n%s\r\n' % (len(block), block))
+            except OSError: pass # it hung up
+            try: assert raw.recv(12) in (b'', b'HTTP/1.1 413')
+            except ConnectionError: pass
+    assert process.memory_info().rss - before < 50 * MEGABYTE
+
+
+# Hostile requests
+
+def raw_answer(address: str, request: bytes) -> bytes:
+    with socket.create_connection(('127.0.0.1', httpx.URL(address).port), timeout=30) as raw:
+        raw.sendall(request)
+        parts = []
+        try:
+            while part := raw.recv(65536): parts.append(part)
+        except ConnectionError: pass
+        return b''.join(parts)
+
+
+@pytest.mark.parametrize('target', ['/..%2f..%2fetc/passwd', '/../../../../etc/passwd', '/%2e%2e/%2e%2e/etc/passwd', '//etc/passwd', '/etc/passwd', 'file:///etc/passwd', '/page.html',
+                                    '/..\\..\\etc\\passwd', '/api/../../etc/passwd', '/api/search/../../../etc/passwd', '/%00/etc/passwd', '/splade_nb/page.html', '/box.json', '/texts.db', '*'])
+def test_no_path_reads_a_file(served, target):
+    answer = raw_answer(served[1], f'GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n'.encode())
+    assert answer[:12] in (b'HTTP/1.1 404', b'HTTP/1.1 400') and b'root:' not in answer and b'SQLite' not in answer
+
+
+@pytest.mark.parametrize('header', ['Host: evil.example', 'Host: localhost.evil.example', 'Host: 127.0.0.1.evil.example', 'Host: evil@localhost', 'Host: ', 'X: y', 'Host: localhost\r\nHost: evil.example'])
+def test_another_host_is_refused(served, header):
+    answer = raw_answer(served[1], f'GET / HTTP/1.1\r\n{header}\r\nConnection: close\r\n\r\n'.encode())
+    assert answer.startswith(b'HTTP/1.1 400') and b'<html' not in answer
+
+
+@pytest.mark.parametrize('header', ['X-Original-URL: /etc/passwd', 'X-Rewrite-URL: /etc/passwd', 'X-Forwarded-Host: evil.example', 'X-Sendfile: /etc/passwd', 'Range: bytes=0-10', 'Referer: ../../etc/passwd',
+                                    'Upgrade: websocket', 'X-HTTP-Method-Override: DELETE', 'Origin: http://evil.example'])
+def test_a_strange_header_changes_nothing(served, header):
+    answer = raw_answer(served[1], f'GET /api/health HTTP/1.1\r\nHost: localhost\r\n{header}\r\nConnection: close\r\n\r\n'.encode())
+    assert answer.startswith(b'HTTP/1.1 200') and b'"texts":14' in answer and b'access-control' not in answer.lower()
+
+
+@pytest.mark.parametrize('request_bytes', [b'GET / HTTP/1.1\r\nHost: localhost\r\nX: ' + b'y' * 200_000 + b'\r\n\r\n', b'GET /?q=' + b'x' * 200_000 + b' HTTP/1.1\r\nHost: localhost\r\n\r\n',
+                                           b'\x16\x03\x01\x02\x00', b'GET\r\n\r\n', b'POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n'])
+def test_what_is_no_request_gets_no_answer(served, request_bytes):
+    assert raw_answer(served[1], request_bytes + b'\r\n\r\n')[:10] in (b'', b'HTTP/1.1 4')
+    assert answers(httpx.URL(served[1]).port)
+
+
+def test_a_body_that_never_comes_is_not_waited_for(served):
+    began = time.monotonic()
+    answer = raw_answer(served[1], b'POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"query"')
+    assert answer.startswith(b'HTTP/1.1 408') and time.monotonic() - began < 25
+
+
+# A browser
+
+class Tab:
+    "A page of a headless Chromium, driven over DevTools."
+    def __init__(self, folder: Path):
+        chromium = shutil.which('chromium') or shutil.which('google-chrome')
+        if not chromium: pytest.skip('no chromium')
+        flags = ['--headless', '--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-sync', '--disable-background-networking', '--disable-component-update', '--hide-scrollbars',
+                 '--remote-debugging-port=0', '--remote-allow-origins=*', f'--user-data-dir={folder}', 'about:blank']
+        self.process, self.events, self.number = subprocess.Popen([chromium, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), [], 0
+        port = self.wait(lambda: (folder/'DevToolsActivePort').exists() and (folder/'DevToolsActivePort').read_text().split('\n')[0])
+        pages = self.wait(lambda: [page for page in json.load(urlopen(f'http://127.0.0.1:{port}/json')) if page['type'] == 'page'])
+        self.socket = websocket.create_connection(pages[0]['webSocketDebuggerUrl'], timeout=60)
+        for domain in ('Page', 'Runtime', 'Log', 'Network'): self.send(f'{domain}.enable')
+
+    def wait(self, found, seconds: float = 60):
+        until = time.monotonic() + seconds
+        while not (value := found()):
+            assert time.monotonic() < until, 'waited in vain'
+            time.sleep(.05)
+        return value
+
+    def send(self, method: str, **params) -> dict:
+        self.number += 1
+        self.socket.send(json.dumps(dict(id=self.number, method=method, params=params)))
+        while (message := json.loads(self.socket.recv())).get('id') != self.number: self.events.append(message)
+        assert 'error' not in message, message
+        return message['result']
+
+    def run(self, script: str):
+        answer = self.send('Runtime.evaluate', expression=script, returnByValue=True, awaitPromise=True)
+        assert 'exceptionDetails' not in answer, answer
+        return answer['result'].get('value')
+
+    def until(self, script: str): return self.wait(lambda: self.run(script))
+    def seen(self, method: str) -> list: return [event['params'] for event in self.events if event['method'] == method]
+    def width(self, pixels: int): self.send('Emulation.setDeviceMetricsOverride', width=pixels, height=844, deviceScaleFactor=1, mobile=pixels < 500)
+    def key(self, name: str, **more):
+        for kind in ('keyDown', 'keyUp'): self.send('Input.dispatchKeyEvent', type=kind, key=name, **more)
+
+    def picture(self, path: Path): path.write_bytes(base64.b64decode(self.send('Page.captureScreenshot', captureBeyondViewport=True)['data']))
+    def close(self): self.socket.close(); self.process.terminate(); self.process.wait(30)
+
+
+@pytest.fixture(scope='module')
+def tab(tmp_path_factory):
+    found = Tab(tmp_path_factory.mktemp('chromium'))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize('width', [390, 1280])
+def test_a_query_is_typed_and_the_page_says_why(served, tab, width, tmp_path):
+    address = served[1]
+    tab.events.clear(); tab.width(width)
+    tab.send('Page.navigate', url=address)
+    tab.until('document.readyState === "complete" && document.getElementById("about").textContent.includes("14")')
+    fits = lambda: tab.run('document.documentElement.scrollWidth <= innerWidth')
+    asked = lambda: [e for e in tab.seen('Network.requestWillBeSent') if e['request']['url'].endswith('/api/search')]
+    assert fits() and tab.run('document.activeElement.id') == 'query'
+    for composed in ('ㅎ', '하', '한'): tab.send('Input.imeSetComposition', text=composed, selectionStart=len(composed), selectionEnd=len(composed))
+    time.sleep(.6)
+    assert tab.run('document.getElementById("query").value') == '한' and not asked(), 'nothing is asked while a syllable is being put together'
+    tab.send('Input.insertText', text='한복 입고 경복궁')
+    tab.until('document.querySelectorAll(".hit").length > 0')
+    assert len(asked()) == 1 and fits()
+    assert '경복궁' in tab.run('document.querySelector(".hit h2").textContent') and '한복' in tab.run('[...document.querySelectorAll("mark")].map(mark => mark.textContent).join(" ")')
+    assert tab.run('[...document.querySelector(".hit").querySelectorAll(".bar span")].every(bar => bar.getBoundingClientRect().width > 0)')
+    tab.run('document.querySelector(".hit .row > .link").click()')
+    tab.until('!document.getElementById("halves").hidden')
+    assert tab.run('document.querySelectorAll("#own-terms .own").length') > 3 and tab.run('document.querySelectorAll("#added-terms .added").length') > 3 and fits()
+    tab.picture(tmp_path/'expanded.png')
+    assert not tab.seen('Runtime.exceptionThrown') and not [e for e in tab.seen('Log.entryAdded') if e['entry']['level'] in ('error', 'warning')]
+    assert {httpx.URL(e['request']['url']).host for e in tab.seen('Network.requestWillBeSent') if not e['request']['url'].startswith('data:')} == {'127.0.0.1'}
+
+
+def test_a_text_typed_in_is_expanded(served, tab):
+    tab.send('Page.navigate', url=served[1])
+    tab.until('document.readyState === "complete"')
+    tab.run('document.getElementById("tab-expand").click()')
+    tab.send('Input.insertText', text='서울 경복궁은 화요일에 쉬고 <b>한복</b>을 입은 관광객은 무료로 들어간다.')
+    tab.run('document.querySelector("#open button").click()')
+    tab.until('document.querySelectorAll("#added-terms .added").length > 0')
+    assert not tab.run('document.querySelectorAll("#halves section section, .name b:not([title])").length'), 'a text is never markup'
+
+
+def test_the_keyboard_is_enough(served, tab):
+    tab.send('Page.navigate', url=f'{served[1]}?q=%EA%B2%BD%EB%B3%B5%EA%B6%81') # 경복궁
+    tab.until('document.querySelectorAll(".hit").length > 0')
+    tab.run('document.activeElement.blur()')
+    tab.key('/', text='/')
+    assert tab.run('document.activeElement.id') == 'query' and tab.run('document.getElementById("query").value') == '경복궁'
+    tab.key('ArrowDown')
+    assert tab.run('document.activeElement === document.querySelector(".hit")')
+    tab.key('ArrowUp'); tab.key('Escape')
+    tab.until('document.querySelectorAll(".hit").length === 0')
+    tab.send('Accessibility.enable')
+    nodes = tab.send('Accessibility.getFullAXTree')['nodes']
+    nameless = [node for node in nodes if node.get('role', {}).get('value') in ('button', 'tab', 'searchbox', 'textbox', 'list') and not node['ignored'] and not node.get('name', {}).get('value')]
+    assert [node['role']['value'] for node in nameless if node['role']['value'] != 'list'] == []
+
+
+def test_what_is_missing_is_said_and_not_drawn(served, tab):
+    tab.send('Page.navigate', url=f'{served[1]}?q=zzzz')
+    tab.until('document.getElementById("search-status").textContent !== ""')
+    assert '없습니다' in tab.run('document.getElementById("search-status").textContent') or tab.run('document.querySelectorAll(".hit").length') > 0
