@@ -7,14 +7,14 @@ from scipy import sparse
 from splade_nb import data
 from splade_nb.config import ConfigError, root
 from splade_nb.encoding import lookup_queries
-from splade_nb.engines import ENGINES, new_index, open_index, resume_index
+from splade_nb.engines import INSIDE, new_index, open_index, resume_index
 from splade_nb.idf import count, idf
 from splade_nb.search import ExactIndex, Label
 from splade_nb.systems import narrowed
 from splade_nb.tokens import load_pieces, vocabulary_hash
 
 SHARED = root().parent/'shared'
-every = pytest.mark.parametrize('engine', ENGINES)
+every = pytest.mark.parametrize('engine', INSIDE)
 LABEL = Label('5e1f00', 400, '77aa00')
 NAMES = [f'문서 {i}' for i in range(300)]
 
