@@ -24,6 +24,7 @@ GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path
           'data/mini/README.md': 'reference/data.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
 COMPARE = Path('compare.ipynb')
+LESSONS = ('search_in_five_minutes', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)
 HEADING = re.compile(r'^(#+) ', re.M)
@@ -207,7 +208,8 @@ def main(destination: str):
     written = version_pages.pages(goal)
     files |= written | {'reference/names.md': reference(targets, modules)}
 
-    lessons = [n for n in names if n.parts[0] == 'tutorials']
+    place = lambda n: (LESSONS.index(stem) if (stem := n.stem.removesuffix('_ko')) in LESSONS else len(LESSONS), n)
+    lessons = sorted((n for n in names if n.parts[0] == 'tutorials'), key=place)
     korean = [n for n in lessons if n.stem.endswith('_ko')]
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]

@@ -25,7 +25,7 @@ class Chromium:
         address = folder/'DevToolsActivePort'  # a port and a path, once both are written
         port, path = until(lambda: address.exists() and len(lines := address.read_text().split()) == 2 and lines)
         self.socket = websocket.create_connection(f'ws://127.0.0.1:{port}{path}', timeout=60)
-        self.numbers, self.session, self.events, self.said = itertools.count(1), None, [], []
+        self.numbers, self.session, self.width, self.events, self.said = itertools.count(1), None, 0, [], []
         self.session = self.call('Target.attachToTarget', flatten=True, targetId=self.call('Target.createTarget', url='about:blank')['targetId'])['sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'): self.call(f'{domain}.enable')
 
@@ -61,6 +61,8 @@ class Chromium:
     def wait(self, script: str, seconds: float = 30): return until(lambda: self.value(script), seconds, script)
 
     def resize(self, width: int, height: int = 900) -> None:
+        if width == self.width: return
+        self.width = width
         self.call('Emulation.setDeviceMetricsOverride', width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
 
     def dark(self, on: bool = True) -> None:
