@@ -68,7 +68,7 @@ def page() -> tuple: # HTML, the policy that allows its own script and style, an
 
 # %% ../nbs/18_service.ipynb #headers
 HEADERS = {'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer', 'Cache-Control': 'no-store', 'Cross-Origin-Resource-Policy': 'same-origin'}
-LIMIT, PATIENCE = 64 * 1024, 10  # bytes of a request's body, seconds until it is there
+LIMIT, PATIENCE = 64 * 1024, 5  # bytes of a request's body, seconds until it is there
 
 # %% ../nbs/18_service.ipynb #read-body
 async def read_body(receive) -> bytes | None: # None: larger than the limit
@@ -179,7 +179,7 @@ def serve(box: Box, host: str = '127.0.0.1', port: int = 8000) -> None:
     app = application(box, names)
     box.ask('처음', 1) # the morpheme analyser takes its time once
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
-    needs('uvicorn', 'serve').run(app, host=host, port=port, limit_concurrency=512, h11_max_incomplete_event_size=32_768, ws='none', lifespan='off',
+    needs('uvicorn', 'serve').run(app, host=host, port=port, limit_concurrency=512, timeout_keep_alive=30, h11_max_incomplete_event_size=32_768, ws='none', lifespan='off',
                                   proxy_headers=False, server_header=False, log_level='warning')
 
 # %% ../nbs/18_service.ipynb #main
