@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 from splade_nb.config import read_json, root, write_json
-from splade_nb.engines import ENGINES, new_index, open_index
+from splade_nb.engines import new_index, open_index
 from splade_nb.lexical import BM25, best
 from splade_nb.search import Label
 from documents import Source, name
@@ -16,7 +16,6 @@ from measure import CHILD, HERE, machine, once, peak, say
 
 resumes = True  # each size and engine has a file of its own
 SIZES, SMALL = (1_000, 10_000, 100_000, 1_000_000), (200, 400)
-WAYS = (*ENGINES, 'bm25')
 ROUNDS, BATCH, K = 3, 10_000, 10
 SECONDS, MEMORY = 3_600, 20 * 2 ** 30  # of processor time and of memory, a size and engine
 PACKAGES = dict(exact='scipy', seismic='pyseismic-lsr', milvus='milvus-lite', qdrant='qdrant-edge-py', bm25='bm25s')
@@ -111,7 +110,7 @@ def measure(small: bool, results: Path, force: bool, most: int = max(SIZES)) -> 
     for folder in (work, kept): folder.mkdir(parents=True, exist_ok=True)
     Source(work, small)
     for size in (size for size in (SMALL if small else SIZES) if size <= most):
-        for engine in WAYS:
+        for engine in PACKAGES:
             path = kept/f'{size}-{engine}.json'
             if path.exists() and not force: continue
             began = time.monotonic()
