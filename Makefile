@@ -114,7 +114,7 @@ test: $(ready)  ## Check everything that needs no GPU, as CI does
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
 
-bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode or gpu; FORCE=1 again) and write docs/benchmarks.md
+bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode, gpu or engines; FORCE=1 again) and write docs/benchmarks.md, docs/engines.md
 	"$(bin)/python" benchmarks/run.py $(PART) $(if $(FORCE),--force)
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html

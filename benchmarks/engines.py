@@ -8,15 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 from splade_nb.config import read_json, root, write_json
-from splade_nb.engines import ENGINES, new_index, open_index
+from splade_nb.engines import new_index, open_index
 from splade_nb.lexical import BM25, best
 from splade_nb.search import Label
+import report
 from documents import Source, name
 from measure import CHILD, HERE, machine, once, peak, say
 
-resumes = True  # each size and engine has a file of its own
 SIZES, SMALL = (1_000, 10_000, 100_000, 1_000_000), (200, 400)
-WAYS = (*ENGINES, 'bm25')
 ROUNDS, BATCH, K = 3, 10_000, 10
 SECONDS, MEMORY = 3_600, 20 * 2 ** 30  # of processor time and of memory, a size and engine
 PACKAGES = dict(exact='scipy', seismic='pyseismic-lsr', milvus='milvus-lite', qdrant='qdrant-edge-py', bm25='bm25s')
@@ -105,19 +104,19 @@ def limited(engine: str, size: int, work: Path, small: bool) -> dict:
         return json.loads(child.stdout.read().splitlines()[-1])
 
 
-def measure(small: bool, results: Path, force: bool, most: int = max(SIZES)) -> None:
+def go_on(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> None:
     "A file a size and engine; those that are there stay. What refused a size is not asked for a larger one."
     work, kept = WORK/('small' if small else 'whole'), results/'engines'
     for folder in (work, kept): folder.mkdir(parents=True, exist_ok=True)
     Source(work, small)
     for size in (size for size in (SMALL if small else SIZES) if size <= most):
-        for engine in WAYS:
+        for engine in PACKAGES:
             path = kept/f'{size}-{engine}.json'
             if path.exists() and not force: continue
             began = time.monotonic()
             smaller = [read_json(kept/f'{less}-{engine}.json').get('refused') for less in SIZES if less < size and (kept/f'{less}-{engine}.json').exists()]
             found = dict(refused=f'{why} at fewer documents') if (why := next(filter(None, smaller), None)) else limited(engine, size, work, small)
-            write_json(path, dict(engine=engine, size=size, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', seconds=round(time.monotonic() - began), **found))
+            write_json(path, dict(engine=engine, size=size, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **found))
             shutil.rmtree(work/f'{size}-{engine}', ignore_errors=True)
             say(f'  {size:,} {engine}: ' + (found.get('refused') or f'made in {found["index"]["cpu"]:.1f} s, {found["latency"]["median"]:.2f} ms a query'))
 
@@ -129,7 +128,8 @@ def main() -> None:
     reader.add_argument('--force', action='store_true', help='measure again what is there')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
-    measure(options.small, options.results, options.force, options.most)
+    go_on(options.results, options.small, options.force, options.most)
+    report.main(options.results)
 
 
 if __name__ == '__main__': main()

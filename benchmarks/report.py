@@ -1,9 +1,10 @@
-"""Write docs/benchmarks.md and its pictures from benchmarks/results/*.json.
+"""Write docs/benchmarks.md, docs/engines.md and their pictures from benchmarks/results.
 
     python benchmarks/report.py [--check]
 """
 import statistics, sys
 from pathlib import Path
+import engines_page
 from splade_nb.config import read_json
 from measure import HERE, ratios, spread
 
@@ -221,7 +222,7 @@ def canvas(rows: int, columns: int):
     import matplotlib; matplotlib.use('Agg')
     from matplotlib import pyplot
     pyplot.rcParams.update({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none', 'font.size': 9, 'axes.spines.top': False, 'axes.spines.right': False,
-                            'axes.prop_cycle': pyplot.cycler(color=('#0072B2', '#D55E00', '#009E73'))})
+                            'axes.prop_cycle': pyplot.cycler(color=('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9'))})
     return pyplot.subplots(rows, columns, figsize=(9, 3.2 * rows), layout='constrained', squeeze=False)
 
 
@@ -272,13 +273,21 @@ def page(results: dict) -> str:
 def read(folder: Path) -> dict: return {part: read_json(folder/f'{part}.json') for part in ('head', 'step', 'encode', 'gpu') if (folder/f'{part}.json').exists()}
 
 
+def pages(folder: Path) -> dict:  # file -> text
+    cells = engines_page.read(folder)
+    return {'benchmarks.md': page(read(folder))} | ({'engines.md': engines_page.page(cells)} if cells else {})
+
+
 def main(folder: Path = HERE/'results') -> None:
-    "Small results stay beside themselves: the page holds none of them."
-    results, goal = read(folder), DOCS if folder == HERE/'results' else folder
-    (goal/'benchmarks.md').write_text(page(results), encoding='utf-8')
+    "Small results stay beside themselves: the pages hold none of them."
+    results, cells, goal = read(folder), engines_page.read(folder), DOCS if folder == HERE/'results' else folder
+    for name, text in pages(folder).items(): (goal/name).write_text(text, encoding='utf-8')
     if 'head' in results: draw_head(results['head'], goal/'benchmarks-head.svg'); draw_growth(results['head'], goal/'benchmarks-growth.svg')
+    if cells: engines_page.draw(cells, goal/'engines.svg', canvas, mark, save)
 
 
 if __name__ == '__main__':
     if '--check' not in sys.argv: main()
-    elif (DOCS/'benchmarks.md').read_text(encoding='utf-8') != page(read(HERE/'results')): sys.exit('docs/benchmarks.md is not what the results say: run python benchmarks/report.py')
+    else:
+        stale = [name for name, text in pages(HERE/'results').items() if (DOCS/name).read_text(encoding='utf-8') != text]
+        if stale: sys.exit(f'docs/{stale[0]} is not what the results say: run python benchmarks/report.py')

@@ -6,7 +6,7 @@ import argparse, importlib, time
 from pathlib import Path
 from measure import HERE, keep, say
 
-PARTS = ('head', 'step', 'encode', 'gpu')
+PARTS = ('head', 'step', 'encode', 'gpu', 'engines')
 
 
 def main() -> None:
@@ -19,10 +19,11 @@ def main() -> None:
     if unknown := set(options.parts) - set(PARTS): reader.error(f'no such part: {", ".join(sorted(unknown))}. There are: {", ".join(PARTS)}')
     options.results.mkdir(parents=True, exist_ok=True)
     for part in options.parts or PARTS:
-        path, began = options.results/f'{part}.json', time.monotonic()
+        path, began, script = options.results/f'{part}.json', time.monotonic(), importlib.import_module(part)
+        if hasattr(script, 'go_on'): say(f'{part}:'); script.go_on(options.results, options.small, options.force); continue
         if path.exists() and not options.force: say(f'{part}: there already, FORCE=1 measures it again'); continue
         say(f'{part}:')
-        found = importlib.import_module(part).measure(options.small)
+        found = script.measure(options.small)
         if found: keep(path, began, **found); say(f'{part}: {time.monotonic() - began:.0f} seconds, {path.name}')
     importlib.import_module('report').main(options.results)
 
