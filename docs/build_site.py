@@ -76,13 +76,19 @@ def lines_of(module: str) -> dict:
     return found
 
 
+def target_of(module: str, name: str) -> str:
+    "Where a name's documentation is linked to: in small letters, as nbdev does, unless another name of the room is spelt alike."
+    alike = sorted(other for other in lines_of(module) if other.lower() == name.lower())
+    return f'{module}.{name.lower()}' + '-class' * (len(alike) > 1 and name == alike[0])  # capitals sort first
+
+
 def documentation(cell: dict, module: str, level: int) -> str:
     "What `show_doc` put out, as Markdown under a heading that other pages can link to."
     name = SHOWN.search(text(cell))[1]
     shown = ''.join(''.join(o.get('data', {}).get('text/markdown', '')) for o in cell['outputs'])
     shown = re.sub(r'\A---\s*', '', re.sub(r'\{target="_blank"[^}]*\}', '', shown))
     depth = level + 1 + name.count('.')
-    shown = re.sub(r'^#+ .*$', lambda m: f'({module}.{name.lower()})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)
+    shown = re.sub(r'^#+ .*$', lambda m: f'({target_of(module, name)})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)
     link = f'[source]({REPOSITORY}/{PACKAGE.name}/{module}.py#L{line}){{.source}}\n\n' if (line := lines_of(module).get(name)) else ''
     return re.sub(r'\[source\]\(\S+\)\s*', lambda _: link, shown)
 
@@ -130,7 +136,7 @@ def origin(original: dict, notebook: Path) -> dict:
     twin = notebook.with_stem(notebook.stem.removesuffix('_ko') if notebook.stem.endswith('_ko') else f'{notebook.stem}_ko')
     if (NOTEBOOKS/twin).exists(): links.append(f'[{"English" if notebook.stem.endswith("_ko") else "한국어"}]({page(twin).name})')
     if module: links.append(f'[module]({REPOSITORY}/{PACKAGE.name}/{module[1].replace(".", "/")}.py)')
-    return markdown('{.origin}\n' + ' · '.join(links), 'origin')
+    return markdown('{.origin}\n' + ' · '.join(links), 'site-origin')
 
 
 def convert(processed: dict, original: dict, notebook: Path) -> dict:
@@ -158,7 +164,7 @@ def reference(targets: set[str], modules: list[str]) -> str:
         rows = [f'## `{module}`\n\n{ast.get_docstring(tree) or ""}\n\n| name | what it is |\n|---|---|']
         for node in tree.body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith('_'): continue
-            target = f'{module}.{node.name.lower()}'
+            target = target_of(module, node.name)
             first = (ast.get_docstring(node) or '').split('\n')[0].replace('|', r'\|')
             rows.append(f'| [`{node.name}`](#{target}) | {first} |' if target in targets else f'| `{node.name}` | {first} |')
         parts.append('\n'.join(rows) + '\n')
@@ -192,6 +198,7 @@ def unlink_missing(source: str, targets: set[str]) -> str:
 def main(destination: str):
     goal = Path(destination).resolve()
     shutil.rmtree(goal, ignore_errors=True)
+    sys.path.append(str(ROOT/'tests'))  # nbdev runs a notebook's imports only, and one imports a server from there
     processed = Path(proc_nbs(NOTEBOOKS, n_workers=2, force=True))
     names = sorted(f.relative_to(processed) for f in processed.rglob('*.ipynb'))
     read = lambda path: json.loads(path.read_text(encoding='utf-8'))
@@ -220,7 +227,7 @@ def main(destination: str):
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]
     index = pages.setdefault(Path('index.ipynb'), dict(
         cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))
-    index['cells'].append(markdown('\n'.join(trees), 'contents'))
+    index['cells'].append(markdown('\n'.join(trees), 'site-contents'))
 
     for name, notebook in pages.items():
         for cell in notebook['cells']:
