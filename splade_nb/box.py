@@ -288,7 +288,7 @@ def kept_box(model: str, source: str, engine: str = 'exact') -> Box:
     encoder = open_encoder(model)
     place = config.root()/'outputs'/'.boxes'/f'{encoder.label.model}-{encoder.label.vocabulary}-{stamp(source)}-{choose("engine", engine, ENGINES)}'
     try: box, how = open_box(place, encoder), 'nothing to encode'
-    except ConfigError: box, how = build_box(encoder, source, place, engine, progress=True), 'encoded now; the next search of them is instant'
+    except ConfigError: box, how = build_box(encoder, source, place, engine, progress=True), 'encoded now, kept for the next search'
     print(f'{len(box):,} texts in {place}: {how}', file=sys.stderr)
     return box
 
