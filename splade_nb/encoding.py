@@ -139,7 +139,7 @@ def lookup_queries(pieces: Pieces,
 def shard_label(model, pieces: Pieces, **options) -> dict:
     "What shards of one folder have in common: weights, vocabulary and options."
     found = hashlib.sha256()
-    for name, value in model.state_dict().items(): found.update(name.encode()); found.update(np.ascontiguousarray(value.float().sum(-1).cpu().numpy()).tobytes())
+    for name, value in model.state_dict().items(): found.update(name.encode()); found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     kept = options.get('keep')
     if kept is not None: options['keep'] = hashlib.sha256(np.asarray(kept, dtype=np.int64).tobytes()).hexdigest()[:16]
     return dict(model=found.hexdigest()[:16], vocabulary=vocabulary_hash(pieces), **options)

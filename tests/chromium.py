@@ -39,7 +39,7 @@ class Chromium:
 
     def heard(self, message: dict) -> None:
         found, about = message.get('params', {}), message.get('method')
-        self.events.append(about)
+        self.events.append(message)
         if about == 'Runtime.exceptionThrown': self.said.append(found['exceptionDetails'].get('exception', {}).get('description') or found['exceptionDetails']['text'])
         elif about == 'Runtime.consoleAPICalled' and found['type'] == 'error': self.said.append(' '.join(str(a.get('value', a.get('description'))) for a in found['args']))
         elif about == 'Log.entryAdded' and found['entry']['level'] == 'error': self.said.append(f'{found["entry"]["text"]} {found["entry"].get("url", "")}')
@@ -49,8 +49,13 @@ class Chromium:
         "Go to a page, wait until it has loaded; the errors that it reported."
         self.events.clear(); self.said.clear()
         self.call('Page.navigate', url=address)
-        while 'Page.loadEventFired' not in self.events: self.heard(json.loads(self.socket.recv()))
+        while not self.seen('Page.loadEventFired'): self.heard(json.loads(self.socket.recv()))
         return self.said
+
+    def seen(self, method: str) -> list: return [event['params'] for event in self.events if event.get('method') == method]  # since the page was opened
+
+    def key(self, name: str, **more) -> None:
+        for kind in ('keyDown', 'keyUp'): self.call('Input.dispatchKeyEvent', type=kind, key=name, **more)
 
     def value(self, script: str):
         "What a script gives, promises awaited."

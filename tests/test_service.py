@@ -1,8 +1,9 @@
 """The search page over a real socket: many clients at once, hostile requests, a browser."""
-import asyncio, base64, json, shutil, signal, socket, subprocess, sys, time
+import asyncio, signal, socket, subprocess, sys, time
 from pathlib import Path
 from urllib.request import urlopen
-import httpx, psutil, pytest, websocket
+import httpx, psutil, pytest
+from chromium import Chromium, program
 
 MEGABYTE = 2 ** 20
 CLIENTS = 200
@@ -128,57 +129,10 @@ def test_a_body_that_never_comes_is_not_waited_for(served):
 
 # A browser
 
-class Tab:
-    "A page of a headless Chromium, driven over DevTools."
-    def __init__(self, folder: Path):
-        chromium = shutil.which('chromium') or shutil.which('google-chrome')
-        if not chromium: pytest.skip('no chromium')
-        flags = ['--headless', '--no-sandbox', '--disable-gpu', '--no-first-run', '--disable-sync', '--disable-background-networking', '--disable-component-update', '--hide-scrollbars',
-                 '--remote-debugging-port=0', '--remote-allow-origins=*', f'--user-data-dir={folder}', 'about:blank']
-        self.process, self.events, self.number = subprocess.Popen([chromium, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), [], 0
-        port = self.wait(lambda: (folder/'DevToolsActivePort').exists() and (folder/'DevToolsActivePort').read_text().split('\n')[0])
-        pages = self.wait(lambda: [page for page in json.load(urlopen(f'http://127.0.0.1:{port}/json')) if page['type'] == 'page'])
-        self.socket = websocket.create_connection(pages[0]['webSocketDebuggerUrl'], timeout=60)
-        for domain in ('Page', 'Runtime', 'Log', 'Network'): self.send(f'{domain}.enable')
-
-    def wait(self, found, seconds: float = 60):
-        until = time.monotonic() + seconds
-        while not (value := found()):
-            assert time.monotonic() < until, 'waited in vain'
-            time.sleep(.05)
-        return value
-
-    def send(self, method: str, **params) -> dict:
-        self.number += 1
-        self.socket.send(json.dumps(dict(id=self.number, method=method, params=params)))
-        while (message := json.loads(self.socket.recv())).get('id') != self.number: self.events.append(message)
-        assert 'error' not in message, message
-        return message['result']
-
-    def run(self, script: str):
-        answer = self.send('Runtime.evaluate', expression=script, returnByValue=True, awaitPromise=True)
-        assert 'exceptionDetails' not in answer, answer
-        return answer['result'].get('value')
-
-    def open(self, address: str):
-        "Waits for the page itself: the one before answers until then."
-        self.run('window.left = true')
-        self.send('Page.navigate', url=address)
-        self.until('!window.left && document.readyState === "complete"')
-
-    def until(self, script: str): return self.wait(lambda: self.run(script))
-    def seen(self, method: str) -> list: return [event['params'] for event in self.events if event['method'] == method]
-    def width(self, pixels: int): self.send('Emulation.setDeviceMetricsOverride', width=pixels, height=844, deviceScaleFactor=1, mobile=pixels < 500)
-    def key(self, name: str, **more):
-        for kind in ('keyDown', 'keyUp'): self.send('Input.dispatchKeyEvent', type=kind, key=name, **more)
-
-    def picture(self, path: Path): path.write_bytes(base64.b64decode(self.send('Page.captureScreenshot', captureBeyondViewport=True)['data']))
-    def close(self): self.socket.close(); self.process.terminate(); self.process.wait(30)
-
-
 @pytest.fixture(scope='module')
 def tab(tmp_path_factory):
-    found = Tab(tmp_path_factory.mktemp('chromium'))
+    if not program(): pytest.skip('no chromium')
+    found = Chromium(tmp_path_factory.mktemp('chromium'))
     yield found
     found.close()
 
@@ -186,23 +140,23 @@ def tab(tmp_path_factory):
 @pytest.mark.parametrize('width', [390, 1280])
 def test_a_query_is_typed_and_the_page_says_why(served, tab, width, tmp_path):
     address = served[1]
-    tab.events.clear(); tab.width(width)
+    tab.resize(width)
     tab.open(address)
-    tab.until('document.getElementById("about").textContent.includes("14")')
-    fits = lambda: tab.run('document.documentElement.scrollWidth <= innerWidth')
+    tab.wait('document.getElementById("about").textContent.includes("14")')
+    fits = lambda: tab.value('document.documentElement.scrollWidth <= innerWidth')
     asked = lambda: [e for e in tab.seen('Network.requestWillBeSent') if e['request']['url'].endswith('/api/search')]
-    assert fits() and tab.run('document.activeElement.id') == 'query'
-    for composed in ('ㅎ', '하', '한'): tab.send('Input.imeSetComposition', text=composed, selectionStart=len(composed), selectionEnd=len(composed))
+    assert fits() and tab.value('document.activeElement.id') == 'query'
+    for composed in ('ㅎ', '하', '한'): tab.call('Input.imeSetComposition', text=composed, selectionStart=len(composed), selectionEnd=len(composed))
     time.sleep(.6)
-    assert tab.run('document.getElementById("query").value') == '한' and not asked(), 'nothing is asked while a syllable is being put together'
-    tab.send('Input.insertText', text='한복 입고 경복궁')
-    tab.until('document.querySelectorAll(".hit").length > 0')
+    assert tab.value('document.getElementById("query").value') == '한' and not asked(), 'nothing is asked while a syllable is being put together'
+    tab.call('Input.insertText', text='한복 입고 경복궁')
+    tab.wait('document.querySelectorAll(".hit").length > 0')
     assert len(asked()) == 1 and fits()
-    assert '경복궁' in tab.run('document.querySelector(".hit h2").textContent') and '한복' in tab.run('[...document.querySelectorAll("mark")].map(mark => mark.textContent).join(" ")')
-    assert tab.run('[...document.querySelector(".hit").querySelectorAll(".bar span")].every(bar => bar.getBoundingClientRect().width > 0)')
-    tab.run('document.querySelector(".hit .row > .link").click()')
-    tab.until('!document.getElementById("halves").hidden')
-    assert tab.run('document.querySelectorAll("#own-terms .own").length') > 3 and tab.run('document.querySelectorAll("#added-terms .added").length') > 3 and fits()
+    assert '경복궁' in tab.value('document.querySelector(".hit h2").textContent') and '한복' in tab.value('[...document.querySelectorAll("mark")].map(mark => mark.textContent).join(" ")')
+    assert tab.value('[...document.querySelector(".hit").querySelectorAll(".bar span")].every(bar => bar.getBoundingClientRect().width > 0)')
+    tab.value('document.querySelector(".hit .row > .link").click()')
+    tab.wait('!document.getElementById("halves").hidden')
+    assert tab.value('document.querySelectorAll("#own-terms .own").length') > 3 and tab.value('document.querySelectorAll("#added-terms .added").length') > 3 and fits()
     tab.picture(tmp_path/'expanded.png')
     assert not tab.seen('Runtime.exceptionThrown') and not [e for e in tab.seen('Log.entryAdded') if e['entry']['level'] in ('error', 'warning')]
     assert {httpx.URL(e['request']['url']).host for e in tab.seen('Network.requestWillBeSent') if not e['request']['url'].startswith('data:')} == {'127.0.0.1'}
@@ -210,30 +164,30 @@ def test_a_query_is_typed_and_the_page_says_why(served, tab, width, tmp_path):
 
 def test_a_text_typed_in_is_expanded(served, tab):
     tab.open(served[1])
-    tab.run('document.getElementById("tab-expand").click()')
-    tab.send('Input.insertText', text='서울 경복궁은 화요일에 쉬고 <b>한복</b>을 입은 관광객은 무료로 들어간다.')
-    tab.run('document.querySelector("#open button").click()')
-    tab.until('document.querySelectorAll("#added-terms .added").length > 0')
-    assert not tab.run('document.querySelectorAll("#halves section section, .name b:not([title])").length'), 'a text is never markup'
+    tab.value('document.getElementById("tab-expand").click()')
+    tab.call('Input.insertText', text='서울 경복궁은 화요일에 쉬고 <b>한복</b>을 입은 관광객은 무료로 들어간다.')
+    tab.value('document.querySelector("#open button").click()')
+    tab.wait('document.querySelectorAll("#added-terms .added").length > 0')
+    assert not tab.value('document.querySelectorAll("#halves section section, .name b:not([title])").length'), 'a text is never markup'
 
 
 def test_the_keyboard_is_enough(served, tab):
     tab.open(f'{served[1]}?q=%EA%B2%BD%EB%B3%B5%EA%B6%81') # 경복궁
-    tab.until('document.querySelectorAll(".hit").length > 0')
-    tab.run('document.activeElement.blur()')
+    tab.wait('document.querySelectorAll(".hit").length > 0')
+    tab.value('document.activeElement.blur()')
     tab.key('/', text='/')
-    assert tab.run('document.activeElement.id') == 'query' and tab.run('document.getElementById("query").value') == '경복궁'
+    assert tab.value('document.activeElement.id') == 'query' and tab.value('document.getElementById("query").value') == '경복궁'
     tab.key('ArrowDown')
-    assert tab.run('document.activeElement === document.querySelector(".hit")')
+    assert tab.value('document.activeElement === document.querySelector(".hit")')
     tab.key('ArrowUp'); tab.key('Escape')
-    tab.until('document.querySelectorAll(".hit").length === 0')
-    tab.send('Accessibility.enable')
-    nodes = tab.send('Accessibility.getFullAXTree')['nodes']
+    tab.wait('document.querySelectorAll(".hit").length === 0')
+    tab.call('Accessibility.enable')
+    nodes = tab.call('Accessibility.getFullAXTree')['nodes']
     nameless = [node for node in nodes if node.get('role', {}).get('value') in ('button', 'tab', 'searchbox', 'textbox', 'list') and not node['ignored'] and not node.get('name', {}).get('value')]
     assert [node['role']['value'] for node in nameless if node['role']['value'] != 'list'] == []
 
 
 def test_what_is_missing_is_said_and_not_drawn(served, tab):
     tab.open(f'{served[1]}?q=zzzz')
-    tab.until('document.getElementById("search-status").textContent !== ""')
-    assert '없습니다' in tab.run('document.getElementById("search-status").textContent') or tab.run('document.querySelectorAll(".hit").length') > 0
+    tab.wait('document.getElementById("search-status").textContent !== ""')
+    assert '없습니다' in tab.value('document.getElementById("search-status").textContent') or tab.value('document.querySelectorAll(".hit").length') > 0
