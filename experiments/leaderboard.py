@@ -11,7 +11,7 @@ import pandas as pd
 from tqdm import tqdm
 from splade_nb import data
 from splade_nb.board import BASELINE, board_figure, boards, collection_table, summary_table
-from splade_nb.config import ABOUT, MINI_CORRECTIONS, VERSIONS, ConfigError, as_dict, nearest, read_json, resolve_quietly, write_json
+from splade_nb.config import ABOUT, MINI_CORRECTIONS, VERSIONS, ConfigError, Settings, as_dict, nearest, read_json, resolve_quietly, write_json
 from splade_nb.curriculum import PAIR_TYPES
 from splade_nb.run import machine, rollbacks_of
 from splade_nb.report import write_svg
@@ -65,6 +65,11 @@ def judged_on(source: str, taught: bool) -> tuple:  # collection, query ids
     return collection, [id for id, judged in collection.qrels.items() if any(judged.values())]
 
 
+def chosen_values(settings: Settings) -> dict:  # those that differ from the defaults: a setting that comes later changes no label
+    default = as_dict(Settings())
+    return {name: value for name, value in as_dict(settings).items() if value != default[name]}
+
+
 class Contest:
     "What the systems share: the training data of one seed, the judged collections, the baseline."
     def __init__(self, source: str, tests: list, seed: int, steps: int, work: Path):
@@ -82,7 +87,7 @@ class Contest:
         entry = SYSTEMS[name]
         if entry.parts: return {part: self.label(part) for part in entry.parts}
         learned = {} if entry.words else dict(training=self.training.hash)
-        return learned | (dict(settings=digest([json.dumps(as_dict(self.settings(entry)))]), steps=self.settings(entry).steps) if entry.version else {})
+        return learned | (dict(settings=digest([json.dumps(chosen_values(self.settings(entry)))]), steps=self.settings(entry).steps) if entry.version else {})
 
     @functools.cached_property
     def fitted(self): return fitted_on(self.training, self.seed)
