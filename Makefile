@@ -10,6 +10,7 @@ OUT     ?= outputs/$(VERSION)
 MODEL   ?= $(OUT)
 SPLIT   ?= test
 ENGINE  ?= exact
+INDEX   ?=
 PORT    ?= 8000
 SETTINGS ?=
 PART    ?=
@@ -29,7 +30,7 @@ PUSH    ?=
 LICENCE ?= unknown
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 $(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
@@ -90,11 +91,11 @@ compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.h
 leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST (SEEDS, STEPS, RESULTS) and write docs/leaderboard.md
 	OMP_NUM_THREADS=1 "$(bin)/python" experiments/leaderboard.py "$(DATA)" $(foreach name,TEST SYSTEMS SEEDS STEPS RESULTS,$(if $($(name)),--$(shell tr A-Z a-z <<< $(name)) '$($(name))'))
 
-search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact); a second search encodes nothing
-	@"$(bin)/python" -m splade_nb.box --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --query "$${QUERY:?give one: make search QUERY=...}"
+search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server); a second search encodes nothing
+	@"$(bin)/python" -m splade_nb.box --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --index "$(INDEX)" --query "$${QUERY:?give one: make search QUERY=...}"
 
 serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, PORT) on this machine
-	@"$(bin)/python" -m splade_nb.service --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --port "$(PORT)"
+	@"$(bin)/python" -m splade_nb.service --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --index "$(INDEX)" --port "$(PORT)"
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.run export --model "$(MODEL)" --to "$(TO)" --out "$(EXPORT)" --licence "$(LICENCE)" $(if $(PUSH),--push "$(PUSH)")

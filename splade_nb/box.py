@@ -282,13 +282,15 @@ def stamp(source: str) -> str: # 16 hex digits
     return found.hexdigest()[:16]
 
 # %% ../nbs/17_box.ipynb #kept-box
-def kept_box(model: str, source: str, engine: str = 'exact') -> Box:
+def kept_box(model: str, source: str, engine: str = 'exact',
+             index: str = '' # an address, where the engine is a server
+            ) -> Box:
     "The box of a model, data and an engine under `outputs/.boxes`, built where it is not there yet; says which in one line. Raises `ConfigError`, `DataError`."
     if source.endswith('.txt') and not Path(source).is_file(): raise ConfigError(f'data={source}: no such file')
     encoder = open_encoder(model)
     place = config.root()/'outputs'/'.boxes'/f'{encoder.label.model}-{encoder.label.vocabulary}-{stamp(source)}-{choose("engine", engine, ENGINES)}'
     try: box, how = open_box(place, encoder), 'nothing to encode'
-    except ConfigError: box, how = build_box(encoder, source, place, engine, progress=True), 'encoded now, kept for the next search'
+    except ConfigError: box, how = build_box(encoder, source, place, engine, index, progress=True), 'encoded now, kept for the next search'
     print(f'{len(box):,} texts in {place}: {how}', file=sys.stderr)
     return box
 
@@ -301,11 +303,12 @@ def show(found: list, most: int = 6) -> None: # of Hit; terms of each
         print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in hit.terms[:most] if term.weight >= .005))
 
 # %% ../nbs/17_box.ipynb #box-options
-def box_options(program: str) -> argparse.ArgumentParser: # --model, --data, --engine
+def box_options(program: str) -> argparse.ArgumentParser: # --model, --data, --engine, --index
     "What names a kept box."
     found = argparse.ArgumentParser(prog=f'python -m splade_nb.{program}')
     for name in ('model', 'data'): found.add_argument(f'--{name}', required=True)
     found.add_argument('--engine', default='exact', choices=sorted(ENGINES))
+    found.add_argument('--index', default='', help='address of a server that keeps the vectors: http://localhost:9200/name')
     return found
 
 # %% ../nbs/17_box.ipynb #main
@@ -316,7 +319,7 @@ def main(arguments: list | None = None) -> int: # exit code
     parser.add_argument('--results', type=int, default=5)
     options = parser.parse_args(arguments)
     try:
-        with kept_box(options.model, options.data, options.engine) as box: show(box.ask(options.query, options.results))
+        with kept_box(options.model, options.data, options.engine, options.index) as box: show(box.ask(options.query, options.results))
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2
     return 0

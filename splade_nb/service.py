@@ -191,7 +191,7 @@ def main(arguments: list | None = None) -> int: # exit code
     options = parser.parse_args(arguments)
     try:
         names_for(options.host)
-        with kept_box(options.model, options.data, options.engine) as box: serve(box, options.host, options.port)
+        with kept_box(options.model, options.data, options.engine, options.index) as box: serve(box, options.host, options.port)
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2
     return 0

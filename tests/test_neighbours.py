@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from splade_nb.box import build_box
 from splade_nb.cards import push
 from splade_nb.collection import toy_corpus
 from splade_nb.config import ConfigError, resolve_quietly
@@ -15,7 +16,7 @@ from splade_nb.light import Light
 from splade_nb.material import prepare
 from splade_nb.model import save, toy_model
 from splade_nb.neighbours import open_neighbour
-from splade_nb.run import evaluate_model, export_model, load_encoder, retrieve, search_texts
+from splade_nb.run import evaluate_model, export_model, load_encoder, retrieve
 from splade_nb.tokens import Pieces, load_pieces, save_pieces
 from splade_nb.wires import quiet, tiny_checkpoint
 
@@ -197,8 +198,9 @@ def test_a_public_checkpoint_gives_their_vectors(name, public, texts):
     assert far(encode(model, pieces, texts[:20], screen=True), encode(model, pieces, texts[:20])) < 1e-5
 
 
-def test_commands_take_a_public_checkpoint(public):
-    judged, found = evaluate_model(str(public/'inference-free'), 'toy'), search_texts(str(public/'inference-free'), 'toy', '김치찌개 맛집')
+def test_commands_take_a_public_checkpoint(public, tmp_path):
+    judged = evaluate_model(str(public/'inference-free'), 'toy')
+    with build_box(public/'inference-free', 'toy', tmp_path/'box') as box: found = box.ask('김치찌개 맛집', 5)
     assert judged['queries'] > 0 and judged['active_terms']['doc'] > 0 and len(found) == 5
 
 
