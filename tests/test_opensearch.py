@@ -165,6 +165,20 @@ def test_saturation_two_phases_and_clusters_lose(place, real):
     assert exact > 0.99 and saturating < exact - 0.05 and phases < exact
 
 
+def test_a_box_keeps_its_vectors_on_a_server(place, tmp_path):
+    from splade_nb.box import build_box, open_box
+    from splade_nb.collection import toy_corpus
+    from splade_nb.config import resolve
+    from splade_nb.material import prepare
+    from splade_nb.run import keep_model
+    keep_model(prepare(resolve('v28', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
+    asked = lambda box: [(hit.id, round(hit.score, 1)) for hit in box.ask('한복 입고 경복궁', 3)]
+    with build_box(tmp_path/'run', 'toy', tmp_path/'exact') as box: wanted = asked(box)
+    with build_box(tmp_path/'run', 'toy', tmp_path/'box', 'opensearch', place) as box: found = asked(box)
+    with open_box(tmp_path/'box') as box: assert asked(box) == found
+    assert [id for id, _ in found] == [id for id, _ in wanted] and np.allclose([score for _, score in found], [score for _, score in wanted], rtol=2 ** -7)
+
+
 def test_large_segments_fold_ids(place):
     "Of 40,000 columns, two meet in one: the exact search tells them apart, a seismic segment does not, so that it is refused."
     label, vectors = Label('3f2a', 40_000, '9c1e'), sparse.csr_matrix(([1, 1], ([0, 1], [5, 32_773])), shape=(2, 40_000), dtype=np.float32)
