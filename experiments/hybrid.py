@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 from splade_nb import evaluation
+from splade_nb.collection import resplit
 from splade_nb.config import read_json, write_json
 from splade_nb.run import load_encoder
 from splade_nb.systems import Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system
@@ -26,7 +27,7 @@ TEXT = """# Sparse, words and dense together
 
 Written by `experiments/hybrid.py` from `experiments/results/hybrid-*.json`. {date}; models of seeds {seeds}, `splade_ko` trained on these collections' training queries together. Test queries; nDCG@10 in percent, mean of the seeds.
 
-Reciprocal ranks: `evaluation.fuse`, k 60. Weighted: `evaluation.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that no model learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
+Reciprocal ranks: `evaluation.fuse`, k 60. Weighted: `evaluation.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that neither the model nor the dense teacher learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
 
 ## Quality
 
@@ -66,7 +67,7 @@ def chosen(parts: dict, collection, ids) -> dict:  # hybrid -> weights
 def measured(source: str, folder: Path, seed: int) -> dict:
     "One model on one collection."
     (collection, held, _), (model, pieces) = questions(source, 'dev'), load_encoder(folder)
-    held, fitted = held[:MOST], fitted_on(collection, seed)
+    fitted, held = fitted_on(resplit(collection, dict.fromkeys(held, 'dev'), 'held out'), seed), held[:MOST]
     weights = chosen(systems(model, pieces, narrowed(collection, held), fitted), collection, held)
     parts, ids = systems(model, pieces, collection, fitted), list(collection.split('test'))
     return dict(seed=seed, date=date.today().isoformat(), queries=len(ids), held=len(held), weights=weights,
