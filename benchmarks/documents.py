@@ -7,14 +7,13 @@ Vectors: untrained `splade_ko`, a document's own pieces, pairs and sounds with B
 import json
 from pathlib import Path
 import numpy as np
-import torch
 from scipy import sparse
 from splade_nb import data
 from splade_nb.config import resolve_quietly, root, write_json
+from splade_nb.encoding import counted, saturated
 from splade_nb.idf import Frequencies, idf
 from splade_nb.lexical import split
 from splade_nb.material import make_pieces
-from splade_nb.model import count_factor
 from splade_nb.tokens import remembered
 from measure import say
 
@@ -29,12 +28,6 @@ def halves(text: str) -> tuple:
     return ' '.join(words[:cut]), ' '.join(words[cut:])
 
 
-def rows(bags: list, columns: int) -> sparse.csr_matrix:  # [n, columns] counts
-    ends, found = np.cumsum([0, *map(len, bags)]), np.concatenate([np.asarray(bag, np.int64) for bag in bags])
-    counts = sparse.csr_matrix((np.ones(len(found), np.float32), found, ends), shape=(len(bags), columns)); counts.sum_duplicates()
-    return counts
-
-
 @remembered({})
 def prepare(folder: Path, small: bool) -> None:
     "Read the collections once: halves as counts and as words, queries as lists of columns and as words."
@@ -44,7 +37,7 @@ def prepare(folder: Path, small: bool) -> None:
     queries = [query.text for one in collections for query in list(one.split('test').values())[::max(1, len(one.split('test')) * len(collections) // QUERIES)]][:QUERIES]
     say(f'  {len(texts) // 2:,} documents of {", ".join(one.name for one in collections)}')
     pieces = make_pieces(resolve_quietly('splade_ko', lead=0.0, vocabulary=2000) if small else KO, texts)
-    sparse.save_npz(folder/'halves.npz', rows(pieces.bags(texts), len(pieces)))
+    sparse.save_npz(folder/'halves.npz', counted(pieces.bags(texts), len(pieces)))
     write_json(folder/'source.json', dict(names=[one.name for one in collections], sizes=[len(one.texts) for one in collections], pieces=len(pieces.tokenizer), words=split(texts), asked_words=split(queries),
                                           asked=[sorted({*map(int, bag)}) for bag in pieces.bags(queries)]))
 
@@ -69,13 +62,10 @@ class Source:
     def vectors(self, size: int) -> tuple:  # [size, V], [Q, V] float32
         first, second = self.pairs(size)
         counts = (self.halves[2 * first] + self.halves[2 * second + 1]).tocsr()
-        length = np.asarray(counts.sum(1)).ravel()
-        repeated = torch.from_numpy(np.repeat(length, np.diff(counts.indptr)))
-        counts.data = count_factor(torch.from_numpy(counts.data)[:, None], repeated, float(length.mean()))[:, 0].numpy().astype(np.float32)
         weights = idf(Frequencies(size, counts.getnnz(axis=0))) * np.where(np.arange(counts.shape[1]) < self.pieces, 1, KO.pair_share)
         ends = np.cumsum([0, *map(len, self.asked)])
         columns = np.concatenate([np.asarray(row, np.int32) for row in self.asked])
-        return counts, sparse.csr_matrix((weights[columns].astype(np.float32), columns, ends), shape=(len(self.asked), counts.shape[1]))
+        return saturated(counts), sparse.csr_matrix((weights[columns].astype(np.float32), columns, ends), shape=(len(self.asked), counts.shape[1]))
 
     def texts(self, size: int) -> dict:  # {id: words between spaces}
         return {name(i): ' '.join(self.words[2 * a] + self.words[2 * b + 1]) for i, (a, b) in enumerate(zip(*self.pairs(size)))}

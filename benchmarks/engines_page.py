@@ -2,7 +2,7 @@
 from pathlib import Path
 from splade_nb.config import read_json
 from splade_nb.embedded import Seismic
-from measure import exponent
+from measure import exponent, table
 
 NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
 FROM = 10_000  # documents from which on growth is fitted: below, what a call costs by itself hides it
@@ -55,11 +55,6 @@ The power of the number of documents that a figure grows with, fitted from {star
 
 {versions}
 """
-
-
-def table(heads: list, rows: list) -> str:
-    line = lambda cells: f'| {" | ".join(cells)} |'
-    return '\n'.join([line(heads), line(['---', *['--:'] * (len(heads) - 1)]), *map(line, rows)])
 
 
 FIGURES = {'latency': lambda c: f'{c["latency"]["median"]:.2f} / {c["latency"]["p99"]:.2f}', 'recall': lambda c: f'{c["recall"]:.3f}' if 'recall' in c else '', 'index': lambda c: f'{c["index"]["cpu"]:,.1f}',

@@ -51,6 +51,13 @@ def exponent(sizes: list, seconds: list) -> float:
     return statistics.linear_regression([math.log(size) for size in sizes], [math.log(taken) for taken in seconds]).slope
 
 
+# Tables
+
+def table(heads: list, rows: list) -> str:  # Markdown, numbers to the right
+    line = lambda cells: f'| {" | ".join(cells)} |'
+    return '\n'.join([line(heads), line(['---', *['--:'] * (len(heads) - 1)]), *map(line, rows)])
+
+
 # Memory
 
 def status(name: str) -> int:  # bytes

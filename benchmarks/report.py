@@ -6,7 +6,7 @@ import statistics, sys
 from pathlib import Path
 import engines_page
 from splade_nb.config import read_json
-from measure import HERE, ratios, spread
+from measure import HERE, ratios, spread, table
 
 DOCS = HERE.parent/'docs'
 PAGE = """# How fast it is
@@ -72,11 +72,6 @@ def megabytes(value: float) -> str: return f'{value / 1e6:,.0f} MB'
 
 
 def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
-
-
-def table(heads: list, rows: list) -> str:
-    line = lambda cells: f'| {" | ".join(cells)} |'
-    return '\n'.join([line(heads), line(['---', *['--:'] * (len(heads) - 1)]), *map(line, rows)])
 
 
 def at(rows: list, **wanted) -> dict: return next(row for row in rows if all(row[name] == value for name, value in wanted.items()))

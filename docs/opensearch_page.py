@@ -6,10 +6,8 @@
 import json, sys
 from datetime import date
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 import numpy as np
-import torch
 from scipy import sparse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,12 +15,11 @@ sys.path.append(str(ROOT/'tests'))
 import fake_opensearch
 from splade_nb import data
 from splade_nb.config import read_json, resolve_quietly, write_json
-from splade_nb.encoding import lookup_queries
+from splade_nb.encoding import lookup_documents, lookup_queries
 from splade_nb.formats import feature_name
 from splade_nb.evaluation import retrieval_metrics
 from splade_nb.idf import count, idf
 from splade_nb.material import make_pieces
-from splade_nb.model import count_factor
 from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of, with_text
 from splade_nb.search import ExactIndex, Label
 from splade_nb.tokens import vocabulary_hash
@@ -70,20 +67,10 @@ A feature is *saturated* unless the query says `linear`: w / (w + pivot), the pi
 """
 
 
-def saturated(bags: list, columns: int) -> sparse.csr_matrix:  # [N, V] float32
-    "What stands in each text, by the count factor of the model."
-    rows = np.repeat(np.arange(len(bags)), [len(bag) for bag in bags])
-    counts = sparse.csr_matrix((np.ones(len(rows), np.float32), (rows, np.fromiter(chain.from_iterable(bags), np.int64, len(rows)))), shape=(len(bags), columns))
-    size = np.array([len(bag) for bag in bags])
-    factor = count_factor(torch.from_numpy(counts.data)[:, None], torch.from_numpy(np.repeat(size, np.diff(counts.indptr))), float(size.mean()))
-    return sparse.csr_matrix((factor[:, 0].float().numpy(), counts.indices, counts.indptr), shape=counts.shape)
-
-
 def start_vectors(pieces, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
     "What `splade_ko` says before it learned anything: the pieces, pairs and sounds of a text, queries weighted by IDF."
-    bags, columns = pieces.bags(texts), len(pieces)
-    weights = idf(count(bags, columns)) * np.where(np.arange(columns) < len(pieces.tokenizer), 1, KO.pair_share)
-    return saturated(bags, columns), lookup_queries(pieces, weights, queries)
+    weights = idf(count(pieces.bags(texts), len(pieces))) * np.where(np.arange(len(pieces)) < len(pieces.tokenizer), 1, KO.pair_share)
+    return lookup_documents(pieces, texts), lookup_queries(pieces, weights, queries)
 
 
 def cut(vectors: sparse.csr_matrix) -> sparse.csr_matrix:

@@ -8,17 +8,16 @@ from datetime import date
 from itertools import chain
 from pathlib import Path
 import numpy as np
-import torch
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
 from splade_nb import data
 from splade_nb.config import resolve_quietly, write_json
+from splade_nb.encoding import counted, saturated
 from splade_nb.evaluation import paired_difference, rank, retrieval_metrics
 from splade_nb.idf import Frequencies, count, idf
 from splade_nb.lexical import BM25
 from splade_nb.material import make_pieces
-from splade_nb.model import count_factor
 from splade_nb.own import collection_factor
 from splade_nb.tokens import bigrams, pair_column, remembered, sound_names
 
@@ -52,20 +51,6 @@ class Judged:
         return retrieval_metrics({id: self.collection.qrels[id] for id in self.queries}, run)['ndcg@10'].tolist()
 
 
-def matrix(rows: list, columns: int) -> sparse.csr_matrix:  # [n, columns] counts
-    text = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    found = sparse.csr_matrix((np.ones(len(text)), (text, np.fromiter(chain.from_iterable(rows), np.int64, len(text)))), shape=(len(rows), columns))
-    found.sum_duplicates()
-    return found
-
-
-def saturated(counts: sparse.csr_matrix, mean: float = 0.0) -> sparse.csr_matrix:
-    "The count factor of each entry; the mean length is the collection's own unless given."
-    size = np.asarray(counts.sum(1)).ravel()
-    factor = count_factor(torch.from_numpy(counts.data)[:, None], torch.from_numpy(np.repeat(size, np.diff(counts.indptr))), mean or size.mean())
-    return sparse.csr_matrix((factor[:, 0].numpy(), counts.indices, counts.indptr), shape=counts.shape)
-
-
 class Views:
     "Pieces and pairs of one collection as one bag, and what the training texts of all say of its columns."
     def __init__(self, judged: Judged, everything: list, size: int, column, columns: int, sounds: bool = False, lead: float = 0.0):
@@ -73,7 +58,7 @@ class Views:
         parts = lambda side: zip(judged.pieces[side], map(placed, judged.pairs[side]), map(placed, judged.sounds[side] if sounds else [()] * len(judged.pieces[side])))
         bags = lambda side: [[column for part in each for column in (*part, *part[:int(len(part) * lead)])] for each in parts(side)]
         rows = bags(0)
-        self.documents, asked = matrix(rows, size + columns), matrix(bags(1), size + columns)
+        self.documents, asked = counted(rows, size + columns), counted(bags(1), size + columns)
         self.queries, self.own, self.size = (asked > 0).astype(float), count(rows, size + columns), size
         self.mean = float(np.mean([len(ids) + len(pairs) for one in everything for ids, pairs in zip(one.pieces[0], one.pairs[0])]))
 
@@ -88,7 +73,7 @@ class Views:
 def semantic(judged: Judged, dimensions: int = 256):  # [Q, N] cosines
     "Latent semantic analysis of the collection's own pieces."
     size = 1 + max(max(ids, default=0) for ids in chain(*judged.pieces))
-    documents, queries = (matrix(rows, size) for rows in judged.pieces)
+    documents, queries = (counted(rows, size) for rows in judged.pieces)
     weights = idf(count(judged.pieces[0], size))
     documents, queries = (normalize(rows.multiply(weights).tocsr()) for rows in (saturated(documents), (queries > 0).astype(float)))
     axes = randomized_svd(documents, min(dimensions, documents.shape[0] - 1), n_iter=3, random_state=0)[2].T

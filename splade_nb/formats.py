@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['UNSAFE', 'FORMATS', 'feature_name', 'by_id', 'by_piece', 'by_name', 'shortest', 'rounded', 'to_sparse_dict',
            'to_token_weights', 'to_rank_features', 'Part', 'checked', 'documents', 'gather', 'wanted', 'once', 'Format',
-           'Lines', 'TokenWeights', 'Impacts', 'Points', 'Csr', 'Columns', 'Strings', 'parts', 'Seen', 'part_mark',
-           'filled', 'write_part', 'part_path', 'write_vectors', 'read_vectors', 'read_part']
+           'Lines', 'TokenWeights', 'Impacts', 'point_id', 'Points', 'Csr', 'Columns', 'Strings', 'parts', 'Seen',
+           'part_mark', 'filled', 'write_part', 'part_path', 'write_vectors', 'read_vectors', 'read_part']
 
 # %% ../nbs/12_formats.ipynb #imports
 import hashlib, itertools, json, os, unicodedata, uuid, zipfile
@@ -183,6 +183,10 @@ class Impacts(Lines):
     def record(self, id, text, terms): return super().record(id, text or '', terms)
 
 # %% ../nbs/12_formats.ipynb #points
+def point_id(id: str) -> str:
+    "The UUID that stands for a document in Qdrant."
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, id))
+
 class Points(Lines):
     "Qdrant's points: their ids are UUIDs made of ours, which stand in the payload."
     def pack(self, terms): return dict(indices=list(map(int, terms)), values=list(terms.values()))
@@ -190,7 +194,7 @@ class Points(Lines):
 
     def record(self, id, text, terms):
         payload = super().record(id, text, terms); vector = payload.pop(self.vector)
-        return dict(id=str(uuid.uuid5(uuid.NAMESPACE_OID, id)), vector={self.vector: vector}, payload=payload)
+        return dict(id=point_id(id), vector={self.vector: vector}, payload=payload)
 
     def fields(self, record): return super().fields(wanted(record, 'payload', dict) | wanted(record, 'vector', dict))
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version as package_version
 from pathlib import Path
-import numpy as np
 import pandas as pd
 from . import evaluation
 from .collection import DataError

@@ -8,7 +8,7 @@ __all__ = ['TOKENIZERS', 'Candidates', 'whitespace', 'split', 'in_order', 'helpf
            'write_candidates', 'negative', 'read_candidates']
 
 # %% ../nbs/08_lexical.ipynb #imports
-import json, math, os, re, sys, warnings
+import json, math, os, sys, warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

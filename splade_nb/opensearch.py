@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from scipy import sparse
 from tqdm import tqdm
 from .config import ConfigError, choose, read_json, write_json
-from .formats import feature_name
+from .formats import feature_name, shortest
 from .search import Index, Label, NoIndex, check_label, needs
 
 # %% ../nbs/12_opensearch.ipynb #address
@@ -130,7 +130,7 @@ def weights_of(row: sparse.csr_matrix,     # [1, V]
                names: list | None = None   # [V] what the index calls a piece; None: its id
               ) -> dict:                   # {term: weight}
     "A vector as the map that the server takes; each number is the shortest that reads as the same float32."
-    return {names[i] if names else str(i): float(str(w)) for i, w in zip(row.indices, row.data) if w}
+    return {names[i] if names else str(i): w for i, w in zip(row.indices, shortest(row.data)) if w}
 
 # %% ../nbs/12_opensearch.ipynb #queries
 def neural_sparse(weights: dict, method: dict | None = None) -> dict: # method: k, top_n, heap_factor of an approximate search

@@ -26,9 +26,9 @@ from .checkpoints import alone, writable
 from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
-from .encoding import encode, encode_shards, lookup_queries, read_shards, terms
+from .encoding import encode, encode_shards, heaviest, lookup_queries, read_shards, terms
 from .exports import EXPORTS, write_form
-from .findings import heaviest, worst_queries
+from .findings import worst_queries
 from .formats import write_vectors
 from .material import Prepared, device, prepare
 from .neighbours import open_neighbour

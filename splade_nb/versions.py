@@ -6,15 +6,15 @@
 __all__ = ['RECIPES', 'FAINT', 'WORTH', 'run_folders', 'outcome', 'compare_row', 'in_order', 'compare', 'comparable', 'one_group',
            'runs_of', 'failure', 'recipe_bar', 'bar_note', 'version_bars', 'bar_legend', 'named', 'version_caption',
            'overlap', 'outward', 'path', 'free_spot', 'place_labels', 'write_labels', 'run_labels', 'run_marks',
-           'compare_figure', 'compare_caption', 'declared', 'short', 'changes', 'spell_changes', 'gains',
-           'spell_quality', 'spell_gain', 'what_changed', 'change_caption', 'spread_of', 'seed_spread', 'recipe_gains',
-           'trained_gains', 'ablation', 'worth_panel', 'ablation_figure', 'ablation_caption', 'markdown_table',
-           'percent']
+           'compare_figure', 'compare_caption', 'declared', 'short', 'differing', 'changes', 'from_parent',
+           'spell_changes', 'gains', 'spell_quality', 'spell_gain', 'what_changed', 'change_caption', 'spread_of',
+           'seed_spread', 'recipe_gains', 'trained_gains', 'ablation', 'worth_panel', 'ablation_figure',
+           'ablation_caption', 'markdown_table', 'percent']
 
 # %% ../nbs/14_versions.ipynb #imports
 import math
 from pathlib import Path
-from .config import ABOUT, PARENTS, VERSIONS, as_dict, off, resolve_quietly, root
+from .config import ABOUT, PARENTS, VERSIONS, Settings, as_dict, flat, from_dict, off, resolve_quietly, root
 from .report import SYSTEMS, RunError, canvas, collapse, nothing, palette, read_part
 
 # %% ../nbs/14_versions.ipynb #run-folders
@@ -272,13 +272,24 @@ def short(value: object) -> str:
     return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 # %% ../nbs/14_versions.ipynb #changes
+def differing(before: dict, after: dict) -> dict: # setting -> (before, after)
+    "What two sets of settings do not share."
+    return {name: (before.get(name, '-'), after.get(name, '-')) for name in {**before, **after} if before.get(name) != after.get(name)}
+
 def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the parent's value, its own)
     "What a version changed, without the settings that do nothing in either; empty for one without a parent."
     if version not in PARENTS: return {}
     pair = [PARENTS[version], version]
     before, after = (declared(name, scale) for name in pair)
     idle = set.intersection(*(set(off(resolve_quietly(name, 'seed', scale))) for name in pair))
-    return {name: (before.get(name, '-'), after.get(name, '-')) for name in {**before, **after} if before.get(name) != after.get(name) and name not in idle}
+    return {name: pair for name, pair in differing(before, after).items() if name not in idle}
+
+# %% ../nbs/14_versions.ipynb #from-parent
+def from_parent(config: dict) -> dict: # `config.json` of a run -> {setting: (the parent's value, its own)}
+    "Where resolved settings differ from the parent's under the same recipe and scale; from the defaults where there is no parent."
+    parent = PARENTS.get(config['version'])
+    before = resolve_quietly(parent, config['recipe'], config['scale']) if parent else Settings()
+    return differing(flat(before), flat(from_dict(config['settings'])))
 
 # %% ../nbs/14_versions.ipynb #spell-changes
 def spell_changes(changed: dict, idle: set) -> str:  # idle: names

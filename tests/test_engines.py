@@ -6,7 +6,7 @@ import pytest
 from scipy import sparse
 from splade_nb import data
 from splade_nb.config import ConfigError, root
-from splade_nb.encoding import lookup_queries
+from splade_nb.encoding import lookup_documents, lookup_queries
 from splade_nb.engines import INSIDE, new_index, open_index, resume_index
 from splade_nb.idf import count, idf
 from splade_nb.search import ExactIndex, Label
@@ -33,14 +33,9 @@ def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each piece in 
     found, pieces = data.load(str(folder)), load_pieces(tokenizer)
     asked = list(found.split('test'))[:200]
     found = narrowed(found, asked, 700)
-    rows = pieces.ids(list(found.texts.values()))
-    weights = idf(count(rows, len(pieces)))
-    text = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    counts = sparse.csr_matrix((np.ones(len(text), np.float32), (text, np.concatenate(rows))), shape=(len(rows), len(pieces)))
-    counts.sum_duplicates()
-    length = np.repeat(np.asarray(counts.sum(1)).ravel(), np.diff(counts.indptr))
-    counts.data = counts.data * 2.2 / (counts.data + 1.2 * (0.25 + 0.75 * length / length.mean()))
-    return Label(vocabulary_hash(pieces), len(pieces), 'none'), list(found.texts), counts, lookup_queries(pieces, weights, [found.queries[id].text for id in asked])
+    texts = list(found.texts.values())
+    weights = idf(count(pieces.ids(texts), len(pieces)))
+    return Label(vocabulary_hash(pieces), len(pieces), 'none'), list(found.texts), lookup_documents(pieces, texts), lookup_queries(pieces, weights, [found.queries[id].text for id in asked])
 
 
 @functools.cache
