@@ -59,7 +59,7 @@ def relink(source: str, folder: Path, here: Path) -> str:
         if not found.exists() or not found.is_relative_to(ROOT): return match[0]  # Sphinx reports it
         name = found.relative_to(ROOT).as_posix()
         if name in GUIDES: goal = Path(GUIDES[name])
-        elif found.suffix == '.svg': goal = here.parent/found.name
+        elif found.suffix == '.svg': goal = Path('reference', found.name)
         elif found.suffix == '.ipynb' and found.is_relative_to(NOTEBOOKS): goal = page(found.relative_to(NOTEBOOKS))
         else: return f']({REPOSITORY}/{name}{anchor})'
         return f']({Path(os.path.relpath(goal, here.parent)).as_posix()}{anchor})'

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 from splade_nb.config import read_json
 from splade_nb.evaluation import paired_difference
+from splade_nb.report import canvas, palette, write_svg
 from splade_nb.versions import markdown_table, percent
 from start import COLUMNS, HERE, SHARE
 
-PAGE = HERE.parent/'docs'/'experiments.md'
+PAGE, PICTURE = HERE.parent/'docs'/'experiments.md', HERE.parent/'docs'/'over-bm25.svg'
 TEXT = """# What helps, and what does not
 
 Written by `experiments/report.py` from `experiments/results/`. nDCG@10 in percent. A fifth of the training queries judges, by hash of the query id; no test query was seen while choosing.
@@ -38,6 +39,8 @@ One model on all collections' training queries but the held-out fifth. Corpus te
 ## Test queries
 
 Judged once, after the choice. Intervals: over queries, of the mean of the seeds.
+
+![splade_ko and BM25 on six public collections](over-bm25.svg)
 
 {tested}
 """
@@ -94,10 +97,14 @@ def variants_table(results: list) -> str:
     return markdown_table(pd.DataFrame([variant_row(runs, common) for runs in ([untrained], *by_variant(results))]))
 
 
-def test_row(collection: str, rows: list) -> dict:
+def over_bm25(rows: list) -> dict:  # mean, low, high
     "The mean of the seeds query by query, so that the interval is over queries."
     gains = np.mean([np.array(row['gains'].split(), dtype=float) for row in rows], axis=0)
-    values, found = [row['metrics']['ndcg@10']['mean'] for row in rows], paired_difference(gains, np.zeros_like(gains))
+    return paired_difference(gains, np.zeros_like(gains))
+
+
+def test_row(collection: str, rows: list) -> dict:
+    values, found = [row['metrics']['ndcg@10']['mean'] for row in rows], over_bm25(rows)
     return {'collection': collection, 'queries': f'{rows[0]["queries"]:,}', 'BM25': percent(mean_of(rows, 'bm25')), 'mean of seeds': percent(np.mean(values)),
             'lowest to highest': f'{percent(min(values))} to {percent(max(values))}', 'over BM25': percent(found, '+'),
             'significant': 'yes' if found['low'] > 0 else 'no', 'terms': terms_of({collection: rows})}
@@ -119,6 +126,22 @@ def tested(results: list) -> str:
     return '\n\n'.join(tables) or 'Not judged yet.'
 
 
+def test_picture(results: list):  # figure
+    "How far the model is from BM25 on each collection's test queries: dots with their interval, BM25 as a second mark."
+    found = next(found for runs in by_variant(results) if (found := rows_of(runs, 'test', 'all')))
+    names = sorted(found, key=lambda name: over_bm25(found[name])['mean'])
+    figure, axis = canvas(width=8, height=0.42 * len(names) + 1)
+    for place, name in enumerate(names):
+        bm25, gain = 100 * mean_of(found[name], 'bm25'), {part: 100 * value for part, value in over_bm25(found[name]).items()}
+        axis.plot([bm25, bm25 + gain['mean']], [place, place], color='#999999', linewidth=1.4, zorder=1)
+        axis.errorbar(bm25 + gain['mean'], place, xerr=[[gain['mean'] - gain['low']], [gain['high'] - gain['mean']]], color=palette['blue'], marker='o', capsize=3, label='splade_ko, 95 % of the difference' * (not place) or None)
+        axis.plot(bm25, place, color=palette['orange'], marker='D', linestyle='none', label='BM25 over Kiwi morphemes' * (not place) or None)
+        axis.annotate(f'{gain["mean"]:+.1f}', (bm25 + gain['high'], place), (7, 0), textcoords='offset points', va='center')
+    axis.set(yticks=range(len(names)), yticklabels=names, xlabel=f'nDCG@10 of test queries, percent; mean of {len(found[names[0]])} seeds', ylim=(-0.6, len(names) - 0.4))
+    axis.margins(x=0.08); axis.legend(frameon=False, loc='lower center', bbox_to_anchor=(0.5, 1), ncol=2)
+    return figure
+
+
 def cut_table(result: dict) -> str:
     "nDCG@10 of each collection by the terms that its documents keep."
     names = list(next(iter(result['found'].values())))
@@ -136,5 +159,5 @@ def page() -> str:
 
 
 if __name__ == '__main__':
-    if '--check' not in sys.argv: PAGE.write_text(page(), encoding='utf-8')
+    if '--check' not in sys.argv: PAGE.write_text(page(), encoding='utf-8'); write_svg(test_picture(trained_results()), PICTURE)
     elif PAGE.read_text(encoding='utf-8') != page(): sys.exit('docs/experiments.md is not what the results say: run python experiments/report.py')
