@@ -106,7 +106,7 @@ def page() -> str:
     quality = pd.DataFrame([{'system': label(name), **{collection: percent(mean(rows, name).mean()) for collection, rows in found.items()},
                              'mean': percent(np.mean([mean(rows, name).mean() for rows in found.values()]))} for name in names])
     gains, overall = gains_table(found, hybrids)
-    weights = pd.DataFrame([{'hybrid': label(name), **{collection: '; '.join(' / '.join(f'{weight:.1f}' for weight in row['weights'][name]) for row in rows) for collection, rows in found.items()}} for name in runs[0]['weights']])
+    weights = pd.DataFrame([{'hybrid': label(f'weighted {name}'), **{collection: '; '.join(' / '.join(f'{weight:.1f}' for weight in row['weights'][name]) for row in rows) for collection, rows in found.items()}} for name in runs[0]['weights']])
     best, worst = (choose(overall, key=lambda name: overall[name]['mean']) for choose in (max, min))
     finding = f'Best over all collections: {label(best)}, {percent(overall[best], "+")} points; worst: {label(worst)}, {percent(overall[worst], "+")}.'
     return TEXT.format(most=MOST, date=', '.join(sorted({run['date'] for run in runs})), seeds=', '.join(str(seed) for seed in sorted({run['seed'] for run in runs})), finding=finding,
