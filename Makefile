@@ -153,6 +153,7 @@ $(ready): pyproject.toml constraints.txt
 	[ "$$(cat "$@" 2>/dev/null)" = "$(CURDIR)" ] || $(PYTHON) -m venv --clear "$(VENV)"
 	@echo 'installing into $(VENV), once'
 	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[dev,docs,engines,export,serve]'
+	"$(bin)/python" -m compileall -qq -j 0 -x /tests/ "$(VENV)/lib" || true  # what pip does on one core
 	echo "$(CURDIR)" > "$@"
 
 $(assets): docs/package.json docs/package-lock.json docs/_static/katex-init.js
