@@ -54,7 +54,7 @@ def morphemes(texts: list) -> list:  # for each text the forms of its kept morph
     known = _known[-1]
     if known is None: return analysed(texts)
     new = [text for text in dict.fromkeys(texts) if text not in known]
-    known.update(zip(new, analysed(new)))
+    if new: known.update(zip(new, analysed(new)))
     return [list(known[text]) for text in texts]
 
 # %% ../nbs/02_tokens.ipynb #bigrams

@@ -9,7 +9,7 @@ __all__ = ['OTHERS', 'NEXT', 'SAVE_MEMORY', 'COMPANY', 'wired_corpus', 'tiny_che
            'code_digest', 'checked', 'require_wires']
 
 # %% ../nbs/10_wires.ipynb #imports
-import contextlib, functools, hashlib, math, tempfile
+import contextlib, copy, functools, hashlib, math, tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 import torch
@@ -17,10 +17,10 @@ from tqdm import tqdm
 import splade_nb
 from .config import SEED, ConfigError, Settings, choose, every_phase, off, read_json, root, write_json
 from .collection import toy_corpus
-from .material import prepare
+from .material import Prepared, prepare
 from .model import factor_for, mini_backbone
 from .objective import SavedBytes, batch_at, step_loss
-from .tokens import train_unigram
+from .tokens import remembered, train_unigram
 from .training import step_count, train
 
 # %% ../nbs/10_wires.ipynb #wired-corpus
@@ -59,10 +59,9 @@ def digest(*values) -> str:
     return seen.hexdigest()[:12]
 
 # %% ../nbs/10_wires.ipynb #at-steps
-def at_steps(settings: Settings, corpus, folder: Path, every: bool) -> dict: # what -> digests
+def at_steps(prepared: Prepared, every: bool) -> dict: # what -> digests
     "Batches, loss, gradient and memory of an untrained model, halfway through the run or at every step."
-    prepared = prepare(settings, corpus, SEED, folder, 'cpu')
-    model, material = prepared.model.train(), prepared.material
+    settings, model, material = prepared.settings, prepared.model.train(), prepared.material
     steps, seen = step_count(settings, len(material.pairs)), dict(batch=[], loss=[], gradient=[], memory=[])
     for step in range(steps) if every else [steps // 2]:
         torch.manual_seed(SEED); model.zero_grad()
@@ -74,17 +73,17 @@ def at_steps(settings: Settings, corpus, folder: Path, every: bool) -> dict: # w
     return seen
 
 # %% ../nbs/10_wires.ipynb #first-look
-def one_step(settings: Settings, corpus, folder: Path) -> dict: return at_steps(settings, corpus, folder, every=False)
+def one_step(prepared: Prepared) -> dict: return at_steps(prepared, every=False)
 
-def each_step(settings: Settings, corpus, folder: Path) -> dict: return at_steps(settings, corpus, folder, every=True)
+def each_step(prepared: Prepared) -> dict: return at_steps(prepared, every=True)
 
 # %% ../nbs/10_wires.ipynb #whole-run
-def whole_run(settings: Settings, corpus, folder: Path) -> dict: # what -> digest
+def whole_run(prepared: Prepared) -> dict: # what -> digest
     "Learning rates, final weights, files and validations of a short training."
-    prepared = prepare(settings, corpus, SEED, folder, 'cpu')
+    settings, model = prepared.settings, copy.deepcopy(prepared.model); model.zero_grad()
     with tempfile.TemporaryDirectory() as out:
         falling = iter(range(100, 0, -1)) # a judge whom every validation pleases less
-        run = train(prepared.model, prepared.material, settings, out, lambda model: {'metrics': {'ndcg@10': next(falling) / 100}, 'active_terms': {}},
+        run = train(model, prepared.material, settings, out, lambda model: {'metrics': {'ndcg@10': next(falling) / 100}, 'active_terms': {}},
                     seed=SEED, quiet=True, patience=settings.steps)
         files = sorted(str(path.relative_to(out)) for path in Path(out).glob('checkpoints/*'))
         rows = (Path(out)/'metrics.jsonl').read_text(encoding='utf-8').splitlines()
@@ -178,11 +177,14 @@ class DeadWire(ConfigError):
 
 # %% ../nbs/10_wires.ipynb #looks
 class Looks:
-    "Observations of settings, each made once."
-    def __init__(self, corpus, folder: Path): self.corpus, self.folder, self.known = corpus, folder, {}
+    "Observations of settings, each made once, of the same untrained model while it is at hand."
+    def __init__(self, corpus, folder: Path):
+        self.prepare, self.known = lambda settings: prepare(settings, corpus, SEED, folder, 'cpu'), {}
+        self.prepared = functools.lru_cache(8)(self.prepare)
+
     def __call__(self, look, settings: Settings) -> dict:
         key = look.__name__, settings
-        if key not in self.known: self.known[key] = look(settings, self.corpus, self.folder)
+        if key not in self.known: self.known[key] = look(self.prepared(settings))
         return self.known[key]
 
 # %% ../nbs/10_wires.ipynb #difference
@@ -195,9 +197,9 @@ def difference(looks: Looks, name: str, before: Settings, after: Settings) -> st
     return ''
 
 # %% ../nbs/10_wires.ipynb #steady
-def require_steady(settings: Settings, corpus, folder: Path) -> None:
+def require_steady(looks: Looks, settings: Settings) -> None:
     "Raises `ConfigError` where the same settings give different digests: nothing could be proven then."
-    one, two = (each_step(settings, corpus, folder) for _ in range(2))
+    one, two = looks(each_step, settings), each_step(looks.prepare(settings))
     if one != two: raise ConfigError(f'the live-wire check needs equal results for equal settings; they differ in {[n for n in one if one[n] != two[n]]}')
 
 # %% ../nbs/10_wires.ipynb #quiet
@@ -216,12 +218,12 @@ def check_wires(settings: Settings,
                 progress: bool = True) -> list: # Wires, in the order of the settings
     "Change every setting in turn and look; settings that others switch off are listed as off."
     idle, corpus, found = off(settings), wired_corpus(), []
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet(), remembered({}):
         texts = [*corpus.texts.values(), *(query.text for query in corpus.queries.values())]
         checkpoints = [tiny_checkpoint(Path(folder)/str(seed), texts, seed) for seed in (0, 1)]
-        base = small(settings, checkpoints[0])
-        require_steady(base, corpus, Path(folder)/'cache')
-        looks, wires = Looks(corpus, Path(folder)/'cache'), wires_of(base, checkpoints[1])
+        looks, base = Looks(corpus, Path(folder)/'cache'), small(settings, checkpoints[0])
+        wires = wires_of(base, checkpoints[1])
+        require_steady(looks, base)
         for name in tqdm([choose('setting', n, wires) for n in (only or wires)], desc='live wires', disable=not progress, mininterval=2):
             value = getattr(settings, name, wires[name][0])
             if name in idle: found.append(Wire(name, value, 'off', idle[name])); continue
@@ -239,12 +241,12 @@ def code_digest() -> str: # 16 hex digits
 
 # %% ../nbs/10_wires.ipynb #checked
 def checked(settings: Settings) -> tuple: # Wires
-    "The check, once for equal settings and equal code: kept in `outputs/.wires`."
-    name = hashlib.sha256(f'{settings!r} {code_digest()}'.encode()).hexdigest()[:16]
-    path = root()/'outputs'/'.wires'/f'{name}.json'
+    "The check, once for equal code and for settings that are equal when small: kept in `outputs/.wires`."
+    proven = small(settings, ''), sorted(off(settings).items()), code_digest()
+    path = root()/'outputs'/'.wires'/f'{digest(proven)}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists(): write_json(path, [asdict(wire) for wire in check_wires(settings)])
-    return tuple(Wire(**wire) for wire in read_json(path))
+    return tuple(Wire(**wire | dict(value=getattr(settings, wire['name'], wire['value']))) for wire in read_json(path))
 
 # %% ../nbs/10_wires.ipynb #require-wires
 def require_wires(settings: Settings, folder: Path | str | None = None) -> tuple: # Wires

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from splade_nb import wires
 from splade_nb.config import PARENTS, VERSIONS, as_dict, off, resolve_quietly
+from splade_nb.tokens import remembered
 
 
 WHOLE = (('v22', 'corrected'), ('v22', 'seed'), ('v28', 'corrected'), ('v28', 'seed'), ('splade_v2', 'corrected'), ('splade_ko', 'corrected'))
@@ -12,7 +13,7 @@ WHOLE = (('v22', 'corrected'), ('v22', 'seed'), ('v28', 'corrected'), ('v28', 's
 @pytest.mark.parametrize('version, recipe', WHOLE)
 def test_every_setting_acts(version, recipe):
     settings = resolve_quietly(version, recipe, 'mini')
-    found = wires.check_wires(settings, progress=False)
+    found = wires.checked(settings)
     assert [wire.name for wire in found if wire.state == 'dead'] == []
     assert {wire.name for wire in found if wire.state == 'off'} == set(off(settings))
 
@@ -30,8 +31,17 @@ def test_what_a_version_changes_acts(version):
 @pytest.mark.parametrize('version', ('v22', 'v28'))
 def test_every_setting_acts_at_full_scale(version):
     "Backbone and teacher are read from folders, by the code that reads hub names."
-    found = wires.check_wires(resolve_quietly(version, 'corrected', 'full'), progress=False)
+    found = wires.checked(resolve_quietly(version, 'corrected', 'full'))
     assert [wire.name for wire in found if wire.state == 'dead'] == []
+
+
+def test_runs_that_are_equal_when_small_share_a_proof(monkeypatch, tmp_path):
+    proven = []
+    monkeypatch.setattr(wires, 'root', lambda: tmp_path)
+    monkeypatch.setattr(wires, 'check_wires', lambda settings: proven.append(settings) or [wires.Wire('hidden', settings.hidden, 'live')])
+    runs = [resolve_quietly('v28', **changes) for changes in ({}, dict(hidden=64, steps=6), dict(top_k=7), dict(lambda_self=0.0))]
+    assert [wires.checked(settings)[0].value for settings in runs] == [runs[0].hidden, 64, runs[0].hidden, runs[0].hidden]
+    assert proven == [runs[0], *runs[2:]]
 
 
 def test_what_is_off_changes_nothing():
@@ -40,7 +50,7 @@ def test_what_is_off_changes_nothing():
     for arguments in (('v22', 'seed', 'mini'), ('v28', 'corrected', 'mini'), ('splade_v2', 'corrected', 'mini')):
         settings = resolve_quietly(*arguments)
         idle = [name for name in off(settings) if name not in tried]; tried.update(idle)
-        with tempfile.TemporaryDirectory() as folder, wires.quiet():
+        with tempfile.TemporaryDirectory() as folder, wires.quiet(), remembered({}):
             corpus = wires.wired_corpus()
             texts = [*corpus.texts.values(), *(query.text for query in corpus.queries.values())]
             first, second = (wires.tiny_checkpoint(Path(folder)/str(seed), texts, seed) for seed in (0, 1))
