@@ -4,6 +4,10 @@ from pathlib import Path
 import pytest
 from chromium import faults
 from conftest import ROOT
+from faults import begin, command, end, said, summary
+from splade_nb.collection import DataError, toy_corpus
+from splade_nb.config import ConfigError, resolve
+from splade_nb.run import begin_run, load_encoder, main, run_version
 
 SMALL = 'settings: {steps: 6, hidden: 64, layers: 1, vocabulary: 300, batch_size: 8}'
 CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'data', 'steps', 'seconds', 'peak_memory_mb', 'device', 'metrics', 'bm25',
@@ -43,35 +47,33 @@ def test_the_folder_holds_what_the_contract_names(run):
     for system in ('metrics', 'bm25', 'before_training'): assert set(summary[system]) == METRICS
 
 
-def test_one_seed_gives_one_result(run, tmp_path):
-    assert papermill(str(tmp_path/'again.ipynb'), '-r', 'data', 'toy', '-r', 'scale', 'mini', '-r', 'out', str(tmp_path), '-y', SMALL).returncode == 0
-    first, second = (json.loads((folder/'summary.json').read_text(encoding='utf-8')) for folder in (run, tmp_path))
-    for volatile in ('seconds', 'peak_memory_mb'): first.pop(volatile); second.pop(volatile)
-    assert first == second
-
-
-@pytest.mark.parametrize('wrong, told', [
-    (('-p', 'versoin', 'v28'), "did you mean 'version'"), (('-p', 'version', 'v82'), "did you mean 'v28'"),
-    (('-p', 'recipe', 'corected'), "did you mean 'corrected'"), (('-y', 'settings: {lambda_flop: 1}'), "did you mean 'lambda_flops'"),
-    (('-p', 'data', './nowhere'), './nowhere')])
-def test_what_is_misspelt_stops_with_the_nearest_name(wrong, told, tmp_path):
-    arguments = wrong if 'data' in wrong else (*wrong, '-r', 'data', 'toy')
-    done = papermill(str(tmp_path/'train.ipynb'), '-r', 'out', str(tmp_path/'run'), '-r', 'scale', 'mini', *arguments)
+@pytest.mark.parametrize('wrong, told', [(('-p', 'versoin', 'v28'), "did you mean 'version'"), (('-y', 'settings: {lambda_flop: 1}'), "did you mean 'lambda_flops'")])
+def test_the_notebook_stops_at_what_is_misspelt(wrong, told, tmp_path):
+    done = papermill(str(tmp_path/'train.ipynb'), '-r', 'out', str(tmp_path/'run'), '-r', 'scale', 'mini', '-r', 'data', 'toy', *wrong)
     assert done.returncode == 1 and told in done.stderr
     assert not (tmp_path/'run'/'metrics.jsonl').exists()
 
 
-def test_the_report_opens_offline(run, tmp_path):
-    page = tmp_path/'report.html'
-    subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(page)], cwd=ROOT, check=True)
+@pytest.mark.parametrize('wrong, told', [(dict(version='v82'), "did you mean 'v28'"), (dict(recipe='corected'), "did you mean 'corrected'"), (dict(source='./nowhere'), './nowhere')])
+def test_a_run_stops_at_what_is_misspelt(wrong, told, tmp_path):
+    given = dict(version='v28', recipe='corrected', scale='mini', source='toy', seed=42, out=str(tmp_path/'run'), settings={})
+    with pytest.raises((ConfigError, DataError), match=told): begin_run(**given | wrong)
+    assert not (tmp_path/'run').exists()
+
+
+@pytest.fixture(scope='module')
+def page(run) -> Path:
+    subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(run/'report.html')], cwd=ROOT, check=True)
+    return run/'report.html'
+
+
+def test_the_report_opens_offline(page):
     html = page.read_text(encoding='utf-8')
     assert html.count('data:image/png;base64') > 5 and 'src="http' not in html and '<script' not in html
     assert [part for part in REPORT if f'>{part}<' not in html] == []
 
 
-def test_the_report_is_whole_in_the_browser(run, tmp_path, browser):
-    page = tmp_path/'report.html'
-    subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(page)], cwd=ROOT, check=True)
+def test_the_report_is_whole_in_the_browser(page, browser):
     assert faults(browser, page.as_uri()) == {}
     missing = browser.value("[...document.querySelectorAll('img')].filter((image) => !image.alt).length")
     assert missing == 0, 'a picture without its finding'
@@ -81,40 +83,36 @@ def test_the_command_line_does_the_same(run, tmp_path):
     wanted = [f'{name}={value}' for name, value in dict(steps=6, hidden=64, layers=1, vocabulary=300, batch_size=8, scale='mini', data='toy', out=tmp_path).items()]
     done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', '--set', *wanted], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    first, second = (json.loads((folder/'summary.json').read_text(encoding='utf-8'))['metrics'] for folder in (run, tmp_path))
-    assert first == second
+    first, second = map(summary, (run, tmp_path))
+    assert first == second, 'one seed, one result'
     judged = subprocess.run([sys.executable, '-m', 'splade_nb.run', 'evaluate', '--model', str(tmp_path), '--data', 'toy'], cwd=ROOT, capture_output=True, text=True)
     last = json.loads(judged.stdout.splitlines()[-1])
-    assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['ndcg@10']
+    assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
 
 
-def encode_command(run, *arguments) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, '-m', 'splade_nb.run', 'encode', '--model', str(run), *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_two_processes_encode_one_file(run, tmp_path):
+def test_two_processes_encode_one_file(run, tmp_path, capsys):
     from scipy import sparse
     from splade_nb.encoding import encode, read_shards
     from splade_nb.formats import read_vectors
-    from splade_nb.run import load_encoder, main
     texts = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(25)]
     (tmp_path/'texts.txt').write_text('\n'.join(texts), encoding='utf-8')
-    given = ('--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2)
-    both = [encode_command(run, *given, '--screen', '--part', part) for part in (0, 1)]
-    assert [json.loads(process.communicate()[0])['written'] for process in both] == [4, 3]
+    given = [str(part) for part in ('encode', '--model', run, '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2, '--part')]
+    folders = [tmp_path/part/'out' for part in '01']
+    for folder in folders: folder.parent.mkdir()
+    both = [begin(command, [*given, part, '--screen'], folder) for part, folder in zip('01', folders)]
+    assert [end(child) for child in both] == [0, 0], [*map(said, folders)]
+    assert [json.loads(said(folder).splitlines()[-1])['written'] for folder in folders] == [4, 3]
     rows, (model, pieces) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
     whole = encode(model, pieces, texts)
     assert rows.shape == whole.shape and 0 < rows.getnnz(axis=1).max() <= 9 and abs(rows - whole.multiply(rows > 0)).max() < 1e-5
     assert main(['convert', '--vectors', str(tmp_path/'shards'), '--format', 'rank_features', '--out', str(tmp_path/'features'), '--data', str(tmp_path/'texts.txt')]) == 0
     converted = list(read_vectors(tmp_path/'features', 'rank_features', pieces))
     assert (sparse.vstack([part.rows for part in converted]) != rows).nnz == 0 and [text for part in converted for text in part.texts] == texts
-    other = encode_command(run, *given, '--part', 0)
-    assert 'screen: True made these shards, False is asked for' in other.communicate()[1] and other.returncode == 2
+    assert main([*given, '0']) == 2 and 'screen: True made these shards, False is asked for' in capsys.readouterr().err
 
 
 def test_shards_are_written_as_texts_are_read(run, tmp_path):
     from splade_nb.encoding import encode_shards
-    from splade_nb.run import load_encoder
     def stream():
         for number in range(20):
             assert len(list(tmp_path.glob('shard-*.npz'))) == number // 5, 'no more than a shard of texts is held'
@@ -123,10 +121,7 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
 
 
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
-    from splade_nb.config import resolve
-    from splade_nb.collection import toy_corpus
     from splade_nb.model import mini_backbone
-    from splade_nb.run import run_version
     from splade_nb.tokens import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)
     folder = tmp_path/'backbone'; tokenizer.save_pretrained(folder)
