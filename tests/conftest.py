@@ -27,7 +27,7 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-SINGLE = {'test_wires', 'test_cut_wires', 'test_faults', 'test_memory'}  # long tests that share nothing
+SINGLE = {'test_wires', 'test_cut_wires', 'test_faults'}  # long tests that share nothing
 
 
 def pytest_collection_modifyitems(items):

@@ -2,7 +2,7 @@
 
 `test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the ranks that torchrun starts.
 """
-import hashlib, json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, tempfile, threading, time
+import functools, hashlib, json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, tempfile, threading, time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from tqdm import tqdm
 from splade_nb import checkpoints, material, objective, run, training
 from splade_nb.config import ConfigError, read_json, resolve_quietly
 from splade_nb.collection import toy_corpus
+from splade_nb.tokens import morphemes, remembered
 
 SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
 FOREVER = 100_000  # steps: until something ends the run
@@ -91,8 +92,20 @@ def give_up_rights() -> None:
 
 # What is seen from outside
 
+@functools.cache
+def toy_morphemes() -> dict:
+    "What the analyser says of the toy corpus: to load it takes longer than a small run."
+    corpus = toy_corpus()
+    with remembered({}) as known: morphemes([*corpus.texts.values(), *(query.text for query in corpus.queries.values()), *(text for pair in corpus.context_pairs for text in pair.queries)])
+    return known
+
+
+def knowing(known: dict | None, target, *arguments) -> None:
+    with remembered(known): target(*arguments)
+
+
 def begin(target, *arguments) -> multiprocessing.Process:
-    child = NURSERY.Process(target=target, args=arguments, daemon=True); child.start()
+    child = NURSERY.Process(target=knowing, args=(toy_morphemes() if target is command else None, target, *arguments), daemon=True); child.start()
     return child
 
 

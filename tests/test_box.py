@@ -6,7 +6,7 @@ import pytest
 PROGRAM = '''
 import json, os, sys
 from pathlib import Path
-from splade_nb import box as room, store
+from splade_nb import box as room, store, tokens
 from splade_nb.collection import toy_corpus
 from splade_nb.config import ConfigError, resolve
 from splade_nb.material import prepare
@@ -20,9 +20,15 @@ def child(work) -> int:
     if not process: work(); os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
+corpus, queries = toy_corpus(), ('한복 입고 경복궁', '제주 가는 배')
+
+def read(): # the analyser takes longer to load than a box takes to build
+    asked = [*corpus.texts.values(), *(query.text for query in corpus.queries.values()), *queries]
+    (folder/'morphemes.json').write_text(json.dumps(dict(zip(asked, tokens.analysed(asked)))))
+
 def make():
     global encoder
-    keep_model(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=folder/'cache'), folder/'run')
+    keep_model(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), corpus, seed=42, cache=folder/'cache'), folder/'run')
     encoder = room.open_encoder(folder/'run')
     result('whole')
 
@@ -41,9 +47,11 @@ def build(place, *death):
     return room.build_box(encoder, 'toy', folder/place)
 
 def result(place):
-    with build(place) as box: found = [[(hit.id, round(hit.score, 4), len(hit.terms)) for hit in box.ask(query)] for query in ('한복 입고 경복궁', '제주 가는 배')], box.store.postings.tolist()
+    with build(place) as box: found = [[(hit.id, round(hit.score, 4), len(hit.terms)) for hit in box.ask(query)] for query in queries], box.store.postings.tolist()
     (folder/f'{place}.json').write_text(json.dumps(found))
 
+assert child(read) == 0
+known = json.loads((folder/'morphemes.json').read_text()); tokens.analysed = lambda texts: [known[text] for text in texts]
 assert child(make) == 0
 encoder = room.open_encoder(folder/'run')
 deaths = [(store, 'write', 2), (ExactIndex, 'save', 1)]

@@ -359,8 +359,9 @@ def test_pages_show_what_the_results_say(script, monkeypatch):
 
 
 def test_twins_of_tutorials_say_the_same():
+    "So that running the originals runs both."
     originals = [path for path in NOTEBOOKS if path.parent.name == 'tutorials' and not path.stem.endswith('_ko')]
-    code = lambda path: {cell['id']: text(cell) for cell in read(path)['cells'] if cell['cell_type'] == 'code'}
+    code = lambda path: [(cell['id'], text(cell)) for cell in read(path)['cells'] if cell['cell_type'] == 'code']
     words = lambda path: [cell['id'] for cell in read(path)['cells'] if cell['cell_type'] == 'markdown']
     for path in originals:
         twin = path.with_stem(f'{path.stem}_ko')
