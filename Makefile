@@ -39,7 +39,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test trial faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -108,10 +108,12 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 test: $(ready)  ## Check everything that needs no GPU, as CI does
 	tests/in_step.sh "$(bin)"
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb'
+	$(MAKE) --no-print-directory --jobs 2 docs trial
+	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup
+
+trial: $(ready)
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(papermill) nbs/train.ipynb "$$folder/train.ipynb" -r version v28 -r scale mini -r data mini -r out "$$folder" -p max_steps 6
-	$(MAKE) --no-print-directory docs
-	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup
 
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
