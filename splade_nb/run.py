@@ -37,6 +37,7 @@ from .model import factor_for, mini_backbone, save
 from .teacher import teacher_label
 from .tokens import Pieces, load_pieces, masks, piece_kind, save_pieces, vocabulary_hash
 from .training import Run, train
+from .versions import differing
 from .wires import check_wires, require_wires
 
 # %% ../nbs/15_run.ipynb #known
@@ -208,7 +209,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
     collection, context, systems = prepared.collection, result['context'], found['systems']
     of = lambda system: contract_metrics(collection.name, systems[system])
     dead = float(np.mean(found['vectors'][1].getnnz(axis=1) == 0))
-    summary = dict(version=name, recipe=recipe, scale=scale, seed=run.seed, backbone=run.settings.backbone,
+    changed = differing(config.flat(config.resolve_quietly(name, recipe, scale)), config.flat(run.settings))
+    summary = dict(version=name, recipe=recipe, scale=scale, changed=changed, seed=run.seed, backbone=run.settings.backbone,
                    parameters=sum(p.numel() for p in run.model.parameters()),
                    data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs), notes=list(collection.notes)),
                    teacher=teacher_label(run.settings.teacher) if run.material.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),

@@ -51,7 +51,7 @@ ROOMS = {
     'exports': 'config tokens head own model surgery search',
     'neighbours': 'config tokens model carried',
     'cards': 'config data surgery report versions',
-    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding formats search evaluation report findings exports neighbours cards',
+    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding formats search evaluation report versions findings exports neighbours cards',
     'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
     'systems': 'config tokens lexical teacher material training encoding evaluation run',
     'store': 'config',
