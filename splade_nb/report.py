@@ -100,7 +100,7 @@ def image(figure, caption: str = ''):  # IPython Image
 def html(table) -> str:
     "A table with its long texts whole, set flush left, the name of its rows in the head."
     import pandas as pd
-    table = table.rename_axis(index=None, columns=table.index.name)
+    if table.index.nlevels == 1: table = table.rename_axis(index=None, columns=table.index.name)
     with pd.option_context('display.max_colwidth', None): page = table.to_html(na_rep='-', border=0)
     return re.sub('<(t[dh])>', r'<\1 style="text-align: left; vertical-align: top">', page)
 
