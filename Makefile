@@ -109,7 +109,7 @@ test: $(ready)  ## Check everything that needs no GPU, as CI does
 	tests/in_step.sh "$(bin)"
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb'
 	$(MAKE) --no-print-directory --jobs 2 docs trial
-	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 trial: $(ready)
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -27,10 +27,12 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-SINGLE = {'test_wires', 'test_cut_wires', 'test_faults'}  # long tests that share nothing
+SINGLE = {'test_wires', 'test_cut_wires', 'test_faults'}  # long tests that share nothing: each by itself, at the end
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    "Each file on one worker, so that what its tests share is made once; long tests that share nothing one by one."
+    "Each file on one worker, so that what its tests share is made once."
+    items.sort(key=lambda item: item.path.stem in SINGLE)
     for item in items:
         if item.path.stem not in SINGLE: item.add_marker(pytest.mark.xdist_group(item.path.stem))
