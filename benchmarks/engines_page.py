@@ -101,5 +101,5 @@ def draw(cells: dict, path: Path, canvas, mark, save) -> None:  # the last three
             if sizes: axis.loglog(sizes, [v / 1e6 if name == 'disk' else v for v in values], 'o-', label=said)
         axis.set_xlabel('documents'); axis.set_ylabel(unit)
         mark(axis, sorted({size for size, _ in cells}))
-    axes[0].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside upper center', ncols=len(NAMES))
     save(figure, path)
