@@ -105,12 +105,11 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 	docker compose -f deploy/compose.yaml up --detach --build --wait
 
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
-# Three workers keep two cores busy while tests wait for processes, sockets and a browser.
 test: $(ready)  ## Check everything that needs no GPU, as CI does
 	tests/in_step.sh "$(bin)"
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb'
 	$(MAKE) --no-print-directory --jobs 2 docs trial
-	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 trial: $(ready)
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -47,6 +47,7 @@ class Chromium:
 
     def open(self, address: str) -> list:
         "Go to a page, wait until it has loaded; the errors that it reported."
+        self.value('0')  # what the last page still had to say has been heard
         self.events.clear(); self.said.clear()
         self.call('Page.navigate', url=address)
         while not self.seen('Page.loadEventFired'): self.heard(json.loads(self.socket.recv()))

@@ -1,11 +1,17 @@
 """JupyterLab, as a person uses it: it opens a notebook and runs it from top to bottom."""
 import json, os, shutil, subprocess, sys
 from pathlib import Path
+from urllib.request import urlopen
 import pytest
 from chromium import until
 from conftest import ROOT, read
 
 TOKEN = 'tests'
+
+
+def answers(address: str) -> bool:
+    try: return urlopen(address, timeout=5).status == 200
+    except OSError: return False
 
 
 @pytest.fixture
@@ -20,6 +26,7 @@ def lab(tmp_path):
     process = subprocess.Popen([Path(sys.executable).parent/'jupyter', 'lab', *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = until(lambda: next((json.loads(file.read_text())['url'] for file in runtime.glob('jpserver-*.json')), None), 60, 'JupyterLab')
+        until(lambda: answers(f'{address}api'), 60, 'JupyterLab')  # its file is there before it listens
         yield f'{address}lab/tree/02_sounds.ipynb?token={TOKEN}'
     finally:
         process.terminate(); process.wait(30)
