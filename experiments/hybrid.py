@@ -71,7 +71,7 @@ def measured(source: str, folder: Path, seed: int) -> dict:
     weights = chosen(systems(model, pieces, narrowed(collection, held), fitted), collection, held)
     parts, ids = systems(model, pieces, collection, fitted), list(collection.split('test'))
     return dict(seed=seed, date=date.today().isoformat(), queries=len(ids), held=len(held), weights=weights,
-                found={name: qualities(system, collection, ids)['ndcg@10'].round(4).tolist() for name, system in (parts | joined(parts, weights)).items()})
+                found={name: ' '.join(f'{value:.4g}' for value in qualities(system, collection, ids)['ndcg@10']) for name, system in (parts | joined(parts, weights)).items()})
 
 
 def results() -> dict:  # collection -> its runs, a seed each
@@ -86,7 +86,7 @@ def label(name: str) -> str:
     return ' + '.join(PARTS[part] for part in names) + (', weighted' if weighted else ', ranks' if len(names) > 1 else '')
 
 
-def mean(runs: list, name: str) -> np.ndarray: return np.mean([run['found'][name] for run in runs], axis=0)  # of the seeds, a value a query
+def mean(runs: list, name: str) -> np.ndarray: return np.mean([np.array(run['found'][name].split(), dtype=float) for run in runs], axis=0)  # of the seeds, a value a query
 
 
 def gains_table(found: dict, hybrids: list) -> tuple:  # table, names of those that gain on all collections together

@@ -1,7 +1,6 @@
 """BM25 on judged Korean collections, against the figures published with them."""
 import functools
 import json
-import os
 import zlib
 import pytest
 from splade_nb.config import root
@@ -10,7 +9,6 @@ from splade_nb.lexical import BM25, bm25_candidates, draw, read_candidates, writ
 
 SHARED = root().parent / 'shared' / 'data'
 PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
-LARGE = 'ko_strategyqa_facts', 'techdocs_ko'
 POINTS = 0.55  # half a point, and the published figures' rounding to 0.1
 
 
@@ -34,7 +32,7 @@ def collection(name):  # texts, test queries, qrels of a folder in BEIR form
 def ndcg(qrels, run, ties='hash'): return 100 * retrieval_metrics(qrels, run, ties)['ndcg@10'].mean()
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=pytest.mark.skipif(name in LARGE and not os.environ.get('SPLADE_SLOW'), reason='much text to analyse: SPLADE_SLOW=1')) for name in PUBLISHED])
+@pytest.mark.parametrize('name', PUBLISHED)
 def test_published_figure(name):
     texts, queries, qrels = collection(name)
     assert ndcg(qrels, BM25(texts).run(queries)) == pytest.approx(PUBLISHED[name], abs=POINTS)
