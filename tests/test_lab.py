@@ -9,9 +9,13 @@ from conftest import ROOT, read
 TOKEN = 'tests'
 
 
-def answers(address: str) -> bool:
-    try: return urlopen(address, timeout=5).status == 200
-    except OSError: return False
+def listening(runtime: Path) -> str | None:
+    "The address of the server whose file lies in this folder; `None` while the file is half written or nothing answers there."
+    for file in runtime.glob('jpserver-*.json'):
+        try:
+            address = json.loads(file.read_text())['url']
+            if urlopen(f'{address}api', timeout=5).status == 200: return address
+        except (json.JSONDecodeError, OSError): return None
 
 
 @pytest.fixture
@@ -25,8 +29,7 @@ def lab(tmp_path):
                '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=None']
     process = subprocess.Popen([Path(sys.executable).parent/'jupyter', 'lab', *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        address = until(lambda: next((json.loads(file.read_text())['url'] for file in runtime.glob('jpserver-*.json')), None), 60, 'JupyterLab')
-        until(lambda: answers(f'{address}api'), 60, 'JupyterLab')  # its file is there before it listens
+        address = until(lambda: listening(runtime), 120, 'JupyterLab')
         yield f'{address}lab/tree/02_sounds.ipynb?token={TOKEN}'
     finally:
         process.terminate(); process.wait(30)
