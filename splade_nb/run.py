@@ -210,6 +210,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
     of = lambda system: contract_metrics(collection.name, systems[system])
     dead = float(np.mean(found['vectors'][1].getnnz(axis=1) == 0))
     changed = differing(config.flat(config.resolve_quietly(name, recipe, scale)), config.flat(run.settings))
+    for part in ('backbone', 'teacher'): # the same model from a folder is no change
+        if Path(getattr(run.settings, part)).is_dir(): changed.pop(part, None)
     summary = dict(version=name, recipe=recipe, scale=scale, changed=changed, seed=run.seed, backbone=run.settings.backbone,
                    parameters=sum(p.numel() for p in run.model.parameters()),
                    data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs), notes=list(collection.notes)),

@@ -128,3 +128,4 @@ def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
     small = dict(backbone=str(folder), teacher=str(folder), steps=3, batch_size=4, accumulation=2, max_length=32)
     summary = run_version(scale='full', source='toy', out=str(tmp_path/'run'), settings=small)
     assert summary['scale'] == 'full' and summary['teacher'] == 'backbone' and summary['steps'] == 3
+    assert summary['changed'].keys() == small.keys() - {'backbone', 'teacher'}, 'a model from a folder is no change'
