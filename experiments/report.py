@@ -40,7 +40,7 @@ One model on all collections' training queries but the held-out fifth. Corpus te
 
 Judged once, after the choice. Intervals: over queries, of the mean of the seeds.
 
-![splade_ko and BM25 on six public collections](over-bm25.svg)
+![splade_ko and BM25 on public Korean collections](over-bm25.svg)
 
 {tested}
 """
@@ -126,18 +126,18 @@ def tested(results: list) -> str:
     return '\n\n'.join(tables) or 'Not judged yet.'
 
 
-def test_picture(results: list):  # figure
-    "How far the model is from BM25 on each collection's test queries: dots with their interval, BM25 as a second mark."
-    found = next(found for runs in by_variant(results) if (found := rows_of(runs, 'test', 'all')))
-    names = sorted(found, key=lambda name: over_bm25(found[name])['mean'])
-    figure, axis = canvas(width=8, height=0.42 * len(names) + 1)
-    for place, name in enumerate(names):
-        bm25, gain = 100 * mean_of(found[name], 'bm25'), {part: 100 * value for part, value in over_bm25(found[name]).items()}
-        axis.plot([bm25, bm25 + gain['mean']], [place, place], color='#999999', linewidth=1.4, zorder=1)
-        axis.errorbar(bm25 + gain['mean'], place, xerr=[[gain['mean'] - gain['low']], [gain['high'] - gain['mean']]], color=palette['blue'], marker='o', capsize=3, label='splade_ko, 95 % of the difference' * (not place) or None)
-        axis.plot(bm25, place, color=palette['orange'], marker='D', linestyle='none', label='BM25 over Kiwi morphemes' * (not place) or None)
-        axis.annotate(f'{gain["mean"]:+.1f}', (bm25 + gain['high'], place), (7, 0), textcoords='offset points', va='center')
-    axis.set(yticks=range(len(names)), yticklabels=names, xlabel=f'nDCG@10 of test queries, percent; mean of {len(found[names[0]])} seeds', ylim=(-0.6, len(names) - 0.4))
+def picture(results: list):  # figure
+    "BM25 and the judged model on each collection's test queries, with the interval of the difference."
+    runs, found = next((runs, found) for runs in by_variant(results) if (found := rows_of(runs, 'test', 'all')))
+    gains = dict(sorted(((name, over_bm25(rows)) for name, rows in found.items()), key=lambda pair: pair[1]['mean']))
+    bm25, (mean, low, high) = (100 * np.array(values) for values in ([mean_of(found[name], 'bm25') for name in gains], [[gain[part] for gain in gains.values()] for part in ('mean', 'low', 'high')]))
+    places = np.arange(len(gains))
+    figure, axis = canvas(width=8, height=0.42 * len(gains) + 1)
+    axis.hlines(places, bm25, bm25 + mean, color='#999999', linewidth=1.4, zorder=1)
+    axis.errorbar(bm25 + mean, places, xerr=[mean - low, high - mean], color=palette['blue'], marker='o', linestyle='none', capsize=3, label=f'{runs[0]["version"]}, 95 % of the difference')
+    axis.plot(bm25, places, color=palette['orange'], marker='D', linestyle='none', label='BM25 over Kiwi morphemes')
+    for x, y, gain in zip(bm25 + high, places, mean): axis.annotate(f'{gain:+.1f}', (x, y), (7, 0), textcoords='offset points', va='center')
+    axis.set(yticks=places, yticklabels=gains, xlabel=f'nDCG@10 of test queries, percent; mean of {len(runs)} seeds', ylim=(-0.6, len(gains) - 0.4))
     axis.margins(x=0.08); axis.legend(frameon=False, loc='lower center', bbox_to_anchor=(0.5, 1), ncol=2)
     return figure
 
@@ -159,5 +159,5 @@ def page() -> str:
 
 
 if __name__ == '__main__':
-    if '--check' not in sys.argv: PAGE.write_text(page(), encoding='utf-8'); write_svg(test_picture(trained_results()), PICTURE)
+    if '--check' not in sys.argv: PAGE.write_text(page(), encoding='utf-8'); write_svg(picture(trained_results()), PICTURE)
     elif PAGE.read_text(encoding='utf-8') != page(): sys.exit('docs/experiments.md is not what the results say: run python experiments/report.py')
