@@ -39,7 +39,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test trial faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test notebooks trial faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -104,12 +104,16 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
 	docker compose -f deploy/compose.yaml up --detach --build --wait
 
-# A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
+# One thread a process, and three processes on two cores: none of them waits for the last notebook.
+test: export OMP_NUM_THREADS = 1
 test: $(ready)  ## Check everything that needs no GPU, as CI does
 	tests/in_step.sh "$(bin)"
+	$(MAKE) --no-print-directory --jobs 2 notebooks docs trial
+	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
+notebooks: $(ready)
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb'
-	$(MAKE) --no-print-directory --jobs 2 docs trial
-	OMP_NUM_THREADS=1 "$(bin)/python" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 trial: $(ready)
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -34,7 +34,8 @@ def fit_lsa(texts: list,             # what to fit on
     from sklearn.preprocessing import Normalizer
     grams = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 4), sublinear_tf=True, max_features=100_000)
     wide = min(dimensions, max(1, len(texts) - 1))
-    return make_pipeline(grams, TruncatedSVD(wide, random_state=seed), Normalizer()).fit(texts)
+    solver = 'arpack' if wide < len(texts) else 'randomized' # to the last digit, and in less time; not for one text
+    return make_pipeline(grams, TruncatedSVD(wide, algorithm=solver, random_state=seed), Normalizer()).fit(texts)
 
 # %% ../nbs/09_teacher.ipynb #fit-teacher
 def fit_teacher(queries: list, documents: list,

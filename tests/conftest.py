@@ -27,12 +27,8 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-SINGLE = {'test_wires', 'test_cut_wires', 'test_faults'}  # long tests that share nothing: each by itself, at the end
+FIRST = ('test_run', 'test_wires', 'test_faults', 'test_cut_wires')  # the longest: what is short levels the workers at the end
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    "Each file on one worker, so that what its tests share is made once."
-    items.sort(key=lambda item: item.path.stem in SINGLE)
-    for item in items:
-        if item.path.stem not in SINGLE: item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.path.stem not in FIRST)
