@@ -64,7 +64,7 @@ def at_steps(prepared: Prepared, every: bool) -> dict: # what -> digests
     settings, model, material = prepared.settings, prepared.model.train(), prepared.material
     steps, seen = step_count(settings, len(material.pairs)), dict(batch=[], loss=[], gradient=[], memory=[])
     for step in range(steps) if every else [steps // 2]:
-        torch.manual_seed(SEED); model.zero_grad()
+        torch.default_generator.manual_seed(SEED); model.zero_grad()
         rows, saved = batch_at(step, steps, 0, material, settings, SEED), SavedBytes()
         with saved: loss, _, _ = step_loss(model, rows, step, steps, material, settings)
         loss.backward()
