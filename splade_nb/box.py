@@ -188,7 +188,7 @@ def shared(query: sparse.csr_matrix,  # [1, V]
 def hits(box: Box, query: str, k: int) -> list: # of Hit
     "Rank, and say why."
     pieces = box.encoder.pieces
-    with remembered({}): asking, said, named = question(box, query), set(pieces.bags([query])[0]), spoken(pieces, query)
+    with remembered({}): asking, said, named = question(box, query), set(pieces.bags([query], document=False)[0]), spoken(pieces, query)
     found = [(texts.entry(box.store, id), score) for id, score in box.index.search(asking, k)[0]]
     return [Hit(e.id, score, e.title, e.text, shared(asking, e, said, pieces, named)) for e, score in found if e is not None]
 

@@ -58,7 +58,7 @@ class Carried(nn.Module):
 def features(model, pieces, texts: list, document: bool) -> dict: # tensors
     "What `pooled` reads of texts."
     ids = pieces.ids(texts)
-    bags = pieces.bags(texts, ids)
+    bags = pieces.bags(texts, ids, document)
     if model.query_shift is not None and not document: return bag_rows(bags)
     rows, spans = window_rows(pieces, ids, model.settings.max_length, bags=bags if model.settings.own_floor else None)
     return rows | {'windows': torch.tensor(spans)}

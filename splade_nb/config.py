@@ -106,6 +106,7 @@ class ModelSettings:
     pair_columns: int = 0               # columns after the vocabulary, for hashed pairs of characters
     sounds: bool = False                # a word's sound in the same columns: iTunes meets 아이튠즈
     lead: float = 0.0                   # share of a text, from its beginning, whose pieces count twice
+    translate: float = 0.0              # probability from which a document's piece also counts as one of the other language, learned from training pairs; 0: never
     query_table: bool = False           # a query is its own pieces by a learned table: no forward pass
     index_share: int = 0                # a collection has its own IDF and mean length, joined in the IDF by so many documents like the training texts; 0: theirs alone
     log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch's third encoders)
@@ -438,7 +439,7 @@ _mines = lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0
 OFF = { # names: (acts, why not)
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'), 'no context gate, or one that starts at nothing'),
-    'pair_columns lead': (lambda s: s.own_floor, 'no floor under own pieces'),
+    'pair_columns lead translate': (lambda s: s.own_floor, 'no floor under own pieces'),
     'sounds': (lambda s: s.own_floor and s.pair_columns, 'no columns of pairs'),
     'pair_share': (lambda s: s.query_table and s.pair_columns and s.own_floor, 'no table of queries, or no columns of pairs'),
     'lambda_pull': (lambda s: s.query_table, 'no table of queries'),
@@ -506,7 +507,7 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
                segment=('none', 'kiwi'), start=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'),
                scheduler=('cosine', 'linear'), precision=('bf16', 'fp32'))
-SHARES = 'dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio lead adam_beta1 adam_beta2'.split()
+SHARES = 'dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio lead translate adam_beta1 adam_beta2'.split()
 AT_LEAST = dict(max_length=3, gate_hidden=1, gate_heads=1, batch_size=1, accumulation=1, epochs=1, top_k=1, min_df=1, mining_depth=1, checkpoint_epochs=1,
                 keep_checkpoints=1, log_every=1, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, learning_rate=1e-12, clip=1e-6, teacher_max_length=3)
 

@@ -107,7 +107,7 @@ def encode(model, pieces: Pieces,
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
     was_training = model.training; model.eval()
     ids, longest = pieces.ids(texts), model.settings.max_length * most_windows
-    bags = pieces.bags(texts, ids) if model.settings.own_floor else None
+    bags = pieces.bags(texts, ids, document) if model.settings.own_floor else None
     if whole: mean_length = length_for(model, bags or ids)
     groups = batches([min(len(row) + 2, longest) for row in ids], budget)
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
@@ -155,7 +155,7 @@ def lookup_queries(pieces: Pieces,
                    texts: list
                   ) -> sparse.csr_matrix: # [N, V] float32
     "Each piece of a query once, with its weight; pieces of weight zero are left out."
-    rows = counted(pieces.bags(texts), len(weights))
+    rows = counted(pieces.bags(texts, document=False), len(weights))
     rows.data = np.maximum(np.asarray(weights, dtype=np.float32)[rows.indices], 0)
     rows.eliminate_zeros()
     return rows

@@ -190,7 +190,7 @@ def to_onnx(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
     "A graph for ONNX Runtime, the tokenizer, and the code that `light` needs."
     needs('onnxscript', 'export'); needs('onnxruntime', 'export')
     write_graph(model, folder/'model.onnx')
-    save_pieces(Pieces(whole_tokenizer(pieces), pieces.segment, pieces.pair_columns, pieces.sounds, pieces.lead), folder)
+    save_pieces(Pieces(whole_tokenizer(pieces), **pieces.reading), folder)
     write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in KEPT})
     if model.query_shift is not None: np.save(folder/'queries.npy', query_weights(model).detach().numpy())
     travel('light', folder/'light')

@@ -46,7 +46,7 @@ class Light:
     def rows(self, texts: list, document: bool) -> sparse.csr_matrix: # [n, V]
         "The graph's word on the first `max_length` tokens of each text; queries of a table need no graph."
         ids = self.pieces.ids(texts)
-        bags = self.pieces.bags(texts, ids)
+        bags = self.pieces.bags(texts, ids, document)
         if self.table is not None and not document: return looked_up(self.table, bags)
         given = padded(self.pieces, ids, self.max_length) | counted(bags) | {'document': np.array([document])}
         return sparse.csr_matrix(self.session.run(None, {name: given[name] for name in self.inputs})[0])

@@ -20,6 +20,7 @@ from .idf import Frequencies, count, idf, penalty_weights
 from .model import create, near_identity, toy_model
 from .start import directions, near_counts, pair_counts
 from .teacher import teacher_vectors
+from .translation import translations
 from .tokens import Pieces, allowed_mask, load_pieces, masks, piece_kind, train_unigram
 
 # %% ../nbs/10_material.ipynb #fix-seeds
@@ -191,8 +192,9 @@ def build_material(settings: Settings, collection, queries: dict, pieces: Pieces
     "Everything but the model; candidates for wrong answers are kept in `negatives.jsonl`."
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
     documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces) | {'allowed': allowed_mask(pieces, settings.language_allows)}
-    bags = (pieces.bags(asked, questions), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
     pairs, relevant, given = numbered(collection, queries)
+    if settings.own_floor and settings.translate: pieces = Pieces(pieces.tokenizer, **pieces.reading | dict(translations=translations(pieces, questions, documents, pairs, settings.translate)))
+    bags = (pieces.bags(asked, questions, document=False), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
     frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
     keys, teacher = keys_of(queries, collection.name, settings), taught(settings, asked, texts, pairs, cache)
     mined = candidates(collection, queries, settings, teacher)

@@ -95,7 +95,7 @@ def whole_run(prepared: Prepared) -> dict: # what -> digest
 OTHERS = dict(
     max_length=lambda s: 6, query_length=lambda s: 4, hidden=lambda s: 64, vocabulary=lambda s: 230, warmup_ratio=lambda s: 0.5 if s.warmup_ratio < 0.5 else 0.0,
     language_allows=lambda s: tuple('abcdefghijklmnopqrstuvwxyz'), language_ramp=lambda s: 1.0 if s.language_ramp < 1 else 0.5, flops_ramp=lambda s: 1.0 if s.flops_ramp < 1 else 0.5, gate_heads=lambda s: 2 if s.gate_heads != 2 else 4,
-    mining_depth=lambda s: 1, keep_start=lambda s: (0.9,), clip=lambda s: s.clip / 1e4, checkpoint_epochs=lambda s: s.epochs + s.checkpoint_epochs,
+    mining_depth=lambda s: 1, translate=lambda s: 0.0 if s.translate else 0.01, keep_start=lambda s: (0.9,), clip=lambda s: s.clip / 1e4, checkpoint_epochs=lambda s: s.epochs + s.checkpoint_epochs,
     keep_checkpoints=lambda s: 1 if s.keep_checkpoints > 1 else 2, validations=lambda s: 1, teacher_max_length=lambda s: 4, learning_rate=lambda s: 3 * s.learning_rate,
     adam_beta1=lambda s: s.adam_beta1 / 2, adam_beta2=lambda s: s.adam_beta2 / 2, adam_eps=lambda s: 1e-2, margin=lambda s: s.margin + 99,
     min_activation=lambda s: s.min_activation + 50, min_df=lambda s: s.min_df + 2, steps=lambda s: s.steps + 3, mining_refresh=lambda s: s.mining_refresh + s.epochs // 2,

@@ -11,7 +11,7 @@ READERS = 'config curriculum idf lexical gate model start teacher losses checkpo
 # Settings that V28 switches off are cut in a version that uses them.
 ELSEWHERE = {'gradient_cache': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
              'temperature': ('splade_v2', 'corrected', 'mini'), 'lambda_infonce': ('splade_v2', 'corrected', 'mini'), 'lambda_kd': ('splade_v2', 'corrected', 'mini'),
-             **dict.fromkeys(('query_table', 'pair_columns', 'sounds', 'lead', 'pair_share', 'own_floor', 'index_share', 'lambda_pull'), ('splade_ko', 'corrected', 'mini')),
+             **dict.fromkeys(('query_table', 'pair_columns', 'sounds', 'lead', 'translate', 'pair_share', 'own_floor', 'index_share', 'lambda_pull'), ('splade_ko', 'corrected', 'mini')),
              'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'seed', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 NAMES = [field.name for field in fields(Settings) if field.name not in ('phases', 'backbone')]  # a backbone is another folder in every check: no constant stands for it
