@@ -21,7 +21,7 @@ from .model import create, near_identity, toy_model
 from .start import directions, near_counts, pair_counts
 from .teacher import teacher_vectors
 from .translation import translations
-from .tokens import Pieces, allowed_mask, load_pieces, masks, piece_kind, train_unigram
+from .tokens import Pieces, allowed_mask, load_pieces, masks, piece_kind, reading, train_unigram
 
 # %% ../nbs/10_material.ipynb #fix-seeds
 def fix_seeds(seed: int) -> None:
@@ -193,7 +193,7 @@ def build_material(settings: Settings, collection, queries: dict, pieces: Pieces
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
     documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces) | {'allowed': allowed_mask(pieces, settings.language_allows)}
     pairs, relevant, given = numbered(collection, queries)
-    if settings.own_floor and settings.translate: pieces = Pieces(pieces.tokenizer, **pieces.reading | dict(translations=translations(pieces, questions, documents, pairs, settings.translate)))
+    if settings.own_floor and settings.translate: pieces = Pieces(pieces.tokenizer, **reading(pieces) | dict(translations=translations(pieces, questions, documents, pairs, settings.translate)))
     bags = (pieces.bags(asked, questions, document=False), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
     frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
     keys, teacher = keys_of(queries, collection.name, settings), taught(settings, asked, texts, pairs, cache)

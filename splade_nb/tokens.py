@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'READING', 'BYTE', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS',
            'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams', 'pair_column',
-           'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'padded', 'batch',
-           'counted', 'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash', 'piece_kind', 'special_ids',
-           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'between', 'meant',
+           'reading', 'padded', 'batch', 'counted', 'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash',
+           'piece_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks',
+           'allowed_mask']
 
 # %% ../nbs/02_tokens.ipynb #imports
 import functools, hashlib, os, re, unicodedata, zlib
@@ -109,8 +110,7 @@ class Pieces:
                  translations: dict | None = None): # piece of a document -> pieces of the other language that it also counts as
         self.tokenizer, self.segment, self.pair_columns, self.sounds, self.lead, self.translations = tokenizer, segment, pair_columns, sounds, lead, translations or {}
         self.begin = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-        self.end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
-        self.pad = tokenizer.pad_token_id
+        self.end, self.pad = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id, tokenizer.pad_token_id
 
     def __len__(self): return len(self.tokenizer) + self.pair_columns
 
@@ -126,22 +126,14 @@ class Pieces:
 
     def column(self, name: str) -> int: return len(self.tokenizer) + pair_column(name, self.pair_columns)
 
-    @property
-    def reading(self) -> dict: # how texts are read, whatever the tokenizer
-        return {name: getattr(self, name) for name in READING}
-
     def bags(self, texts: list, ids: list | None = None, document: bool = True) -> list:  # lists of columns
         "All that counts in each text: its pieces (`ids`, where they are known already), what a document's stand for, its pairs and its sounds, those of its beginning twice."
         ids = self.ids(texts) if ids is None else ids
-        meant = lambda row: [other for piece in row for other in self.meanings.get(piece, ())] if document and self.translations else []
-        parts = [(row, meant(row), *([self.column(name) for name in names] for names in hashed)) for row, hashed in zip(ids, hashed_names(self, texts, ids))]
+        parts = [(row, meant(self, row if document else []), *([self.column(name) for name in names] for names in hashed)) for row, hashed in zip(ids, hashed_names(self, texts, ids))]
         return [[column for part in each for column in (*part, *part[:int(len(part) * self.lead)])] for each in parts]
 
     @functools.cached_property
-    def meanings(self) -> dict:  # id -> ids
-        "`translations` between pieces that the tokenizer has."
-        known = {name: id for id, name in enumerate(self.names)}
-        return {known[name]: [known[other] for other in others if other in known] for name, others in self.translations.items() if name in known}
+    def meanings(self) -> dict: return between(self.names, self.translations)  # id -> ids
 
     @functools.cached_property
     def names(self) -> list:  # [V] piece strings, a distinct one for each id
@@ -179,6 +171,22 @@ def hashed_names(pieces: Pieces, texts: list, ids: list) -> list: # for each tex
     "What stands in the columns after the pieces."
     if not pieces.pair_columns: return [([], []) for _ in texts]
     return list(zip(bigrams(texts), [sound_names(pieces.words, row) if pieces.sounds else [] for row in ids]))
+
+# %% ../nbs/02_tokens.ipynb #between
+def between(names: list, translations: dict) -> dict: # id -> ids
+    "`translations` between the pieces that a tokenizer has."
+    known = {name: id for id, name in enumerate(names)}
+    return {known[name]: [known[other] for other in others if other in known] for name, others in translations.items() if name in known}
+
+# %% ../nbs/02_tokens.ipynb #meant
+def meant(pieces: Pieces, ids: list) -> list: # ids
+    "What a document's pieces stand for in the other language."
+    return [other for piece in ids for other in pieces.meanings.get(piece, ())] if pieces.translations else []
+
+# %% ../nbs/02_tokens.ipynb #reading-of
+def reading(pieces: Pieces) -> dict: # of `READING`
+    "How texts are read, whatever the tokenizer."
+    return {name: getattr(pieces, name) for name in READING}
 
 # %% ../nbs/02_tokens.ipynb #batch
 def padded(pieces: Pieces, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L] int64 of NumPy
@@ -220,7 +228,7 @@ BYTE = re.compile('<0x[0-9A-F]{2}>')  # SentencePiece's fallback for a character
 def save_pieces(pieces: Pieces, folder: Path | str) -> None:
     "The tokenizer's files and `text.json` beside them."
     pieces.tokenizer.save_pretrained(folder)
-    write_json(Path(folder)/'text.json', pieces.reading)
+    write_json(Path(folder)/'text.json', reading(pieces))
 
 # %% ../nbs/02_tokens.ipynb #load-pieces
 def load_pieces(source: Path | str, # local folder or hub name
