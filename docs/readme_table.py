@@ -71,7 +71,7 @@ def table() -> str:
 KOREAN = {  # what the English block says: the same in Korean
     r'Embedded set `mini`, (\S+) test queries: BM25 (\S+), corrected start (\S+)\.': r'내장 데이터 `mini`, 시험 질의 \1개: BM25 \2, 학습 전(corrected) \3.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
-    r'`(\w+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread:': r'`\1`, 모든 학습 분할을 합쳐 \2 스텝, 시드 \3, 스레드 \5개로 학습 \4분:',
+    r'`(\w+)` as `([\w-]+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread:': r'`\1`(`\2`), 모든 학습 분할을 합쳐 \3 스텝, 시드 \4, 스레드 \6개로 학습 \5분:',
     r'V28 corrected, a model a collection:': 'V28 corrected, 컬렉션마다 모델 하나:',
     r'\| version \| what changed \| as written \| corrected \| terms \| minutes \|': '| 버전 | 달라진 점 | 설계 그대로 | corrected | 활성 용어 | 분 |',
     r'\| collection \| queries \| BM25 \| mean of seeds \| lowest to highest \| over BM25 \| significant \| terms \|': '| 컬렉션 | 질의 | BM25 | 시드 평균 | 최저~최고 | BM25 대비 | 유의 | 활성 용어 |',

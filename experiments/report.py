@@ -114,10 +114,14 @@ def test_row(collection: str, rows: list) -> dict:
             'significant': 'yes' if found['low'] > 0 else 'no', 'terms': terms_of({collection: rows})}
 
 
+def widest_first(results: list) -> list:  # of `by_variant`
+    return sorted(by_variant(results), key=lambda runs: -len(rows_of(runs, 'test', 'all')))
+
+
 def tested(results: list) -> str:
-    "A table for each variant whose test queries were judged."
+    "A table for each variant whose test queries were judged, the most widely judged first."
     tables = []
-    for runs in by_variant(results):
+    for runs in widest_first(results):
         found = rows_of(runs, 'test', 'all')
         if not found: continue
         rows = [test_row(*item) for item in found.items()]
@@ -132,7 +136,7 @@ def tested(results: list) -> str:
 
 def picture(results: list):  # figure
     "BM25 and the model judged on most collections: their test queries, with the interval of the difference."
-    runs = max(by_variant(results), key=lambda runs: len(rows_of(runs, 'test', 'all')))
+    runs = widest_first(results)[0]
     found = rows_of(runs, 'test', 'all')
     gains = dict(sorted(((name, over_bm25(rows)) for name, rows in found.items()), key=lambda pair: pair[1]['mean']))
     bm25, (mean, low, high) = (100 * np.array(values) for values in ([mean_of(found[name], 'bm25') for name in gains], [[gain[part] for gain in gains.values()] for part in ('mean', 'low', 'high')]))
