@@ -47,10 +47,10 @@ class Chromium:
 
     def open(self, address: str) -> list:
         "Go to a page, wait until it has loaded; the errors that it reported."
-        self.value('0')  # what the last page still had to say has been heard
-        self.events.clear(); self.said.clear()
-        self.call('Page.navigate', url=address)
-        while not self.seen('Page.loadEventFired'): self.heard(json.loads(self.socket.recv()))
+        for page in ('about:blank', address):  # what the last page says, also as it is left, is not said of this one
+            self.value('0'); self.events.clear(); self.said.clear()
+            self.call('Page.navigate', url=page)
+            while not self.seen('Page.loadEventFired'): self.heard(json.loads(self.socket.recv()))
         return self.said
 
     def seen(self, method: str) -> list: return [event['params'] for event in self.events if event.get('method') == method]  # since the page was opened
