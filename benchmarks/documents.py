@@ -39,7 +39,7 @@ def prepare(folder: Path, small: bool) -> None:
     pieces = make_pieces(resolve_quietly('splade_ko', lead=0.0, vocabulary=2000) if small else KO, texts)
     sparse.save_npz(folder/'halves.npz', counted(pieces.bags(texts), len(pieces)))
     write_json(folder/'source.json', dict(names=[one.name for one in collections], sizes=[len(one.texts) for one in collections], pieces=len(pieces.tokenizer), words=split(texts), asked_words=split(queries),
-                                          asked=[sorted({*map(int, bag)}) for bag in pieces.bags(queries)]))
+                                          asked=[sorted({*map(int, bag)}) for bag in pieces.bags(queries, document=False)]))
 
 
 class Source:

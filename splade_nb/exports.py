@@ -22,7 +22,7 @@ from .model import KEPT, SpladeDoc, counts_act, on_logits, query_weights, save, 
 from .own import ABSENT, spread_counts
 from .search import needs
 from .surgery import plainly, whole_folder
-from .tokens import Pieces, reading, save_pieces
+from .tokens import Pieces, reading_of, save_pieces
 
 # %% ../nbs/14_exports.ipynb #beyond
 def beyond_pooling(model: SpladeDoc, pieces: Pieces) -> list: # reasons
@@ -190,7 +190,7 @@ def to_onnx(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
     "A graph for ONNX Runtime, the tokenizer, and the code that `light` needs."
     needs('onnxscript', 'export'); needs('onnxruntime', 'export')
     write_graph(model, folder/'model.onnx')
-    save_pieces(Pieces(whole_tokenizer(pieces), **reading(pieces)), folder)
+    save_pieces(Pieces(whole_tokenizer(pieces), **reading_of(pieces)), folder)
     write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in KEPT})
     if model.query_shift is not None: np.save(folder/'queries.npy', query_weights(model).detach().numpy())
     travel('light', folder/'light')

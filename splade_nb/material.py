@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['fix_seeds', 'device', 'hold_out', 'training_queries', 'make_pieces', 'SegmentOnly', 'candidates', 'given_negatives',
            'Material', 'pool', 'toy_material', 'keys_of', 'language_weights', 'penalties', 'start_directions',
-           'numbered', 'placed', 'Prepared', 'taught', 'build_material', 'prepare']
+           'numbered', 'placed', 'Prepared', 'taught', 'translated', 'build_material', 'prepare']
 
 # %% ../nbs/10_material.ipynb #imports
 import functools, random
@@ -20,8 +20,8 @@ from .idf import Frequencies, count, idf, penalty_weights
 from .model import create, near_identity, toy_model
 from .start import directions, near_counts, pair_counts
 from .teacher import teacher_vectors
+from .tokens import Pieces, allowed_mask, load_pieces, masks, piece_kind, reading_of, train_unigram
 from .translation import translations
-from .tokens import Pieces, allowed_mask, load_pieces, masks, piece_kind, reading, train_unigram
 
 # %% ../nbs/10_material.ipynb #fix-seeds
 def fix_seeds(seed: int) -> None:
@@ -187,13 +187,18 @@ def taught(settings: Settings, asked: list, texts: list, pairs: list, cache: Pat
     if not needs_teacher(settings): return None
     return teacher_vectors(settings.teacher, asked, texts, pairs, cache, settings.teacher_max_length, settings.teacher_normalise)
 
+# %% ../nbs/10_material.ipynb #translated
+def translated(pieces: Pieces, questions: list, documents: list, pairs: list, least: float) -> Pieces: # see `translations`
+    "The same pieces, and what a document's stand for."
+    return Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=translations(pieces, questions, documents, pairs, least)))
+
 # %% ../nbs/10_material.ipynb #build-material
 def build_material(settings: Settings, collection, queries: dict, pieces: Pieces, cache: Path | str) -> tuple: # Material, masks [V]
     "Everything but the model; candidates for wrong answers are kept in `negatives.jsonl`."
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
     documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces) | {'allowed': allowed_mask(pieces, settings.language_allows)}
     pairs, relevant, given = numbered(collection, queries)
-    if settings.own_floor and settings.translate: pieces = Pieces(pieces.tokenizer, **reading(pieces) | dict(translations=translations(pieces, questions, documents, pairs, settings.translate)))
+    if settings.own_floor and settings.translate: pieces = translated(pieces, questions, documents, pairs, settings.translate)
     bags = (pieces.bags(asked, questions, document=False), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
     frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
     keys, teacher = keys_of(queries, collection.name, settings), taught(settings, asked, texts, pairs, cache)

@@ -6,7 +6,7 @@
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'READING', 'BYTE', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS',
            'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams', 'pair_column',
            'unigram_pieces', 'train_unigram', 'Pieces', 'spelt', 'sound_names', 'hashed_names', 'between', 'meant',
-           'reading', 'padded', 'batch', 'counted', 'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash',
+           'reading_of', 'padded', 'batch', 'counted', 'read_names', 'save_pieces', 'load_pieces', 'vocabulary_hash',
            'piece_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks',
            'allowed_mask']
 
@@ -184,7 +184,7 @@ def meant(pieces: Pieces, ids: list) -> list: # ids
     return [other for piece in ids for other in pieces.meanings.get(piece, ())] if pieces.translations else []
 
 # %% ../nbs/02_tokens.ipynb #reading-of
-def reading(pieces: Pieces) -> dict: # of `READING`
+def reading_of(pieces: Pieces) -> dict: # of `READING`
     "How texts are read, whatever the tokenizer."
     return {name: getattr(pieces, name) for name in READING}
 
@@ -228,7 +228,7 @@ BYTE = re.compile('<0x[0-9A-F]{2}>')  # SentencePiece's fallback for a character
 def save_pieces(pieces: Pieces, folder: Path | str) -> None:
     "The tokenizer's files and `text.json` beside them."
     pieces.tokenizer.save_pretrained(folder)
-    write_json(Path(folder)/'text.json', reading(pieces))
+    write_json(Path(folder)/'text.json', reading_of(pieces))
 
 # %% ../nbs/02_tokens.ipynb #load-pieces
 def load_pieces(source: Path | str, # local folder or hub name

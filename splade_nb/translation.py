@@ -21,7 +21,7 @@ def crossing(kinds: np.ndarray, questions: list, documents: list, # lists of ids
              pairs: list        # (query, document)
             ) -> list:          # (query's ids, document's distinct ids), of one language each
     "The pairs of a Korean and an English text, without pieces of any other kind."
-    mains = [[main_kind(kinds, ids) for ids in texts] for texts in (questions, documents)]
+    mains = [{id: main_kind(kinds, texts[id]) for id in ids} for texts, ids in zip((questions, documents), map(set, zip(*pairs)))]
     kept = lambda ids, main: np.asarray(ids)[kinds[ids] == main]
     return [(kept(questions[q], mains[0][q]), np.unique(kept(documents[d], mains[1][d])))
             for q, d in pairs if {mains[0][q], mains[1][d]} == {'korean', 'english'}]

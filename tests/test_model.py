@@ -222,3 +222,20 @@ def test_the_published_tokenizers_keep_their_pieces_apart():
     for folder in shared.iterdir():
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert len(top_k_tokens(torch.ones(len(tokenizer)), tokenizer, len(tokenizer))) == len(tokenizer)
+
+
+def test_a_document_also_counts_as_what_it_stands_for(tmp_path):
+    from splade_nb.collection import toy_corpus
+    from splade_nb.config import resolve_quietly
+    from splade_nb.encoding import encode
+    from splade_nb.material import prepare
+    from splade_nb.tokens import Pieces, reading_of
+    corpus = toy_corpus()
+    settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, translate=0.05)
+    prepared = prepare(settings, corpus, 42, tmp_path, 'cpu')
+    pieces, model = prepared.material.pieces, prepared.model
+    plain = Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=None))
+    english, asked = next(text for text in corpus.texts.values() if text.startswith('Python')), '파이썬 리스트에 항목 추가'
+    score = lambda read: (encode(model, read, [asked], document=False) @ encode(model, read, [english]).T)[0, 0]
+    assert score(pieces) > score(plain) + 1, 'the Korean question finds the English text'
+    assert (encode(model, pieces, [asked], document=False) != encode(model, plain, [asked], document=False)).nnz == 0, 'a query stays what it says'
