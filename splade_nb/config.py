@@ -106,7 +106,7 @@ class ModelSettings:
     pair_columns: int = 0               # columns after the vocabulary, for hashed pairs of characters
     sounds: bool = False                # a word's sound in the same columns: iTunes meets 아이튠즈
     lead: float = 0.0                   # share of a text, from its beginning, whose pieces count twice
-    translate: float = 0.0              # probability from which a document's piece also counts as one of the other language, learned from training pairs; 0: never
+    translate: float = 0.0              # probability from which a document's piece also counts as one that questions say in its place, learned from training pairs; 0: never
     query_table: bool = False           # a query is its own pieces by a learned table: no forward pass
     index_share: int = 0                # a collection has its own IDF and mean length, joined in the IDF by so many documents like the training texts; 0: theirs alone
     log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch's third encoders)
@@ -325,7 +325,7 @@ SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', temperat
                      lambda_margin=0.0, margin=0.3, lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
 SPLADE_KO = SPLADE_V2.but(query_table=True, own_floor=5.0, pair_columns=8192, sounds=True, lead=0.1, index_share=2000, term_frequency=True, temperature=0.2, lambda_pull=0.5,
-                          lambda_positive=0.5, positive_form='expansion', max_length=128, lambda_flops=0.001, document_share=1.0)
+                          lambda_positive=0.5, positive_form='expansion', translate=0.1, max_length=128, lambda_flops=0.001, document_share=1.0)
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28, 'v28a': V28.but(context_gate=False),
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1, non_korean_penalty=1.0,
                                    language_ramp=5_000 / 280_825),
@@ -345,7 +345,7 @@ ABOUT = {
     'v28a': ('Korean filter without the gate', 'XLM-R base 278 M', 'data/v24.0'),
     'v28_retrain': ('V28 after the collapse: weaker filter, stronger minimum', 'XLM-R base 278 M + gate 66.8 M', 'data/v24.0'),
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
-    'splade_ko': ('a floor under own pieces, pairs and sounds, queries from a table', 'A.X-Encoder 149 M', 'any'),
+    'splade_ko': ('a floor under own pieces, pairs, sounds and translations; queries from a table', 'A.X-Encoder 149 M', 'any'),
 }
 
 # %% ../nbs/00_config.ipynb #chosen

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['fix_seeds', 'device', 'hold_out', 'training_queries', 'make_pieces', 'SegmentOnly', 'candidates', 'given_negatives',
            'Material', 'pool', 'toy_material', 'keys_of', 'language_weights', 'penalties', 'start_directions',
-           'numbered', 'placed', 'Prepared', 'taught', 'translated', 'build_material', 'prepare']
+           'numbered', 'placed', 'Prepared', 'taught', 'translated', 'out_of_fold', 'with_bags', 'build_material',
+           'prepare']
 
 # %% ../nbs/10_material.ipynb #imports
 import functools, random
@@ -192,14 +193,30 @@ def translated(pieces: Pieces, questions: list, documents: list, pairs: list, le
     "The same pieces, and what a document's stand for."
     return Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=translations(pieces, questions, documents, pairs, least)))
 
+# %% ../nbs/10_material.ipynb #out-of-fold
+def out_of_fold(pieces: Pieces, texts: list, questions: list, documents: list, pairs: list, least: float, folds: int = 4) -> list: # lists of columns
+    "Documents' bags by what the questions of others taught: in training, as at search, its own questions are new to a document."
+    bags = [None] * len(texts)
+    for fold in range(folds):
+        known = translated(pieces, questions, documents, [(q, d) for q, d in pairs if d % folds != fold], least)
+        bags[fold::folds] = known.bags(texts[fold::folds], documents[fold::folds])
+    return bags
+
+# %% ../nbs/10_material.ipynb #with-bags
+def with_bags(settings: Settings, pieces: Pieces, asked: list, texts: list, questions: list, documents: list, pairs: list) -> tuple: # Pieces, `Material.bags`
+    "The pieces as a search reads them, and all that stands in the texts of the training."
+    if not (settings.own_floor or settings.query_table): return pieces, None
+    queries, learn = pieces.bags(asked, questions, document=False), (questions, documents, pairs, settings.translate)
+    if not (settings.own_floor and settings.translate): return pieces, (queries, pieces.bags(texts, documents))
+    return translated(pieces, *learn), (queries, out_of_fold(pieces, texts, *learn))
+
 # %% ../nbs/10_material.ipynb #build-material
 def build_material(settings: Settings, collection, queries: dict, pieces: Pieces, cache: Path | str) -> tuple: # Material, masks [V]
     "Everything but the model; candidates for wrong answers are kept in `negatives.jsonl`."
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
     documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces) | {'allowed': allowed_mask(pieces, settings.language_allows)}
     pairs, relevant, given = numbered(collection, queries)
-    if settings.own_floor and settings.translate: pieces = translated(pieces, questions, documents, pairs, settings.translate)
-    bags = (pieces.bags(asked, questions, document=False), pieces.bags(texts, documents)) if settings.own_floor or settings.query_table else None
+    pieces, bags = with_bags(settings, pieces, asked, texts, questions, documents, pairs)
     frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
     keys, teacher = keys_of(queries, collection.name, settings), taught(settings, asked, texts, pairs, cache)
     mined = candidates(collection, queries, settings, teacher)

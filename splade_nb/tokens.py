@@ -107,7 +107,7 @@ class Pieces:
                  pair_columns: int = 0,     # columns after the pieces, for hashed pairs of characters
                  sounds: bool = False,      # words by their sound in these columns too
                  lead: float = 0.0,         # share of a text, from its beginning, that counts twice
-                 translations: dict | None = None): # piece of a document -> pieces of the other language that it also counts as
+                 translations: dict | None = None): # piece of a document -> pieces that it also counts as
         self.tokenizer, self.segment, self.pair_columns, self.sounds, self.lead, self.translations = tokenizer, segment, pair_columns, sounds, lead, translations or {}
         self.begin = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
         self.end, self.pad = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -180,7 +180,7 @@ def between(names: list, translations: dict) -> dict: # id -> ids
 
 # %% ../nbs/02_tokens.ipynb #meant
 def meant(pieces: Pieces, ids: list) -> list: # ids
-    "What a document's pieces stand for in the other language."
+    "What questions say in place of a document's pieces."
     return [other for piece in ids for other in pieces.meanings.get(piece, ())] if pieces.translations else []
 
 # %% ../nbs/02_tokens.ipynb #reading-of

@@ -43,7 +43,7 @@ def models(tmp_path_factory):
         if form in known: return known[form]
         version, scale = form.split('-')
         with quiet():
-            sizes = SMALL | (dict(translate=0.05) if version == 'splade_ko' else {}) if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
+            sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
             prepared = prepare(resolve_quietly(version, 'corrected', scale, **sizes), corpus, 42, folder/'cache', 'cpu')
         with torch.no_grad():
             for weight in prepared.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
