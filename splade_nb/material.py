@@ -190,7 +190,7 @@ def taught(settings: Settings, asked: list, texts: list, pairs: list, cache: Pat
 
 # %% ../nbs/10_material.ipynb #translated
 def translated(pieces: Pieces, questions: list, documents: list, pairs: list, least: float) -> Pieces: # see `translations`
-    "The same pieces, and what a document's stand for."
+    "The same pieces, and what questions say in their place."
     return Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=translations(pieces, questions, documents, pairs, least)))
 
 # %% ../nbs/10_material.ipynb #out-of-fold

@@ -37,6 +37,7 @@ def meetings(pairs: list): # yields document's ids, query's ids, and the number 
 
 # %% ../nbs/08_translation.ipynb #model-one
 def model_one(pairs: list, # of `unexplained`
+              least: float = 0.0, # probability that is kept
               rounds: int = 8
              ) -> dict:    # (document's id, query's id) -> probability
     "Expectation maximisation over all pairs at once; memory: 24 bytes a meeting."
@@ -49,7 +50,8 @@ def model_one(pairs: list, # of `unexplained`
         share = chance[place] / np.bincount(said, chance[place])[said]
         chance = np.bincount(place, share)
         chance /= np.bincount(of, chance)[of]
-    return {(int(key // size), int(key % size)): float(p) for key, p in zip(both, chance)}
+    kept = chance >= least
+    return {(int(key // size), int(key % size)): float(p) for key, p in zip(both[kept], chance[kept])}
 
 # %% ../nbs/08_translation.ipynb #translations
 def translations(pieces: Pieces, questions: list, documents: list, # lists of ids
@@ -59,7 +61,7 @@ def translations(pieces: Pieces, questions: list, documents: list, # lists of id
                 ) -> dict:     # piece -> pieces, the likeliest first
     "What `Pieces` takes, learned from the pairs."
     names, found = pieces.names, {}
-    chances = model_one(within(unexplained(questions, documents, pairs, len(names)), most))
-    for (one, other), p in sorted(chances.items(), key=lambda known: -known[1]):
-        if p >= least and one < len(names): found.setdefault(names[one], []).append(names[other])
+    chances = model_one(within(unexplained(questions, documents, pairs, len(names)), most), least)
+    for (one, other), _ in sorted(chances.items(), key=lambda known: -known[1]):
+        if one < len(names): found.setdefault(names[one], []).append(names[other])
     return found
