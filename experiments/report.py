@@ -28,7 +28,7 @@ Brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bo
 ## Training
 
 One model on all collections' training queries but the held-out fifth. Corpus text is used unlabelled for vocabulary, IDF and the start's directions.
-The held-out fifth flatters what is learned from pairs: its documents come from the same sources as the training queries'. Compare with the test queries at the end of the page.
+The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks for sections of pages whose other sections were trained on, while the test queries ask for other pages.
 `koen_terms` and `koen_parallel` ask Korean texts in English (`experiments/bilingual.py`); where they have a number they were trained along. `mean` is over the collections of all rows; `untrained`: what a variant begins with, no step of gradient descent.
 `translate`: a document also counts as what questions say in place of its pieces, by [Model 1](../nbs/08_translation.ipynb) over the same training pairs.
 
