@@ -43,6 +43,7 @@ The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks
 ## Test queries
 
 Judged once, after the choice. Intervals: over queries, of the mean of the seeds.
+`make evaluate MODEL=... DATA=...` gives each figure of a model that `experiments/train.py --out FOLDER` kept; `SPLIT=all` for a collection without training queries.
 
 ![splade_ko and BM25 on public Korean collections](over-bm25.svg)
 
