@@ -40,13 +40,14 @@ def judge(model, pieces, source: str) -> dict:
 
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    reader.add_argument('model', type=Path, help='a run folder of a version with a table of queries')
+    reader.add_argument('model', type=Path, help='a folder that `train.py --out` kept, of a version with a table of queries')
     reader.add_argument('collections', nargs='+', metavar='COLLECTION')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
     model, pieces = load_encoder(options.model)
     found = {Path(source).name: judge(model, pieces, source) for source in options.collections}
-    write_json(options.results/'prune.json', dict(date=date.today().isoformat(), model=options.model.resolve().name, found=found))
+    name = options.model.resolve().name
+    write_json(options.results/f'prune-{name}.json', dict(date=date.today().isoformat(), model=name, found=found))
 
 
 if __name__ == '__main__': main()

@@ -36,7 +36,7 @@ The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks
 
 ## Documents cut short
 
-`python experiments/prune.py MODEL COLLECTION ...`: of `{model}` each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document.
+`python experiments/prune.py MODEL COLLECTION ...`: each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document. `as-declared-100` has no translations, which weigh as own pieces do and take their place.
 
 {cut}
 
@@ -165,19 +165,20 @@ def picture(results: list):  # figure
 
 
 def cut_table(result: dict) -> str:
-    "nDCG@10 of each collection by the terms that its documents keep."
+    "nDCG@10 of each collection by the terms that the documents of a model keep."
     names = list(next(iter(result['found'].values())))
     rows = [{'kept': name, **{collection: f'{percent(found[name]["ndcg"])} ({found[name]["terms"]:.0f})' for collection, found in result['found'].items()},
              'mean': percent(np.mean([found[name]['ndcg'] for found in result['found'].values()]))} for name in names]
-    return markdown_table(pd.DataFrame(rows))
+    return f'{result["date"]}, `{result["model"]}`:\n\n{markdown_table(pd.DataFrame(rows))}'
 
 
 def trained_results() -> list: return [read_json(path) for path in sorted((HERE/'results').glob('train-*.json'))]
 
 
 def page() -> str:
-    result, pruned, trained = *(read_json(HERE/'results'/f'{name}.json') for name in ('start', 'prune')), trained_results()
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), variants=variants_table(trained), tested=tested(trained), cut=cut_table(pruned), model=pruned['model'], columns=COLUMNS, share=SHARE)
+    result, trained = read_json(HERE/'results'/'start.json'), trained_results()
+    pruned = [read_json(path) for path in sorted((HERE/'results').glob('prune-*.json'))]
+    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, start=markdown_table(start_table(result)), variants=variants_table(trained), tested=tested(trained), cut='\n\n'.join(map(cut_table, pruned)), columns=COLUMNS, share=SHARE)
 
 
 if __name__ == '__main__':
