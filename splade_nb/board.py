@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['BASELINE', 'KINDS', 'METRICS', 'fate', 'board_rows', 'boards', 'averaged', 'distinct', 'mark', 'marks',
-           'collection_rows', 'over', 'costs', 'collection_table', 'summary_rows', 'summary_table', 'board_marks',
-           'board_figure', 'board_caption']
+           'collection_rows', 'over', 'costs', 'collection_table', 'summary_rows', 'summary_table', 'crowds',
+           'spoken_for', 'board_marks', 'board_figure', 'board_caption']
 
 # %% ../nbs/14_board.ipynb #imports
+import math
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -116,6 +117,25 @@ def summary_table(table): # DataFrame of texts
     return pd.DataFrame([{'system': row['system'], 'what': row['about'], 'nDCG@10': quality(row), 'over BM25 [95 %]': over(row['difference'], row['mark']) if row['mark'] else '',
                           'each': row['each'], 'recall@100': f'{100 * row["recall@100"]:.1f}', **costs(row), **training(row), 'seeds': f'{row["seed"]}', 'outcome': row['outcome']} for _, row in rows.iterrows()])
 
+# %% ../nbs/14_board.ipynb #crowds
+def crowds(axis, points, near: float = 12) -> list: # lists of places; points [n, 2] in the axis' units; near: points of the page
+    "Which points lie on one another in the picture, each crowd about its first."
+    axis.figure.draw_without_rendering()
+    spots, found = axis.transData.transform(points) * 72 / axis.figure.dpi, {}
+    for place, spot in enumerate(spots):
+        first = next((first for first in found if math.dist(spot, spots[first]) < near), place)
+        found.setdefault(first, []).append(place)
+    return list(found.values())
+
+# %% ../nbs/14_board.ipynb #spoken-for
+def spoken_for(crowds: list, names: list, most: int = 3) -> dict: # place -> label
+    "A label a point, or one for a crowd of more than `most`."
+    labels = {}
+    for first, *others in crowds:
+        if len(others) >= most: labels[first] = f'{names[first]} and {len(others)} more'
+        else: labels |= {place: names[place] for place in (first, *others)}
+    return labels
+
 # %% ../nbs/14_board.ipynb #board-marks
 def board_marks(axis, rows, x: str, label: str) -> None:
     "A named mark a system; the baseline as a line."
@@ -125,7 +145,8 @@ def board_marks(axis, rows, x: str, label: str) -> None:
         axis.scatter(group[x], group['ndcg@10'], marker=shape, s=36, color='white' if failed else colour, edgecolor=colour, linewidth=1.4, zorder=3, label=said + (', collapsed or stopped' if failed else ''))
     for level in rows.loc[rows['system'] == BASELINE, 'ndcg@10']: axis.axhline(level, color=SYSTEMS['bm25'][1], linestyle='--', linewidth=1.2)
     axis.set_xscale('log'); axis.xaxis.set_major_formatter('{x:g}'); axis.xaxis.set_minor_formatter(LogFormatter()); axis.set_xlabel(label); axis.set_ylabel('nDCG@10'); axis.margins(x=0.12, y=0.12)
-    write_labels(axis, rows[[x, 'ndcg@10']].to_numpy(float), rows['system'].tolist(), [], letters=7)
+    places = rows[[x, 'ndcg@10']].to_numpy(float); told = spoken_for(crowds(axis, places), rows['system'].tolist())
+    write_labels(axis, places[list(told)], list(told.values()), np.delete(places, list(told), 0), letters=7)
 
 # %% ../nbs/14_board.ipynb #board-figure
 def board_figure(table) -> tuple: # figure, caption
