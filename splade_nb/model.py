@@ -470,6 +470,7 @@ def save(model: SpladeDoc, folder: Path | str) -> Path:
     return write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in KEPT}).parent
 
 # %% ../nbs/05_model.ipynb #load
+@torch.inference_mode(False) # weights made in that mode cannot be trained
 def load(folder: Path | str) -> SpladeDoc:
     "The model that `save` wrote, in evaluation mode. Raises `ConfigError` for a folder that is none or whose weights do not fit."
     from safetensors.torch import load_model
