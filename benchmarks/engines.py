@@ -2,12 +2,12 @@
 
     python benchmarks/engines.py [--most DOCUMENTS] [--small] [--force] [--results FOLDER]
 """
-import argparse, json, os, shutil, subprocess, sys, time
+import json, os, shutil, subprocess, sys, time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 import numpy as np
-from splade_nb.config import read_json, root, write_json
+from splade_nb.config import CommandLine, read_json, root, write_json
 from splade_nb.engines import new_index, open_index
 from splade_nb.lexical import BM25, best
 from splade_nb.search import Label
@@ -122,7 +122,7 @@ def go_on(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> No
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('--most', type=int, default=max(SIZES), metavar='DOCUMENTS', help='no more than so many')
     reader.add_argument('--small', action='store_true', help='whether it runs, not how fast')
     reader.add_argument('--force', action='store_true', help='measure again what is there')

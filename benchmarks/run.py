@@ -2,20 +2,23 @@
 
     python benchmarks/run.py [PART ...] [--force] [--small --results FOLDER]
 """
-import argparse, importlib, time
+import importlib, re, time
 from pathlib import Path
+from splade_nb.config import CommandLine
 from measure import HERE, keep, say
 
 PARTS = ('head', 'step', 'encode', 'gpu', 'engines')
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    reader.add_argument('parts', nargs='*', metavar='PART', help=f'out of {", ".join(PARTS)}; none for all')
+    reader = CommandLine(description=__doc__.splitlines()[0])
+    reader.add_argument('parts', nargs='*', metavar='PART', 
+                        help=f'out of {", ".join(PARTS)}, also joined by commas; none for all')
     reader.add_argument('--force', action='store_true', help='measure again what is there')
     reader.add_argument('--small', action='store_true', help='tiny shapes: whether it runs, not how fast')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
+    options.parts = [part for text in options.parts for part in re.split(r'[,\s]+', text) if part]
     if unknown := set(options.parts) - set(PARTS): reader.error(f'no such part: {", ".join(sorted(unknown))}. There are: {", ".join(PARTS)}')
     options.results.mkdir(parents=True, exist_ok=True)
     for part in options.parts or PARTS:

@@ -1,9 +1,9 @@
 """English questions to Korean texts, as collections in BEIR form: a list of terms (Korean, English, domain) and lines of parallel text.
 
-    python experiments/bilingual.py koen_terms.tsv OUT/koen_terms
+    python experiments/bilingual.py koen_terms.tsv ... OUT/koen_terms
     python experiments/bilingual.py jhe-koen-dev.ko jhe-koen-eval.ko OUT/koen_parallel    (English beside each, as .en; the last file is the test split)
 """
-import json, sys, zlib
+import itertools, json, sys, zlib
 from pathlib import Path
 from splade_nb.data import normalise
 
@@ -37,5 +37,7 @@ def write(pairs, folder: Path) -> dict:  # split: judgments
 
 if __name__ == '__main__':
     *sources, folder = map(Path, sys.argv[1:])
-    pairs = of_terms(sources[0]) if sources[0].suffix == '.tsv' else of_lines(sources)
+    tables = [path for path in sources if path.suffix == '.tsv']
+    lines = [path for path in sources if path.suffix != '.tsv']
+    pairs = itertools.chain(*map(of_terms, tables), of_lines(lines))
     print(write((normalise([part.strip() for part in pair]) for pair in pairs), folder))

@@ -4,10 +4,10 @@
     python experiments/full_scale.py --page                write docs/full-scale.md again
     python experiments/full_scale.py --check               exit 1 if the page is not what the results say
 """
-import argparse, sys
+import sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import read_json, write_json
+from splade_nb.config import CommandLine, read_json, write_json
 from splade_nb.corpus import STANDARD
 from splade_nb.fullscale import published_table, read_results, results_table, whole_table
 from splade_nb.versions import markdown_table
@@ -78,7 +78,7 @@ def keep(folder: Path) -> None:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('--keep', type=Path, metavar='OUT')
     reader.add_argument('--page', action='store_true', help='write it; so does --keep')
     reader.add_argument('--check', action='store_true')

@@ -2,7 +2,7 @@
 
     python experiments/gates.py [--seeds 42 43 44] [--only NAME ...] [--page | --check]
 """
-import argparse, copy, sys, tempfile, time
+import copy, sys, tempfile, time
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from splade_nb import run
-from splade_nb.config import read_json, resolve_quietly, write_json
+from splade_nb.config import CommandLine, read_json, resolve_quietly, write_json
 from splade_nb.encoding import encode
 from splade_nb.evaluation import CRITERIA, criteria, paired_difference, summarise
 from splade_nb.material import Prepared, fix_seeds, prepare
@@ -235,12 +235,13 @@ def page() -> str:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    reader.add_argument('--seeds', type=int, nargs='+', default=list(SEEDS))
-    reader.add_argument('--only', nargs='+', choices=VARIANTS, default=list(VARIANTS))
+    reader = CommandLine(description=__doc__.splitlines()[0])
+    reader.add_argument('--seeds', type=int, nargs='+', action='extend', default=list(SEEDS))
+    reader.add_argument('--only', nargs='+', action='extend', choices=VARIANTS, default=list(VARIANTS))
     reader.add_argument('--results', type=Path, default=HERE/'results')
-    reader.add_argument('--page', action='store_true', help='write docs/gates.md')
-    reader.add_argument('--check', action='store_true', help='whether docs/gates.md is what the results say')
+    mode = reader.add_mutually_exclusive_group()
+    mode.add_argument('--page', action='store_true', help='write docs/gates.md')
+    mode.add_argument('--check', action='store_true', help='whether docs/gates.md is what the results say')
     options = reader.parse_args()
     if options.page: PAGE.write_text(page(), encoding='utf-8')
     elif options.check:

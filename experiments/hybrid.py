@@ -3,7 +3,7 @@
     python experiments/hybrid.py COLLECTION ... --models MODEL-SEED ...
     python experiments/hybrid.py --page | --check
 """
-import argparse, itertools, sys
+import itertools, sys
 from datetime import date
 from pathlib import Path
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 from tqdm import tqdm
 from splade_nb import evaluation
 from splade_nb.collection import resplit
-from splade_nb.config import read_json, write_json
+from splade_nb.config import CommandLine, read_json, write_json
 from splade_nb.run import load_encoder
 from splade_nb.systems import Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system
 from splade_nb.tokens import remembered
@@ -114,10 +114,13 @@ def page() -> str:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='*', metavar='COLLECTION', help='with train and test queries')
-    reader.add_argument('--models', type=Path, nargs='*', default=[], metavar='MODEL-SEED', help='folders whose names end in their seed')
-    reader.add_argument('--page', action='store_true'); reader.add_argument('--check', action='store_true', help='whether the page is what the results say')
+    reader.add_argument('--models', type=Path, nargs='*', action='extend', default=[], metavar='MODEL-SEED',
+                        help='folders whose names end in their seed')
+    mode = reader.add_mutually_exclusive_group()
+    mode.add_argument('--page', action='store_true')
+    mode.add_argument('--check', action='store_true', help='whether the page is what the results say')
     options = reader.parse_args()
     if options.check: sys.exit(None if PAGE.read_text(encoding='utf-8') == page() else 'docs/hybrid.md is not what the results say: run python experiments/hybrid.py --page')
     with remembered({}):

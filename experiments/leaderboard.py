@@ -3,7 +3,7 @@
     python experiments/leaderboard.py [DATA] [--test COLLECTION ...] [--systems PATTERN ...] [--seeds 42 ...] [--steps N] [--results FOLDER]
     python experiments/leaderboard.py --page     write docs/leaderboard.md; --check: is it what the results say?
 """
-import argparse, fnmatch, functools, json, re, sys
+import fnmatch, functools, json, re, sys
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -11,7 +11,8 @@ import pandas as pd
 from tqdm import tqdm
 from splade_nb import data
 from splade_nb.board import BASELINE, board_figure, boards, collection_table, summary_table
-from splade_nb.config import ABOUT, MINI_CORRECTIONS, VERSIONS, ConfigError, Settings, as_dict, nearest, read_json, resolve_quietly, write_json
+from splade_nb.config import (ABOUT, MINI_CORRECTIONS, VERSIONS, CommandLine, ConfigError, Settings, alternatives, as_dict, read_json,
+                              resolve_quietly, write_json)
 from splade_nb.curriculum import PAIR_TYPES
 from splade_nb.run import machine, rollbacks_of
 from splade_nb.report import write_svg
@@ -53,7 +54,7 @@ SYSTEMS = entries()
 
 def chosen(patterns: list) -> list:  # names, in the order of work
     for pattern in patterns:
-        if not fnmatch.filter(SYSTEMS, pattern): raise ConfigError(f'no system {pattern!r}: did you mean {nearest(pattern, SYSTEMS)!r}? There are: {", ".join(SYSTEMS)}')
+        if not fnmatch.filter(SYSTEMS, pattern): raise ConfigError(f'no system {pattern!r}: {alternatives(pattern, SYSTEMS)}')
     return [name for name in SYSTEMS if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -190,19 +191,30 @@ def write_page() -> None:
     PAGE.write_text(page(), encoding='utf-8')
 
 
+def check_page() -> None:
+    if not PAGE.exists() or PAGE.read_text(encoding='utf-8') != page():
+        sys.exit('docs/leaderboard.md is not what the results say: run python experiments/leaderboard.py --page')
+
+
 def parts_of(given: list) -> list: return [part for text in given for part in text.split(',') if part]
 
 
 def main(arguments: list | None = None) -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('data', nargs='?', default='mini', help='collections with a train split, joined by commas: one model a system learns from all')
-    reader.add_argument('--test', nargs='*', default=[], metavar='COLLECTION', help='judge all queries of these; nothing is learned from them')
-    reader.add_argument('--systems', nargs='*', default=['*'], metavar='PATTERN', help=', '.join(SYSTEMS))
-    reader.add_argument('--seeds', nargs='*', default=['42'], metavar='SEED')
+    reader.add_argument('--test', nargs='*', action='extend', default=[], metavar='COLLECTION',
+                        help='judge all queries of these; nothing is learned from them')
+    reader.add_argument('--systems', nargs='*', action='extend', default=['*'], metavar='PATTERN', help=', '.join(SYSTEMS))
+    reader.add_argument('--seeds', nargs='*', action='extend', default=['42'], metavar='SEED')
     reader.add_argument('--steps', type=int, default=0, help="optimizer steps; 0: the version's own")
     reader.add_argument('--results', type=Path, default=RESULTS)
     reader.add_argument('--work', type=Path, default=HERE.parent/'outputs'/'leaderboard', help='models and checkpoints, for going on')
+    mode = reader.add_mutually_exclusive_group()
+    mode.add_argument('--page', action='store_true', help='write docs/leaderboard.md from the results')
+    mode.add_argument('--check', action='store_true', help='whether docs/leaderboard.md is what the results say')
     options = reader.parse_args(arguments)
+    if options.page: return write_page()
+    if options.check: return check_page()
     names, seeds = chosen(parts_of(options.systems)), [int(seed) for seed in parts_of(options.seeds)]
     with remembered({}):
         for seed in seeds:
@@ -212,7 +224,4 @@ def main(arguments: list | None = None) -> None:
     if options.results == RESULTS: write_page()
 
 
-if __name__ == '__main__':
-    if '--page' in sys.argv: write_page()
-    elif '--check' not in sys.argv: main()
-    elif not PAGE.exists() or PAGE.read_text(encoding='utf-8') != page(): sys.exit('docs/leaderboard.md is not what the results say: run python experiments/leaderboard.py --page')
+if __name__ == '__main__': main()

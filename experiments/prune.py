@@ -2,12 +2,11 @@
 
     python experiments/prune.py MODEL COLLECTION ...
 """
-import argparse
 from datetime import date
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from splade_nb.config import write_json
+from splade_nb.config import CommandLine, write_json
 from splade_nb.encoding import prune
 from splade_nb.evaluation import active_terms, paired_difference, rank, retrieval_metrics
 from splade_nb.model import query_weights
@@ -39,7 +38,7 @@ def judge(model, pieces, source: str) -> dict:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('model', type=Path, help='a folder that `train.py --out` kept, of a version with a table of queries')
     reader.add_argument('collections', nargs='+', metavar='COLLECTION')
     reader.add_argument('--results', type=Path, default=HERE/'results')

@@ -2,7 +2,7 @@
 
     python experiments/start.py COLLECTION ... [--results experiments/results]
 """
-import argparse, zlib
+import zlib
 from collections import Counter
 from datetime import date
 from itertools import chain
@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
 from splade_nb import data
-from splade_nb.config import resolve_quietly, write_json
+from splade_nb.config import CommandLine, resolve_quietly, write_json
 from splade_nb.encoding import counted, saturated
 from splade_nb.evaluation import paired_difference, rank, retrieval_metrics
 from splade_nb.idf import Frequencies, count, idf
@@ -118,7 +118,7 @@ def hashed_of(judged: Judged, size: int) -> Views: return Views(judged, [judged]
 
 @remembered({})
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='+', metavar='COLLECTION', help='with a train split')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()

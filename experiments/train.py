@@ -2,15 +2,15 @@
 
     python experiments/train.py COLLECTION ... [--version splade_ko] [--seeds 42 ...] [--variant NAME [setting=value ...]] ... [--test COLLECTION ...]
 """
-import argparse, functools, statistics, tempfile, time
+import functools, statistics, tempfile, time
 from datetime import date
 from pathlib import Path
 import torch
 from splade_nb import data, evaluation
 from splade_nb.collection import resplit
-from splade_nb.config import Settings, resolve_quietly, write_json
+from splade_nb.config import CommandLine, Settings, no_repeats, resolve_quietly, write_json
 from splade_nb.material import Prepared, device, prepare
-from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting
+from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting, typed
 from splade_nb.tokens import remembered
 from splade_nb.training import mix_with_start, start_weights, train
 from start import HERE, held_out
@@ -82,23 +82,26 @@ class Bench:
 
 @remembered({})
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='+', metavar='COLLECTION', help='with a train split')
     reader.add_argument('--version', default='splade_ko')
-    reader.add_argument('--seeds', type=int, nargs='+', default=[42])
+    reader.add_argument('--seeds', type=int, nargs='+', action='extend', default=[42])
     reader.add_argument('--variant', nargs='+', action='append', metavar=('NAME', 'setting=value'))
-    reader.add_argument('--test', nargs='*', default=[], metavar='COLLECTION', help='judge their test queries as well, last and once; all queries of a collection that nothing is learned from')
+    reader.add_argument('--test', nargs='*', action='extend', default=[], metavar='COLLECTION', help='judge their test queries as well, '
+                        'last and once; all queries of a collection that nothing is learned from')
     reader.add_argument('--out', type=Path, help='keep the models here')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
+    variants = no_repeats((name, no_repeats(map(parse_setting, changes), typed))
+                          for name, *changes in options.variant or [['as-declared']])
     options.results.mkdir(parents=True, exist_ok=True)
     for seed in options.seeds:
         bench = Bench(options, seed)
-        for name, *changes in options.variant or [['as-declared']]:
+        for name, changes in variants.items():
             kept = options.results/f'train-{options.version}-{name}-{seed}.json'
             if kept.exists(): print(f'{kept.name} is there already'); continue
             print(f'{options.version}, {name}, seed {seed}', flush=True)
-            write_json(kept, bench.run(name, dict(map(parse_setting, changes))))
+            write_json(kept, bench.run(name, changes))
 
 
 if __name__ == '__main__': main()

@@ -3,11 +3,11 @@
     python experiments/tuning.py [CASE ...] [--seeds 42 43 44]
     python experiments/tuning.py --page | --check
 """
-import argparse, json, re, sys, tempfile
+import json, re, sys, tempfile
 from datetime import date
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import as_dict, choose, read_json, resolve_quietly, write_json
+from splade_nb.config import CommandLine, as_dict, choose, read_json, resolve_quietly, write_json
 from splade_nb.report import palette
 from splade_nb.versions import markdown_table
 from symptoms import CASES, MEASURES, SMALL, Case
@@ -243,11 +243,12 @@ def pages() -> dict: # file -> text
 
 def main() -> None:
     names = [case.name for case in CASES]
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('cases', nargs='*', metavar='CASE', default=names)
-    reader.add_argument('--seeds', nargs='+', type=int, choices=SEEDS, default=SEEDS)
-    reader.add_argument('--page', action='store_true', help='write docs/tuning.md and its pictures from the results')
-    reader.add_argument('--check', action='store_true', help='exit where they are not what the results say')
+    reader.add_argument('--seeds', nargs='+', action='extend', type=int, choices=SEEDS, default=SEEDS)
+    mode = reader.add_mutually_exclusive_group()
+    mode.add_argument('--page', action='store_true', help='write docs/tuning.md and its pictures from the results')
+    mode.add_argument('--check', action='store_true', help='exit where they are not what the results say')
     options = reader.parse_args()
     if options.page:
         for path, text in pages().items(): path.write_text(text, encoding='utf-8')

@@ -3,7 +3,7 @@
     python experiments/vocabulary.py COLLECTION ... --tokenizers FOLDER [--only NAME ...] [--seeds 42 ...] [--steps 60]
     python experiments/vocabulary.py --page | --check
 """
-import argparse, itertools, json, sqlite3, statistics, sys, tempfile, time
+import itertools, json, sqlite3, statistics, sys, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from scipy import sparse
 from splade_nb import evaluation, lexical, tokens
-from splade_nb.config import SEED, Settings, read_json, resolve_quietly, root, write_json
+from splade_nb.config import SEED, CommandLine, Settings, read_json, resolve_quietly, root, write_json
 from splade_nb.encoding import encode
 from splade_nb.material import Prepared, prepare
 from splade_nb.report import canvas, palette, write_svg
@@ -254,16 +254,19 @@ def draw(results: Results, path: Path) -> None:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('collections', nargs='*', metavar='COLLECTION', help='with a train split')
     reader.add_argument('--tokenizers', type=Path, default=Path('tokenizers'), help=f'holds {XLMR} and ax-encoder-base')
-    reader.add_argument('--only', nargs='+', choices=VOCABULARIES, default=list(VOCABULARIES), metavar='NAME', help=', '.join(VOCABULARIES))
-    reader.add_argument('--segments', nargs='+', choices=SEGMENTS, default=list(SEGMENTS))
-    reader.add_argument('--seeds', type=int, nargs='+', default=[SEED])
+    reader.add_argument('--only', nargs='+', action='extend', choices=VOCABULARIES, default=list(VOCABULARIES),
+                        metavar='NAME', help=', '.join(VOCABULARIES))
+    reader.add_argument('--segments', nargs='+', action='extend', choices=SEGMENTS, default=list(SEGMENTS))
+    reader.add_argument('--seeds', type=int, nargs='+', action='extend', default=[SEED])
     reader.add_argument('--steps', type=int, default=60)
     reader.add_argument('--morphemes', type=Path, default=root()/'outputs'/'morphemes.sqlite', help='where what Kiwi read is kept')
     reader.add_argument('--results', type=Path, default=HERE/'results')
-    reader.add_argument('--page', action='store_true', help='write the page and its picture'); reader.add_argument('--check', action='store_true', help='whether the page is what the results say')
+    mode = reader.add_mutually_exclusive_group()
+    mode.add_argument('--page', action='store_true', help='write the page and its picture')
+    mode.add_argument('--check', action='store_true', help='whether the page is what the results say')
     options = reader.parse_args()
     if options.check: sys.exit(None if PAGE.read_text(encoding='utf-8') == page() else 'docs/vocabulary.md is not what the results say: run python experiments/vocabulary.py --page')
     options.results.mkdir(parents=True, exist_ok=True)

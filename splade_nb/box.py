@@ -8,7 +8,7 @@ __all__ = ['Encoder', 'open_encoder', 'Term', 'spoken', 'readable', 'Hit', 'Box'
            'claim', 'attach', 'build_box', 'open_box', 'stamp', 'kept_box', 'show', 'box_options', 'main']
 
 # %% ../nbs/17_box.ipynb #imports
-import argparse, hashlib, sys, threading
+import hashlib, sys, threading
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -303,9 +303,9 @@ def show(found: list, most: int = 6) -> None: # of Hit; terms of each
         print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in hit.terms[:most] if term.weight >= .005))
 
 # %% ../nbs/17_box.ipynb #box-options
-def box_options(program: str) -> argparse.ArgumentParser: # --model, --data, --engine, --index
+def box_options(program: str) -> config.CommandLine: # --model, --data, --engine, --index
     "What names a kept box."
-    found = argparse.ArgumentParser(prog=f'python -m splade_nb.{program}')
+    found = config.CommandLine(prog=f'python -m splade_nb.{program}')
     for name in ('model', 'data'): found.add_argument(f'--{name}', required=True)
     found.add_argument('--engine', default='exact', choices=sorted(ENGINES))
     found.add_argument('--index', default='', help='address of a server that keeps the vectors: http://localhost:9200/name')

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from .config import nearest
+from .config import alternatives
 
 # %% ../nbs/01_collection.ipynb #data-error
 class DataError(ValueError):
@@ -86,7 +86,7 @@ class Collection:
     def texts(self) -> dict[str, str]: return {key: document.full for key, document in self.documents.items()}
     def split(self, name: str) -> dict[str, Query]:
         "The split's queries that have a relevant document. Raises ValueError for a name that no split has."
-        if name not in SPLITS: raise ValueError(f'split {name!r}: did you mean {nearest(name, SPLITS)!r}? allowed: {", ".join(SPLITS)}')
+        if name not in SPLITS: raise ValueError(f'split {name!r}: {alternatives(name, SPLITS)}')
         return {key: query for key, query in self.queries.items() if query.split == SPLITS[name] and any(self.qrels.get(key, {}).values())}
 
 # %% ../nbs/01_collection.ipynb #content-hash

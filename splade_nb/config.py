@@ -6,15 +6,16 @@
 __all__ = ['SEED', 'MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26',
            'V27', 'V28', 'SPLADE_V2', 'SPLADE_KO', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'LOANWORDS', 'CORRECTIONS',
            'OFF', 'MINI', 'SCALES', 'MINI_CORRECTIONS', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'root',
-           'plain', 'write_json', 'read_json', 'nearest', 'ConfigError', 'out_of_reach', 'choose', 'Phase',
-           'ModelSettings', 'StartSettings', 'RankingSettings', 'DistillationSettings', 'SparsitySettings',
-           'MiningSettings', 'Settings', 'to_phase', 'from_text', 'cast', 'override', 'read_overrides', 'Correction',
-           'Times', 'every_phase', 'distils', 'needs_teacher', 'extra_columns', 'off', 'version_name', 'check_bounds',
-           'check_phase', 'check_phases', 'impossible', 'check', 'apply', 'correct', 'resolve', 'differences',
-           'resolve_quietly', 'as_dict', 'from_dict', 'flat', 'version_table']
+           'plain', 'write_json', 'read_json', 'nearest', 'alternatives', 'ConfigError', 'out_of_reach', 'choose',
+           'no_repeats', 'Once', 'Several', 'CommandLine', 'Phase', 'ModelSettings', 'StartSettings', 'RankingSettings',
+           'DistillationSettings', 'SparsitySettings', 'MiningSettings', 'Settings', 'to_phase', 'from_text', 'cast',
+           'override', 'read_overrides', 'Correction', 'Times', 'every_phase', 'distils', 'needs_teacher',
+           'extra_columns', 'off', 'version_name', 'check_bounds', 'check_phase', 'check_phases', 'impossible', 'check',
+           'apply', 'correct', 'resolve', 'differences', 'resolve_quietly', 'as_dict', 'from_dict', 'flat',
+           'version_table']
 
 # %% ../nbs/00_config.ipynb #imports
-import difflib, json, math, os, warnings
+import argparse, difflib, json, math, os, warnings
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -51,9 +52,16 @@ def read_json(path: Path | str) -> object:
 
 # %% ../nbs/00_config.ipynb #nearest
 def nearest(name: str, choices) -> str:
-    "The choice spelt most like `name`."
-    choices = [str(c) for c in choices]
-    return (difflib.get_close_matches(str(name), choices, n=1, cutoff=0) or choices)[0]
+    "The choice spelt like `name` but for about one letter in four, whatever its case; '' where none is so near."
+    known = {str(choice).lower(): str(choice) for choice in choices}
+    cutoff = 0.75 if len(str(name)) > 3 else 0.6
+    return next((known[near] for near in difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=cutoff)), '')
+
+# %% ../nbs/00_config.ipynb #alternatives
+def alternatives(name: str, choices) -> str:
+    "What an error says of an unknown name: the nearest choice, where one is near, and all there are."
+    near = nearest(name, choices)
+    return (f'did you mean {near!r}? ' if near else '') + f'Known: {", ".join(map(str, choices))}'
 
 # %% ../nbs/00_config.ipynb #config-error
 class ConfigError(ValueError):
@@ -67,9 +75,50 @@ def out_of_reach(what: str, source, instead: str = '') -> str:
 
 # %% ../nbs/00_config.ipynb #choose
 def choose(kind: str, name: str, choices) -> str:
-    "`name` if it is one of `choices`; raises `ConfigError` naming the nearest otherwise."
+    "`name` if it is one of `choices`; raises `ConfigError` with the nearest, where one is near, and all otherwise."
     if name in choices: return name
-    raise ConfigError(f'unknown {kind} {name!r}: did you mean {nearest(name, choices)!r}? Known: {", ".join(map(str, choices))}')
+    raise ConfigError(f'unknown {kind} {name!r}: {alternatives(name, choices)}')
+
+# %% ../nbs/00_config.ipynb #no-repeats
+def no_repeats(pairs,                          # of (name, value)
+               read=lambda name, value: value  # how a value is compared
+              ) -> dict:                       # name -> value
+    "Raises `ConfigError` for a name that has two different values."
+    found = {}
+    for name, value in pairs:
+        if name in found and read(name, found[name]) != read(name, value):
+            raise ConfigError(f'{name} is given twice: {found[name]!r} and {value!r}')
+        found.setdefault(name, value)
+    return found
+
+# %% ../nbs/00_config.ipynb #once
+class Once(argparse.Action):
+    "An option of one value (`store`); given again with another, it is an error."
+    given = None, None  # the parsed options, and what they hold of this one
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        seen, first = self.given
+        if seen is namespace and first != values:
+            raise argparse.ArgumentError(self, f'given twice: {first!r} and {values!r}')
+        self.given = namespace, values
+        setattr(namespace, self.dest, values)
+
+# %% ../nbs/00_config.ipynb #several
+class Several(argparse.Action):
+    "An option of a list (`extend`): what is given in several places adds up and takes the default's place."
+    given = None, ()
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        seen, before = self.given
+        self.given = namespace, [*(before if seen is namespace else ()), *values]
+        setattr(namespace, self.dest, self.given[1])
+
+# %% ../nbs/00_config.ipynb #command-line
+class CommandLine(argparse.ArgumentParser):
+    "A parser that loses nothing: `store` is `Once`, `extend` is `Several`."
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        for name, action in ((None, Once), ('store', Once), ('extend', Several)): self.register('action', name, action)
 
 # %% ../nbs/00_config.ipynb #phase
 @dataclass(frozen=True)
@@ -248,8 +297,8 @@ def to_phase(value: Phase | dict) -> Phase:
 # %% ../nbs/00_config.ipynb #from-text
 def from_text(name: str, text: str) -> object:
     "A list that a command line gave as JSON. Raises `ConfigError`."
-    try: return json.loads(text)
-    except ValueError as error: raise ConfigError(f'{name}={text!r}: a JSON list is expected: {error}') from None
+    try: return json.loads(text, object_pairs_hook=no_repeats)
+    except json.JSONDecodeError as error: raise ConfigError(f'{name}={text!r}: a JSON list is expected: {error}') from None
 
 # %% ../nbs/00_config.ipynb #cast
 def cast(name: str, value: object, like: object) -> object:
@@ -276,9 +325,10 @@ def read_overrides(source: dict | str) -> dict: # name -> value
     if isinstance(source, dict): return source
     if not source.strip(): return {}
     inline = source.lstrip().startswith('{')
-    if not inline and not Path(source).is_file(): raise ConfigError(f'settings {source!r}: neither JSON (a text that begins with {{) nor a file')
-    try: found = json.loads(source if inline else Path(source).read_text(encoding='utf-8'))
-    except ValueError as error: raise ConfigError(f'settings {source!r}: no JSON: {error}') from None
+    if not inline and not Path(source).is_file():
+        raise ConfigError(f'settings {source!r}: neither JSON (a text that begins with {{) nor a file')
+    try: found = json.loads(source if inline else Path(source).read_text(encoding='utf-8'), object_pairs_hook=no_repeats)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error: raise ConfigError(f'settings {source!r}: no JSON: {error}') from None
     if isinstance(found, dict): return found
     raise ConfigError(f'settings {source!r}: an object of names and values is expected, found {type(found).__name__}')
 

@@ -134,7 +134,8 @@ def chosen(row: Row, name: str, choices) -> str:
     "The field's text, '' where it is missing. Raises DataError with the nearest unless it is one of `choices`."
     value = row.text(name, '')
     if not value or value in choices: return value
-    raise row.fault(name, f'{show(value)} (nearest: {nearest(value, choices)!r})', ', '.join(choices))
+    near = nearest(value, choices)
+    raise row.fault(name, show(value) + (f' (nearest: {near!r})' if near else ''), ', '.join(choices))
 
 # %% ../nbs/01_data.ipynb #pair-type
 def pair_type(row: Row, name: str, faults: Faults) -> str:

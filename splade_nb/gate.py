@@ -9,7 +9,7 @@ __all__ = ['POOLERS', 'FORMS', 'head_size', 'without_context', 'AttentionPooler'
 from dataclasses import dataclass
 import torch
 from torch import nn
-from .config import ConfigError, Settings, nearest
+from .config import ConfigError, Settings, alternatives
 
 # %% ../nbs/05_gate.ipynb #head-size
 def head_size(hidden: int, heads: int) -> int:
@@ -85,7 +85,7 @@ class ContextGate(nn.Module):
                  settings: Settings):
         super().__init__()
         name = settings.gate_pooler
-        if name not in POOLERS: raise ConfigError(f'gate_pooler={name!r}: did you mean {nearest(name, POOLERS)!r}? Known: {", ".join(POOLERS)}')
+        if name not in POOLERS: raise ConfigError(f'gate_pooler={name!r}: {alternatives(name, POOLERS)}')
         self.pooler, self.form = POOLERS[name](hidden, settings.gate_heads), FORMS[settings.gate_form]
         self.project = nn.Sequential(nn.Linear(hidden, settings.gate_hidden), nn.GELU(), nn.Dropout(settings.gate_dropout),
                                      nn.Linear(settings.gate_hidden, numbers))

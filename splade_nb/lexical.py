@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
 from tqdm import tqdm
-from .config import nearest
+from .config import alternatives
 from .data import Faults, Row, children, read_rows, show
 from .tokens import bigrams, clean, morphemes
 
@@ -32,7 +32,7 @@ def split(texts: Sequence,          # documents or queries, in memory or read as
           chunk: int = 1000) -> list:  # for each text its words, in order
     "Texts to words, each word held once; a progress bar appears on long work. Raises ValueError on an unknown tokenizer."
     if tokenizer not in TOKENIZERS:
-        raise ValueError(f'tokenizer {tokenizer!r} is not one of {list(TOKENIZERS)}; did you mean {nearest(tokenizer, TOKENIZERS)!r}?')
+        raise ValueError(f'unknown tokenizer {tokenizer!r}: {alternatives(tokenizer, TOKENIZERS)}')
     starts = tqdm(range(0, len(texts), chunk), desc=f'{tokenizer} words', delay=5, mininterval=10)
     return [[*map(sys.intern, words)] for start in starts for words in TOKENIZERS[tokenizer](texts[start:start + chunk])]
 

@@ -10,12 +10,12 @@ __all__ = ['RAW', 'CUTS', 'stays', 'asked_rows', 'named_ids', 'model_rows', 'rea
            'examine', 'prune', 'kept_rows', 'cut_tokenizer', 'read_texts', 'parser', 'main']
 
 # %% ../nbs/05_surgery.ipynb #imports
-import argparse, contextlib, copy, difflib, json, os, re, shutil, statistics, sys, time, unicodedata
+import contextlib, copy, difflib, json, os, re, shutil, statistics, sys, time, unicodedata
 from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
-from .config import ConfigError, choose, out_of_reach, read_json, write_json
+from .config import CommandLine, ConfigError, choose, out_of_reach, read_json, write_json
 from .data import DataError, Faults, load, read_lines
 from .model import pretrained_backbone
 from .tokens import BYTE, HANGUL, KINDS, Pieces, batch, load_pieces, save_pieces, special_ids, vocabulary_kinds
@@ -334,13 +334,15 @@ def read_texts(source: str) -> list:
     return lines
 
 # %% ../nbs/05_surgery.ipynb #parser
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandLine:
     "SOURCE DATA OUT, and what may stay besides."
-    top = argparse.ArgumentParser(prog='python -m splade_nb.surgery', description='Cut a masked language model and its tokenizer to the rows that texts need.')
+    top = CommandLine(prog='python -m splade_nb.surgery',
+                      description='Cut a masked language model and its tokenizer to the rows that texts need.')
     top.add_argument('source', help='folder or hub name of a masked language model')
     top.add_argument('data', help='what splade_nb.data takes, or a text file: one text a line')
     top.add_argument('out', help='a folder that is not there yet')
-    top.add_argument('--kinds', default='', help=f'pieces that all stay, joined by commas: {", ".join(KINDS)}')
+    top.add_argument('--kinds', action='append', default=[],
+                     help=f'pieces that all stay, joined by commas: {", ".join(KINDS)}')
     top.add_argument('--words', metavar='FILE', help='words that stay whole where they are pieces, one a line')
     top.add_argument('--held-out', metavar='DATA', help='other texts: how many of their pieces would be split differently')
     top.add_argument('--segment', choices=('none', 'kiwi'), help='preparation of the texts; kiwi: content morphemes')
@@ -353,7 +355,7 @@ def main(arguments: list | None = None) -> int: # exit code
     options = parser().parse_args(arguments); logging.disable_progress_bar(); logging.set_verbosity_error()
     try:
         read = lambda source: read_texts(source) if source else []
-        kinds = [kind.strip() for kind in options.kinds.split(',') if kind.strip()]
+        kinds = [kind.strip() for kind in ','.join(options.kinds).split(',') if kind.strip()]
         print(table(prune(options.source, read(options.data), options.out, kinds, read(options.words), options.segment, read(options.held_out))))
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2

@@ -1,0 +1,176 @@
+"""Nothing that is typed on a command line is lost in silence: lists add up, a second value is refused, and a misspelt name is told what is
+near."""
+import ast, importlib, json, re, subprocess, sys
+import pytest
+from conftest import ROOT
+from splade_nb import box, run, service, surgery
+from splade_nb.config import CommandLine, ConfigError, from_text, nearest, read_overrides, resolve
+from splade_nb.run import OPTIONS, SETTINGS, check_parameters, sort_changes
+
+PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'experiments', 'benchmarks', 'docs')
+                  for path in (ROOT/folder).glob('*.py'))
+
+
+def options_of(program: str) -> list[ast.Call]:
+    "The calls of a program that declare an option (not a positional)."
+    calls = [node for node in ast.walk(ast.parse((ROOT/program).read_text(encoding='utf-8'))) if isinstance(node, ast.Call)]
+    declared = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == 'add_argument']
+    return [call for call in declared if ast.unparse(call.args[0]).strip('f\'"').startswith('--')]
+
+
+def given(call: ast.Call) -> dict: return {part.arg: ast.unparse(part.value).strip('\'"') for part in call.keywords}
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_every_parser_refuses_or_adds_up(program):
+    source = (ROOT/program).read_text(encoding='utf-8')
+    if program != 'splade_nb/config.py': assert 'ArgumentParser' not in source, 'a CommandLine loses nothing'
+    lists = [call for call in options_of(program) if given(call).get('nargs') in ('*', '+')]
+    assert [ast.unparse(call) for call in lists if given(call).get('action') not in ('append', 'extend')] == []
+
+
+def test_there_are_options_to_look_at():
+    found = {program: len(options_of(program)) for program in PROGRAMS}
+    assert all(found[f'{name}.py'] for name in ('splade_nb/run', 'splade_nb/box', 'experiments/train', 'benchmarks/run'))
+
+
+# Settings of a run
+
+def changes(*arguments: str) -> tuple: return sort_changes(run.parser().parse_args(['train', 'v28', *arguments]).set)
+
+
+def test_several_sets_add_up():
+    found = changes('--set', 'max_steps=60', '--set', 'out=x', 'lambda_flops=0.01', '--resume', '--set', 'settings={"steps": 7}')
+    assert found == (dict(max_steps=60, out='x'), dict(lambda_flops='0.01', steps=7))
+
+
+def test_the_module_of_training_takes_several_sets(tmp_path):
+    arguments = ['--set', 'scale=mini', 'data=toy', '--set', f'out={tmp_path}', '--set', 'steps=1', '--set', 'steps=2']
+    done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == "steps is given twice: '1' and '2'"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('arguments, said', [
+    (['--set', 'out=a', '--set', 'out=b'], "out is given twice: 'a' and 'b'"), (['--set', 'seed=1', 'seed=2'], "seed is given twice: '1' and '2'"),
+    (['--set', 'steps=6', 'settings={"steps": 7}'], "steps is given twice: 7 and '6'"),
+    (['--set', 'settings={"steps": 6, "steps": 7}'], 'steps is given twice: 6 and 7'),
+    (['--set', 'settings={"steps": 6}', '--set', 'settings={"top_k": 6}'], 'settings is given twice')])
+def test_two_values_for_one_name_are_refused(arguments, said):
+    with pytest.raises(ConfigError, match=re.escape(said)): changes(*arguments)
+
+
+def test_one_value_twice_is_one_value():
+    found = changes('--set', 'steps=6', 'lambda_flops=0.010', '--set', 'steps=6', 'settings={"lambda_flops": 0.01, "clip": NaN}')
+    assert found[0] == {} and found[1].keys() == {'steps', 'lambda_flops', 'clip'}
+
+
+def test_json_that_names_a_setting_twice_is_refused(tmp_path):
+    file = tmp_path/'settings.json'
+    file.write_text('{"steps": 6, "steps": 7}', encoding='utf-8')
+    for source in (str(file), file.read_text(encoding='utf-8')):
+        with pytest.raises(ConfigError, match='steps is given twice: 6 and 7'): read_overrides(source)
+    with pytest.raises(ConfigError, match='first is given twice: 1 and 2'): from_text('phases', '[{"first": 1, "first": 2}]')
+    file.write_bytes('{"backbone": "한글"}'.encode('cp949'))
+    with pytest.raises(ConfigError, match='no JSON'): read_overrides(str(file))
+
+
+# Options of every program
+
+TWICE = {
+    box.main: ['--model', 'a', '--data', 'b', '--query', '가격', '--query', '값'],
+    service.main: ['--model', 'a', '--data', 'b', '--port', '1', '--port', '2'],
+    surgery.main: ['a', 'b', 'c', '--words', 'one', '--words', 'other'],
+    run.main: ['encode', '--model', 'a', '--data', 'b', '--out', 'c', '--parts', '2', '--parts', '4']}
+
+
+@pytest.mark.parametrize('main', TWICE, ids=lambda main: main.__module__)
+def test_a_second_value_is_refused(main, capsys):
+    with pytest.raises(SystemExit, match='2'): main(TWICE[main])
+    first, second = (value if not value.isdigit() else int(value) for value in TWICE[main][-3::2])
+    assert f'argument {TWICE[main][-2]}: given twice: {first!r} and {second!r}' in capsys.readouterr().err
+
+
+def test_kinds_of_pieces_add_up(monkeypatch):
+    seen = []
+    monkeypatch.setattr(surgery, 'read_texts', lambda source: [])
+    monkeypatch.setattr(surgery, 'prune', lambda source, texts, out, kinds, *rest: seen.extend(kinds))
+    monkeypatch.setattr(surgery, 'table', str)
+    assert surgery.main(['--kinds', 'korean,english', 'a', 'b', 'c', '--kinds', 'number']) == 0
+    assert seen == ['korean', 'english', 'number']
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    "What the command line of an experiment is read as."
+    class Read(Exception): pass
+
+    def options_of(name: str, *arguments: str):
+        monkeypatch.syspath_prepend(ROOT/name.split('/')[0])
+        program, found = importlib.import_module(name.split('/')[1]), []
+        parse = CommandLine.parse_args
+
+        def keep(self, given=None):
+            found.append(parse(self, given))
+            raise Read
+        monkeypatch.setattr(CommandLine, 'parse_args', keep)
+        monkeypatch.setattr(sys, 'argv', [name, *arguments])
+        with pytest.raises(Read): program.main()
+        monkeypatch.setattr(CommandLine, 'parse_args', parse)
+        return found[0]
+    return options_of
+
+
+@pytest.mark.parametrize('name, arguments, wanted', [
+    ('experiments/leaderboard', ['--test', 'a', 'b', '--systems', 'x', '--test', 'c', '--seeds', '1', '--systems', 'y', '--seeds', '2', '--', 'd'],
+     dict(data='d', test=['a', 'b', 'c'], systems=['x', 'y'], seeds=['1', '2'])),
+    ('experiments/leaderboard', ['d'], dict(data='d', test=[], systems=['*'], seeds=['42'])),
+    ('experiments/leaderboard', ['--test=a,b', '--steps=3', '--', 'd'], dict(data='d', test=['a,b'], steps=3)),
+    ('experiments/train', ['c', '--seeds', '1', '--seeds', '2', '--test', 'a', '--test', 'b', '--variant', 'n', 'x=1', '--variant', 'm'],
+     dict(seeds=[1, 2], test=['a', 'b'], variant=[['n', 'x=1'], ['m']])),
+    ('experiments/gates', ['--seeds', '1', '--only', 'unfiltered', '--seeds', '2'], dict(seeds=[1, 2], only=['unfiltered'])),
+    ('experiments/hybrid', ['--models', 'a-1', '--models', 'b-2'], dict(models=['a-1', 'b-2'])),
+    ('experiments/tuning', ['--seeds', '42', '--seeds', '43'], dict(seeds=[42, 43])),
+    ('experiments/vocabulary', ['c', '--seeds', '1', '--seeds', '2', '--segments', 'none', '--segments', 'kiwi'], dict(seeds=[1, 2], segments=['none', 'kiwi']))])
+def test_lists_of_an_experiment_add_up(name, arguments, wanted, asked):
+    found = vars(asked(name, *arguments))
+    assert {key: [*map(str, value)] if key == 'models' else value for key, value in found.items() if key in wanted} == wanted
+
+
+def test_a_variant_has_one_meaning(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT/'experiments')
+    train = importlib.import_module('train')
+    monkeypatch.setattr(train, 'Bench', lambda options, seed: pytest.fail('nothing is trained'))
+    for variant in (['n', 'steps=1', 'steps=2'], ['n', 'steps=1', '--variant', 'n', 'steps=2']):
+        monkeypatch.setattr(sys, 'argv', ['train', 'c', '--variant', *variant])
+        with pytest.raises(ConfigError, match='is given twice'): train.main()
+
+
+def test_two_tables_of_terms_make_one_collection(tmp_path):
+    for name, row in (('one', '위치\tplace\t.'), ('other', '가격\tprice\t.')): (tmp_path/f'{name}.tsv').write_text(row, encoding='utf-8')
+    subprocess.run([sys.executable, 'experiments/bilingual.py', *map(str, sorted(tmp_path.glob('*.tsv'))), str(tmp_path/'out')], cwd=ROOT, check=True)
+    documents = [json.loads(line)['text'] for line in (tmp_path/'out'/'corpus.jsonl').read_text(encoding='utf-8').splitlines()]
+    assert documents == ['위치', '가격']
+
+
+# What is proposed
+
+@pytest.mark.parametrize('name, choices, near', [
+    ('lambda_flop', SETTINGS, 'lambda_flops'), ('lambda_flop', OPTIONS, ''), ('VERISON', ['VERSION', 'DATA'], 'VERSION'), ('version', ['VERSION'], 'VERSION'),
+    ('ot', OPTIONS, 'out'), ('lr', SETTINGS, ''), ('batchsize', SETTINGS, 'batch_size'), ('banana', SETTINGS, ''), ('', SETTINGS, ''), ('x', [], '')])
+def test_what_is_near_is_proposed(name, choices, near): assert nearest(name, choices) == near
+
+
+@pytest.mark.parametrize('setting', SETTINGS)
+def test_a_letter_too_few_is_near(setting):
+    assert nearest(setting[:-2] + setting[-1], SETTINGS) == setting
+
+
+@pytest.mark.parametrize('ask, said', [
+    (lambda: check_parameters({'lambda_flop'}), 'unknown parameter \'lambda_flop\': did you mean \'lambda_flops\'? It is a setting, given as settings={"lambda_flops": ...}'),
+    (lambda: check_parameters({'lambda_flops'}), 'It is a setting'), (lambda: check_parameters({'recipee'}), "did you mean 'recipe'? Known: version, recipe"),
+    (lambda: check_parameters({'banana'}), "unknown parameter 'banana': Known: version"), (lambda: check_parameters({'lambda_flops'}, ('model', 'out')), 'Known: model, out'),
+    (lambda: changes('--set', 'lambda_flop=1'), "did you mean 'lambda_flops'"), (lambda: changes('--set', 'max_step=1'), "did you mean 'max_steps'"),
+    (lambda: changes('--set', 'banana=1'), "unknown setting 'banana': Known: recipe"), (lambda: resolve('v28', banana=1), "unknown setting 'banana': Known: negatives")])
+def test_an_unknown_name_is_told_what_there_is(ask, said):
+    with pytest.raises(ConfigError, match=re.escape(said)): ask()
