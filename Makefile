@@ -33,54 +33,75 @@ LICENCE ?= unknown
 known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
-$(if $(unknown),$(error no such variable: $(unknown). There are: $(known)))
+
+# What people type stays as it is typed: make expands no `$` in it (also where it hands it on to another make), and
+# recipes read it as "$$typed_NAME" from the environment, so that no shell reads it as a command either.
+from_user = $(filter command environment,$(firstword $(origin $(1))))
+$(foreach name,$(known),$(if $(call from_user,$(name)),$(eval override export $(name) := $$(value $(name)))))
+$(foreach name,$(known),$(eval export typed_$(name) = $$($(name))))
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+
+quoted   = '$(subst ','\'',$(1))'
+told     = import sys; from splade_nb.config import alternatives; print(alternatives(sys.argv[1], sys.argv[2:]))
+asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)))
+proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
+$(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
+
 .PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test notebooks trial faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
 
-bin        := $(VENV)/bin
-ready      := $(VENV)/.ready
+bin        := $$typed_VENV/bin
+ready      := environment
 assets     := docs/_static/mermaid.min.js
-parameters  = -r version "$(VERSION)" -r recipe "$(RECIPE)" -r scale "$(SCALE)" -r data "$(DATA)" -p seed "$(SEED)" -r out "$(OUT)" -r settings '$(SETTINGS)'
+parameters  = -r version "$$typed_VERSION" -r recipe "$$typed_RECIPE" -r scale "$$typed_SCALE" -r data "$$typed_DATA" \
+              -p seed "$$typed_SEED" -r out "$$typed_OUT" -r settings "$$typed_SETTINGS"
 papermill  := "$(bin)/papermill" --log-output --no-progress-bar
 report     := "$(bin)/python" docs/report_html.py
+# papermill fills {name} into a path; doubled braces stay braces. An option is handed on where it is not empty.
+path        = $$(sed 's/[{}]/&&/g' <<< "$$typed_$(1)")
+option      = $${typed_$(1):+"--$(2)=$$typed_$(1)"}
 
 train: $(ready)  ## Train VERSION (RECIPE, SCALE, DATA, SEED; SETTINGS as JSON or a file) into OUT and write OUT/report.html
 resume: $(ready)  ## Go on with the run in OUT from its last checkpoint
 resume: parameters += -p resume True
 train resume:
-	mkdir -p "$(OUT)" && rm -f "$(OUT)/report.html"
-	$(papermill) nbs/train.ipynb "$(OUT)/train.ipynb" $(parameters)
-	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
+	mkdir -p "$$typed_OUT" && rm -f "$$typed_OUT/report.html"
+	$(papermill) nbs/train.ipynb "$(call path,OUT)/train.ipynb" $(parameters)
+	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
 # One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
+train-% resume-% logs-% tensorboard-% after-%: export name = $*
 train-%-bg: $(ready)
-	mkdir -p "outputs/$*"
-	nohup $(MAKE) --no-print-directory train VERSION=$* OUT="outputs/$*" > "outputs/$*/train.log" 2>&1 &
-	@echo 'training $* in the background: make logs-$*'
-train-%: ; $(MAKE) --no-print-directory train VERSION=$* OUT="outputs/$*"
-resume-%: ; $(MAKE) --no-print-directory resume VERSION=$* OUT="outputs/$*"
-logs-%: ; tail -n 40 -F "outputs/$*/train.log"
-tensorboard-%: $(ready) ; "$(bin)/tensorboard" --logdir "outputs/$*"
+	mkdir -p "outputs/$$name"
+	nohup $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name" > "outputs/$$name/train.log" 2>&1 &
+	@printf 'training %s in the background: make logs-%s\n' "$$name" "$$name"
+train-%: ; $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name"
+resume-%: ; $(MAKE) --no-print-directory resume VERSION="$$name" OUT="outputs/$$name"
+logs-%: ; tail -n 40 -F "outputs/$$name/train.log"
+tensorboard-%: $(ready) ; "$(bin)/tensorboard" --logdir="outputs/$$name"
 after-%: $(ready)
-	first=$(word 1,$(subst -, ,$*)) && flock "outputs/$$first/.lock" true && $(MAKE) --no-print-directory train-$(word 2,$(subst -, ,$*))
+	@[[ "$$name" == *-* ]] || { echo 'two versions: make after-v27-v28' >&2; exit 2; }
+	flock "outputs/$${name%%-*}/.lock" true && $(MAKE) --no-print-directory "train-$${name#*-}"
 
 report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
-	$(report) "$(OUT)/train.ipynb" "$(OUT)/report.html"
+	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
-	@"$(bin)/python" -m splade_nb.run evaluate --model "$(MODEL)" --data "$(DATA)" --split "$(SPLIT)"
+	@"$(bin)/python" -m splade_nb.run evaluate \
+	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT"
 
+judged = -r model "$$typed_MODEL" -r collections "$$typed_COLLECTIONS" -p sample "$$typed_SAMPLE" \
+         -r dense "$$typed_DENSE" -r out "$$typed_FULL"
 evaluate-full: $(ready)  ## Judge MODEL, BM25 and DENSE on COLLECTIONS (SAMPLE=10000 for the subsamples) into FULL/report.html
-	mkdir -p "$(FULL)" && rm -f "$(FULL)/report.html"
-	$(papermill) nbs/evaluate_full.ipynb "$(FULL)/evaluate_full.ipynb" -r model "$(MODEL)" -r collections "$(COLLECTIONS)" -p sample "$(SAMPLE)" -r dense "$(DENSE)" -r out "$(FULL)"
-	$(report) "$(FULL)/evaluate_full.ipynb" "$(FULL)/report.html"
+	mkdir -p "$$typed_FULL" && rm -f "$$typed_FULL/report.html"
+	$(papermill) nbs/evaluate_full.ipynb "$(call path,FULL)/evaluate_full.ipynb" $(judged)
+	$(report) "$$typed_FULL/evaluate_full.ipynb" "$$typed_FULL/report.html"
 
 compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.html
 	mkdir -p outputs && rm -f outputs/compare.html
@@ -89,16 +110,21 @@ compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.h
 
 # One model a system learns from all of DATA; TEST is judged and never learned from. Lists are joined by commas.
 leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST (SEEDS, STEPS, RESULTS) and write docs/leaderboard.md
-	OMP_NUM_THREADS=1 "$(bin)/python" experiments/leaderboard.py "$(DATA)" $(foreach name,TEST SYSTEMS SEEDS STEPS RESULTS,$(if $($(name)),--$(shell tr A-Z a-z <<< $(name)) '$($(name))'))
+	OMP_NUM_THREADS=1 "$(bin)/python" experiments/leaderboard.py $(call option,TEST,test) $(call option,SYSTEMS,systems) \
+	  $(call option,SEEDS,seeds) $(call option,STEPS,steps) $(call option,RESULTS,results) -- "$$typed_DATA"
 
 search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server); a second search encodes nothing
-	@"$(bin)/python" -m splade_nb.box --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --index "$(INDEX)" --query "$${QUERY:?give one: make search QUERY=...}"
+	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
+	@"$(bin)/python" -m splade_nb.box --model="$$typed_MODEL" --data="$$typed_DATA" \
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY"
 
 serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, PORT) on this machine
-	@"$(bin)/python" -m splade_nb.service --model "$(MODEL)" --data "$(DATA)" --engine "$(ENGINE)" --index "$(INDEX)" --port "$(PORT)"
+	@"$(bin)/python" -m splade_nb.service --model="$$typed_MODEL" --data="$$typed_DATA" \
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT"
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
-	@"$(bin)/python" -m splade_nb.run export --model "$(MODEL)" --to "$(TO)" --out "$(EXPORT)" --licence "$(LICENCE)" $(if $(PUSH),--push "$(PUSH)")
+	@"$(bin)/python" -m splade_nb.run export --model="$$typed_MODEL" --to="$$typed_TO" \
+	  --out="$$typed_EXPORT" --licence="$$typed_LICENCE" $(call option,PUSH,push)
 
 opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
@@ -123,7 +149,7 @@ faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
 
 bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode, gpu or engines; FORCE=1 again) and write docs/benchmarks.md, docs/engines.md
-	"$(bin)/python" benchmarks/run.py $(PART) $(if $(FORCE),--force)
+	"$(bin)/python" benchmarks/run.py $${typed_FORCE:+--force} $${typed_PART:+-- "$$typed_PART"}
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build
@@ -147,21 +173,23 @@ lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex $(assets) build ./*.egg-info .pytest_cache
-	find . -path "./$(VENV)" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -path "./$$typed_VENV" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 
 # The environment holds its own path: half made, or copied from elsewhere, it is made anew.
-ifneq ($(shell cat "$(ready)" 2>/dev/null),$(CURDIR))
-.PHONY: $(ready)
-endif
-$(ready): pyproject.toml constraints.txt
-	[ "$$(cat "$@" 2>/dev/null)" = "$(CURDIR)" ] || $(PYTHON) -m venv --clear "$(VENV)"
-	@echo 'installing into $(VENV), once'
+.PHONY: $(ready) install
+own   = [ "$$(cat "$$typed_VENV/.ready" 2> /dev/null)" = "$$(pwd -P)" ]
+$(ready):
+	@$(own) && ! [ pyproject.toml -nt "$$typed_VENV/.ready" ] && ! [ constraints.txt -nt "$$typed_VENV/.ready" ] \
+	  || $(MAKE) --no-print-directory install
+install:
+	$(own) || "$$typed_PYTHON" -m venv --clear "$$typed_VENV"
+	@printf 'installing into %s, once\n' "$$typed_VENV"
 	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[dev,docs,engines,export,serve]'
-	"$(bin)/python" -m compileall -qq -j 0 -x /tests/ "$(VENV)/lib" || true  # what pip does on one core
-	echo "$(CURDIR)" > "$@"
+	"$(bin)/python" -m compileall -qq -j 0 -x /tests/ "$$typed_VENV/lib" || true  # what pip does on one core
+	pwd -P > "$$typed_VENV/.ready"
 
 $(assets): docs/package.json docs/package-lock.json docs/_static/katex-init.js
 	@command -v npm > /dev/null || { echo 'the site needs npm once, to fetch KaTeX and mermaid: install Node.js'; exit 1; }

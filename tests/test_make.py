@@ -1,0 +1,227 @@
+"""What people type after `make` reaches the programs as it was typed: stubs in place of the programs record what they
+were given, and no text runs as a command."""
+import json, os, re, shutil, subprocess, sys
+from pathlib import Path
+import pytest
+from conftest import ROOT
+from splade_nb.config import read_overrides, resolve
+
+STUB = '#!/bin/sh\nexec "$RECORD_PYTHON" -S -E "$RECORDER" "$0" "$@"\n'
+RECORDER = '''import json, os, shutil, sys
+with open(os.environ['RECORD'], 'a', encoding='utf-8') as file: file.write(json.dumps(sys.argv[1:]) + chr(10))
+if 'venv' in sys.argv:
+    os.makedirs(os.path.join(sys.argv[-1], 'bin'))
+    shutil.copy(sys.argv[1], os.path.join(sys.argv[-1], 'bin', 'python'))
+'''
+HOSTILE = {
+    'price': '가격 $5 이하', 'make-shell': '$(shell touch X)', 'make-error': '$(error no)', 'command': '$(touch X)', 'backticks': '`touch X`',
+    'apostrophe': "don't", 'quote': 'a "b', 'semicolon': 'a; touch X', 'and': 'a && touch X', 'or': '| touch X || touch X', 'hash': 'a # b',
+    'percent': '50% %', 'backslash': 'a\\b\\', 'dollars': '${HOME} $$ $', 'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X',
+    'out-of-quotes': '"; touch X; "', 'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
+NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
+TARGETS = 'train resume report evaluate evaluate-full leaderboard search serve export bench'.split()
+
+each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
+FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')} | {'all': ' '.join(HOSTILE.values())}
+few_texts = pytest.mark.parametrize('text', FEW.values(), ids=FEW)
+
+
+class Workshop:
+    "A folder with the Makefile and an environment whose programs record how they are called."
+    def __init__(self, folder: Path, venv: str = '.venv', ready: bool = True):
+        self.folder, self.tools, self.venv = folder/"it's $5 here", folder/'tools', venv
+        self.record = self.tools/'record'
+        for path in (self.folder, self.tools): path.mkdir()
+        for name in ('Makefile', 'pyproject.toml', 'constraints.txt'): shutil.copy2(ROOT/name, self.folder)
+        (self.tools/'recorder.py').write_text(RECORDER, encoding='utf-8')
+        if ready: self.environment()
+
+    def environment(self) -> None:
+        for name in ('python', 'papermill', 'tensorboard'): self.stub(self.folder/self.venv/'bin'/name)
+        (self.folder/self.venv/'.ready').write_text(f'{self.folder.resolve()}\n', encoding='utf-8')
+
+    def stub(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STUB, encoding='utf-8')
+        path.chmod(0o755)
+        return path
+
+    def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(('MAKE', 'MFLAGS', 'typed_')) and name not in NAMES}
+        told = dict(RECORD_PYTHON=sys.executable, RECORDER=str(self.tools/'recorder.py'), RECORD=str(self.record))
+        tools = dict(PATH=f'{self.tools}:{os.environ["PATH"]}')
+        return subprocess.run(['make', '--no-print-directory', *arguments], cwd=self.folder, env=clean | told | tools | environment, capture_output=True, text=True)
+
+    def calls(self) -> list[list[str]]:
+        "The programs' names and arguments, in the order of the calls."
+        if not self.record.exists(): return []
+        found = map(json.loads, self.record.read_text(encoding='utf-8').splitlines())
+        return [[program.removeprefix(f'{self.venv}/bin/').removeprefix(f'{self.tools}/'), *rest] for program, *rest in found]
+
+    def intruders(self) -> list: return [path for path in self.folder.parent.rglob('*') if path.name == 'X']
+
+
+@pytest.fixture
+def workshop(tmp_path): return Workshop(tmp_path)
+
+
+def wanted(value: dict) -> list[list[str]]:
+    "The calls of TARGETS, in their order."
+    given = lambda **names: [f'--{option}={value[name]}' for option, name in names.items()]
+    pairs = lambda flag, *names: [part for name in names for part in (flag, name.lower(), value[name])]
+    notebook = lambda folder, name: f'{value[folder]}/{name}.ipynb'.replace('{', '{{').replace('}', '}}')
+    papermill = ['papermill', '--log-output', '--no-progress-bar']
+    trained = [*papermill, 'nbs/train.ipynb', notebook('OUT', 'train'), *pairs('-r', 'VERSION', 'RECIPE', 'SCALE', 'DATA'), *pairs('-p', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
+    report = lambda folder, name: ['python', 'docs/report_html.py', f'{value[folder]}/{name}.ipynb', f'{value[folder]}/report.html']
+    full = [*pairs('-r', 'MODEL', 'COLLECTIONS'), *pairs('-p', 'SAMPLE'), *pairs('-r', 'DENSE'), '-r', 'out', value['FULL']]
+    box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
+    return [
+        trained, report('OUT', 'train'), [*trained, '-p', 'resume', 'True'], report('OUT', 'train'), report('OUT', 'train'),
+        ['python', '-m', 'splade_nb.run', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
+        [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'), *full], report('FULL', 'evaluate_full'),
+        ['python', 'experiments/leaderboard.py', *given(test='TEST', systems='SYSTEMS', seeds='SEEDS', steps='STEPS', results='RESULTS'), '--', value['DATA']],
+        ['python', '-m', 'splade_nb.box', *box, *given(query='QUERY')], ['python', '-m', 'splade_nb.service', *box, *given(port='PORT')],
+        ['python', '-m', 'splade_nb.run', 'export', *given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH')],
+        ['python', 'benchmarks/run.py', '--force', '--', value['PART']]]
+
+
+def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}
+
+
+def check_calls(shop: Workshop, done: subprocess.CompletedProcess, value: dict) -> None:
+    assert done.returncode == 0, done.stderr
+    assert shop.calls() == wanted(value)
+    assert shop.intruders() == [] and {path.name for path in shop.folder.iterdir()} >= {value['OUT'], value['FULL']}
+
+
+@each_text
+def test_every_variable_reaches_the_programs_as_it_was_typed(text, tmp_path):
+    value = values(text)
+    shop = Workshop(tmp_path, venv=value['VENV'])
+    check_calls(shop, shop.make(*TARGETS, *(f'{name}={told}' for name, told in value.items())), value)
+
+
+@few_texts
+def test_every_variable_may_stand_in_the_environment(text, tmp_path):
+    value = values(text)
+    shop = Workshop(tmp_path, venv=value['VENV'])
+    check_calls(shop, shop.make(*TARGETS, **value), value)
+
+
+def test_a_text_that_begins_with_a_dash_is_no_option(workshop):
+    done = workshop.make('search', 'leaderboard', 'bench', 'QUERY=-5도 이하', 'DATA=--check', 'PART=--force')
+    assert done.returncode == 0, done.stderr
+    calls = workshop.calls()
+    assert '--query=-5도 이하' in calls[0] and calls[1][-2:] == ['--', '--check'] and calls[2][-2:] == ['--', '--force']
+
+
+def test_defaults_follow_what_is_given(workshop):
+    done = workshop.make('train', 'leaderboard', 'export', 'VERSION=v23', 'SEED=7')
+    assert done.returncode == 0, done.stderr
+    trained, _, board, export = workshop.calls()
+    assert trained[5:] == ['-r', 'version', 'v23', '-r', 'recipe', 'corrected', '-r', 'scale', 'auto', '-r', 'data', 'mini', '-p', 'seed', '7', '-r', 'out', 'outputs/v23', '-r', 'settings', '']
+    assert board[2:] == ['--', 'mini'] and export[4:] == ['--model=outputs/v23', '--to=sentence-transformers', '--out=outputs/v23/sentence-transformers', '--licence=unknown']
+
+
+def test_a_search_without_a_query_says_so(workshop):
+    done = workshop.make('search')
+    assert done.returncode and 'there is no QUERY' in done.stderr and workshop.calls() == []
+
+
+# Names in targets
+
+@few_texts
+def test_a_version_in_a_target_is_a_name(text, workshop):
+    for name in ('tail', 'flock'): workshop.stub(workshop.tools/name)
+    done = workshop.make(f'train-{text}', f'resume-{text}', f'tensorboard-{text}', f'logs-{text}', f'after-v27-{text}', f'QUERY={text}')
+    assert done.returncode == 0, done.stderr
+    calls = workshop.calls()
+    trained = [call for call in calls if call[0] == 'papermill']
+    assert [call[call.index('version') + 1] for call in trained] == [text] * 3
+    assert [call[call.index('out') + 1] for call in trained] == [f'outputs/{text}'] * 3
+    assert [call for call in calls if call[0] not in ('papermill', 'python')] == [
+        ['tensorboard', f'--logdir=outputs/{text}'], ['tail', '-n', '40', '-F', f'outputs/{text}/train.log'], ['flock', 'outputs/v27/.lock', 'true']]
+    assert workshop.intruders() == []
+
+
+@few_texts
+def test_a_version_in_the_background_is_a_name(text, workshop):
+    workshop.stub(workshop.tools/'nohup')
+    os.mkfifo(workshop.record)  # reading waits until the background has written
+    done = workshop.make(f'train-{text}-bg')
+    assert done.returncode == 0 and f'make logs-{text}\n' in done.stdout, done.stderr
+    assert workshop.calls() == [['nohup', 'make', '--no-print-directory', 'train', f'VERSION={text}', f'OUT=outputs/{text}']]
+    assert workshop.intruders() == [] and (workshop.folder/'outputs'/text/'train.log').exists()
+
+
+def test_after_needs_two_versions(workshop):
+    done = workshop.make('after-v27')
+    assert done.returncode and 'two versions' in done.stderr and workshop.calls() == []
+
+
+# The environment
+
+@few_texts
+def test_the_environment_is_made_where_it_is_asked_for(text, tmp_path):
+    shop = Workshop(tmp_path, venv=f'venv {text}', ready=False)
+    python = shop.stub(shop.tools/f'python {text}')
+    given = (f'VENV={shop.venv}', f'PYTHON={python}')
+    done = shop.make('report', 'clean', *given)
+    assert done.returncode == 0, done.stderr
+    made, *installed, report = shop.calls()
+    assert made == [python.name, '-m', 'venv', '--clear', shop.venv] and report[:2] == ['python', 'docs/report_html.py']
+    assert installed[-1][-1] == f'{shop.venv}/lib' and {call[0] for call in installed} == {'python'}
+    assert (shop.folder/shop.venv/'.ready').read_text(encoding='utf-8') == f'{shop.folder.resolve()}\n'
+    shop.record.unlink()
+    assert shop.make('report', *given).returncode == 0 and len(shop.calls()) == 1, 'installed once'
+    assert shop.intruders() == []
+
+
+@pytest.mark.parametrize('change, again', [('newer constraints', False), ('newer project', False), ('copied from elsewhere', True)])
+def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
+    ready = workshop.folder/'.venv'/'.ready'
+    if change == 'copied from elsewhere': ready.write_text('elsewhere\n', encoding='utf-8')
+    else:
+        newer = workshop.folder/('constraints.txt' if 'constraints' in change else 'pyproject.toml')
+        os.utime(newer, ns=2 * (ready.stat().st_mtime_ns + 10**10,))
+    python = workshop.stub(workshop.tools/'python')
+    if again: shutil.rmtree(workshop.folder/'.venv'/'bin')
+    assert workshop.make('report', f'PYTHON={python}').returncode == 0
+    calls = workshop.calls()
+    assert len(calls) == 3 + again and ([*calls[0][:3], *calls[0][4:]] == ['python', '-m', 'venv', '.venv']) == again
+
+
+# Unknown variables
+
+@pytest.mark.parametrize('name, said', [('VERISON', "did you mean 'VERSION'? Known: PYTHON"), ('version', "did you mean 'VERSION'?"), ('BANANA', 'no such variable: BANANA: Known: PYTHON'),
+                                        ("VER'SION", "did you mean 'VERSION'?"), ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
+def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
+    (workshop.folder/'splade_nb').mkdir()
+    for module in ('__init__', 'config'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
+    done = workshop.make('train', f'{name}=v23', f'PYTHON={sys.executable}')
+    assert done.returncode and said in done.stderr and workshop.calls() == [] and workshop.intruders() == []
+
+
+def test_without_python_the_variables_are_listed(workshop):
+    done = workshop.make('train', 'VERISON=v23', 'PYTHON=$(touch X); touch X')
+    assert done.returncode and 'no such variable: VERISON: Known: PYTHON' in done.stderr and workshop.intruders() == []
+
+
+# papermill itself
+
+def test_papermill_gives_the_notebook_what_was_typed(workshop):
+    "The real papermill writes the notebook without running it; the cell of parameters is run here."
+    shutil.copytree(ROOT/'nbs', workshop.folder/'nbs', ignore=lambda folder, names: [name for name in names if name != 'train.ipynb'])
+    papermill = workshop.folder/'.venv'/'bin'/'papermill'
+    papermill.write_text('#!/bin/sh\nexec "$PAPERMILL" --prepare-only "$@"\n', encoding='utf-8')
+    settings = '{"language_allows": ["don\'t", "$(touch X)", "`가격` \\"5\\" \\\\", "{a}"]}'
+    out = f'out {HOSTILE["braces"]} {HOSTILE["apostrophe"]} {HOSTILE["price"]}'
+    done = workshop.make('train', f'SETTINGS={settings}', f'OUT={out}', PAPERMILL=str(Path(sys.executable).with_name('papermill')))
+    assert done.returncode == 0, done.stderr
+    notebook = json.loads((workshop.folder/out/'train.ipynb').read_text(encoding='utf-8'))
+    injected, = (cell for cell in notebook['cells'] if 'injected-parameters' in cell['metadata'].get('tags', []))
+    found = {}
+    exec(''.join(injected['source']), found)
+    assert found['settings'] == settings and found['out'] == out
+    allowed = resolve('v28', 'corrected', 'mini', **read_overrides(found['settings'])).language_allows
+    assert allowed == ("don't", '$(touch X)', '`가격` "5" \\', '{a}')
