@@ -1,5 +1,5 @@
-"""Nothing that is typed on a command line is lost in silence: lists add up, a second value is refused, and a misspelt name is told what is
-near."""
+"""Nothing that is typed on a command line is lost in silence: lists add up, a second value is refused, and a misspelt
+name is told what is near."""
 import ast, importlib, json, re, subprocess, sys
 import pytest
 from conftest import ROOT
@@ -13,7 +13,8 @@ PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 
 
 def options_of(program: str) -> list[ast.Call]:
     "The calls of a program that declare an option (not a positional)."
-    calls = [node for node in ast.walk(ast.parse((ROOT/program).read_text(encoding='utf-8'))) if isinstance(node, ast.Call)]
+    tree = ast.parse((ROOT/program).read_text(encoding='utf-8'))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     declared = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == 'add_argument']
     return [call for call in declared if ast.unparse(call.args[0]).strip('f\'"').startswith('--')]
 
@@ -31,7 +32,8 @@ def test_every_parser_refuses_or_adds_up(program):
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    assert all(found[f'{name}.py'] for name in ('splade_nb/run', 'splade_nb/box', 'experiments/train', 'benchmarks/run'))
+    known = ('splade_nb/run', 'splade_nb/box', 'experiments/train', 'benchmarks/run')
+    assert all(found[f'{name}.py'] for name in known)
 
 
 # Settings of a run
@@ -40,19 +42,22 @@ def changes(*arguments: str) -> tuple: return sort_changes(run.parser().parse_ar
 
 
 def test_several_sets_add_up():
-    found = changes('--set', 'max_steps=60', '--set', 'out=x', 'lambda_flops=0.01', '--resume', '--set', 'settings={"steps": 7}')
+    first, second = ('max_steps=60',), ('out=x', 'lambda_flops=0.01')
+    found = changes('--set', *first, '--set', *second, '--resume', '--set', 'settings={"steps": 7}')
     assert found == (dict(max_steps=60, out='x'), dict(lambda_flops='0.01', steps=7))
 
 
 def test_the_module_of_training_takes_several_sets(tmp_path):
     arguments = ['--set', 'scale=mini', 'data=toy', '--set', f'out={tmp_path}', '--set', 'steps=1', '--set', 'steps=2']
-    done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', *arguments], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, '-m', 'splade_nb.training', 'v28', *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == "steps is given twice: '1' and '2'"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize('arguments, said', [
-    (['--set', 'out=a', '--set', 'out=b'], "out is given twice: 'a' and 'b'"), (['--set', 'seed=1', 'seed=2'], "seed is given twice: '1' and '2'"),
+    (['--set', 'out=a', '--set', 'out=b'], "out is given twice: 'a' and 'b'"),
+    (['--set', 'seed=1', 'seed=2'], "seed is given twice: '1' and '2'"),
     (['--set', 'steps=6', 'settings={"steps": 7}'], "steps is given twice: 7 and '6'"),
     (['--set', 'settings={"steps": 6, "steps": 7}'], 'steps is given twice: 6 and 7'),
     (['--set', 'settings={"steps": 6}', '--set', 'settings={"top_k": 6}'], 'settings is given twice')])
@@ -61,7 +66,8 @@ def test_two_values_for_one_name_are_refused(arguments, said):
 
 
 def test_one_value_twice_is_one_value():
-    found = changes('--set', 'steps=6', 'lambda_flops=0.010', '--set', 'steps=6', 'settings={"lambda_flops": 0.01, "clip": NaN}')
+    whole = 'settings={"lambda_flops": 0.01, "clip": NaN}'
+    found = changes('--set', 'steps=6', 'lambda_flops=0.010', '--set', 'steps=6', whole)
     assert found[0] == {} and found[1].keys() == {'steps', 'lambda_flops', 'clip'}
 
 
@@ -70,7 +76,8 @@ def test_json_that_names_a_setting_twice_is_refused(tmp_path):
     file.write_text('{"steps": 6, "steps": 7}', encoding='utf-8')
     for source in (str(file), file.read_text(encoding='utf-8')):
         with pytest.raises(ConfigError, match='steps is given twice: 6 and 7'): read_overrides(source)
-    with pytest.raises(ConfigError, match='first is given twice: 1 and 2'): from_text('phases', '[{"first": 1, "first": 2}]')
+    phases = '[{"first": 1, "first": 2}]'
+    with pytest.raises(ConfigError, match='first is given twice: 1 and 2'): from_text('phases', phases)
     file.write_bytes('{"backbone": "한글"}'.encode('cp949'))
     with pytest.raises(ConfigError, match='no JSON'): read_overrides(str(file))
 
@@ -122,19 +129,21 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize('name, arguments, wanted', [
-    ('experiments/leaderboard', ['--test', 'a', 'b', '--systems', 'x', '--test', 'c', '--seeds', '1', '--systems', 'y', '--seeds', '2', '--', 'd'],
+    ('experiments/leaderboard', '--test a b --systems x --test c --seeds 1 --systems y --seeds 2 -- d',
      dict(data='d', test=['a', 'b', 'c'], systems=['x', 'y'], seeds=['1', '2'])),
-    ('experiments/leaderboard', ['d'], dict(data='d', test=[], systems=['*'], seeds=['42'])),
-    ('experiments/leaderboard', ['--test=a,b', '--steps=3', '--', 'd'], dict(data='d', test=['a,b'], steps=3)),
-    ('experiments/train', ['c', '--seeds', '1', '--seeds', '2', '--test', 'a', '--test', 'b', '--variant', 'n', 'x=1', '--variant', 'm'],
+    ('experiments/leaderboard', 'd', dict(data='d', test=[], systems=['*'], seeds=['42'])),
+    ('experiments/leaderboard', '--test=a,b --steps=3 -- d', dict(data='d', test=['a,b'], steps=3)),
+    ('experiments/train', 'c --seeds 1 --seeds 2 --test a --test b --variant n x=1 --variant m',
      dict(seeds=[1, 2], test=['a', 'b'], variant=[['n', 'x=1'], ['m']])),
-    ('experiments/gates', ['--seeds', '1', '--only', 'unfiltered', '--seeds', '2'], dict(seeds=[1, 2], only=['unfiltered'])),
-    ('experiments/hybrid', ['--models', 'a-1', '--models', 'b-2'], dict(models=['a-1', 'b-2'])),
-    ('experiments/tuning', ['--seeds', '42', '--seeds', '43'], dict(seeds=[42, 43])),
-    ('experiments/vocabulary', ['c', '--seeds', '1', '--seeds', '2', '--segments', 'none', '--segments', 'kiwi'], dict(seeds=[1, 2], segments=['none', 'kiwi']))])
+    ('experiments/gates', '--seeds 1 --only unfiltered --seeds 2', dict(seeds=[1, 2], only=['unfiltered'])),
+    ('experiments/hybrid', '--models a-1 --models b-2', dict(models=['a-1', 'b-2'])),
+    ('experiments/tuning', '--seeds 42 --seeds 43', dict(seeds=[42, 43])),
+    ('experiments/vocabulary', 'c --seeds 1 --seeds 2 --segments none --segments kiwi',
+     dict(seeds=[1, 2], segments=['none', 'kiwi']))])
 def test_lists_of_an_experiment_add_up(name, arguments, wanted, asked):
-    found = vars(asked(name, *arguments))
-    assert {key: [*map(str, value)] if key == 'models' else value for key, value in found.items() if key in wanted} == wanted
+    found = vars(asked(name, *arguments.split()))
+    if 'models' in found: found['models'] = [*map(str, found['models'])]
+    assert {key: value for key, value in found.items() if key in wanted} == wanted
 
 
 def test_a_variant_has_one_meaning(monkeypatch):
@@ -147,17 +156,21 @@ def test_a_variant_has_one_meaning(monkeypatch):
 
 
 def test_two_tables_of_terms_make_one_collection(tmp_path):
-    for name, row in (('one', '위치\tplace\t.'), ('other', '가격\tprice\t.')): (tmp_path/f'{name}.tsv').write_text(row, encoding='utf-8')
-    subprocess.run([sys.executable, 'experiments/bilingual.py', *map(str, sorted(tmp_path.glob('*.tsv'))), str(tmp_path/'out')], cwd=ROOT, check=True)
-    documents = [json.loads(line)['text'] for line in (tmp_path/'out'/'corpus.jsonl').read_text(encoding='utf-8').splitlines()]
-    assert documents == ['위치', '가격']
+    for name, row in (('one', '위치\tplace\t.'), ('other', '가격\tprice\t.')):
+        (tmp_path/f'{name}.tsv').write_text(row, encoding='utf-8')
+    tables = [str(path) for path in sorted(tmp_path.glob('*.tsv'))]
+    subprocess.run([sys.executable, 'experiments/bilingual.py', *tables, str(tmp_path/'out')], cwd=ROOT, check=True)
+    corpus = (tmp_path/'out'/'corpus.jsonl').read_text(encoding='utf-8')
+    assert [json.loads(line)['text'] for line in corpus.splitlines()] == ['위치', '가격']
 
 
 # What is proposed
 
 @pytest.mark.parametrize('name, choices, near', [
-    ('lambda_flop', SETTINGS, 'lambda_flops'), ('lambda_flop', OPTIONS, ''), ('VERISON', ['VERSION', 'DATA'], 'VERSION'), ('version', ['VERSION'], 'VERSION'),
-    ('ot', OPTIONS, 'out'), ('lr', SETTINGS, ''), ('batchsize', SETTINGS, 'batch_size'), ('banana', SETTINGS, ''), ('', SETTINGS, ''), ('x', [], '')])
+    ('lambda_flop', SETTINGS, 'lambda_flops'), ('lambda_flop', OPTIONS, ''),
+    ('VERISON', ['VERSION', 'DATA'], 'VERSION'),
+    ('version', ['VERSION'], 'VERSION'), ('ot', OPTIONS, 'out'), ('lr', SETTINGS, ''),
+    ('batchsize', SETTINGS, 'batch_size'), ('banana', SETTINGS, ''), ('', SETTINGS, ''), ('x', [], '')])
 def test_what_is_near_is_proposed(name, choices, near): assert nearest(name, choices) == near
 
 
@@ -166,11 +179,26 @@ def test_a_letter_too_few_is_near(setting):
     assert nearest(setting[:-2] + setting[-1], SETTINGS) == setting
 
 
-@pytest.mark.parametrize('ask, said', [
-    (lambda: check_parameters({'lambda_flop'}), 'unknown parameter \'lambda_flop\': did you mean \'lambda_flops\'? It is a setting, given as settings={"lambda_flops": ...}'),
-    (lambda: check_parameters({'lambda_flops'}), 'It is a setting'), (lambda: check_parameters({'recipee'}), "did you mean 'recipe'? Known: version, recipe"),
-    (lambda: check_parameters({'banana'}), "unknown parameter 'banana': Known: version"), (lambda: check_parameters({'lambda_flops'}, ('model', 'out')), 'Known: model, out'),
-    (lambda: changes('--set', 'lambda_flop=1'), "did you mean 'lambda_flops'"), (lambda: changes('--set', 'max_step=1'), "did you mean 'max_steps'"),
-    (lambda: changes('--set', 'banana=1'), "unknown setting 'banana': Known: recipe"), (lambda: resolve('v28', banana=1), "unknown setting 'banana': Known: negatives")])
-def test_an_unknown_name_is_told_what_there_is(ask, said):
-    with pytest.raises(ConfigError, match=re.escape(said)): ask()
+@pytest.mark.parametrize('given, said', [
+    ('lambda_flop', "did you mean 'lambda_flops'? It is a setting, given as settings={\"lambda_flops\": ...}. Known: v"),
+    ('lambda_flops', "did you mean 'lambda_flops'? It is a setting"), ('recipee', "did you mean 'recipe'? Known: v"),
+    ('banana', "unknown parameter 'banana': Known: version, recipe")])
+def test_an_unknown_parameter_of_a_notebook_is_told_what_there_is(given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)): check_parameters({'version', given})
+
+
+def test_a_notebook_without_settings_proposes_none():
+    with pytest.raises(ConfigError, match="'lambda_flops': Known: model, out"):
+        check_parameters({'lambda_flops'}, ('model', 'out'))
+
+
+@pytest.mark.parametrize('given, said', [
+    ('lambda_flop=1', "did you mean 'lambda_flops'? Known: recipe"), ('max_step=1', "did you mean 'max_steps'?"),
+    ('banana=1', "unknown setting 'banana': Known: recipe"),
+    ('settings={"banana": 1}', "unknown setting 'banana': Known: neg")])
+def test_an_unknown_setting_is_told_what_there_is(given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)): changes('--set', given)
+
+
+def test_an_unknown_setting_of_a_version_is_told_what_there_is():
+    with pytest.raises(ConfigError, match="unknown setting 'banana': Known: negatives"): resolve('v28', banana=1)

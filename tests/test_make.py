@@ -6,23 +6,25 @@ import pytest
 from conftest import ROOT
 from splade_nb.config import read_overrides, resolve
 
-STUB = '#!/bin/sh\nexec "$RECORD_PYTHON" -S -E "$RECORDER" "$0" "$@"\n'
-RECORDER = '''import json, os, shutil, sys
-with open(os.environ['RECORD'], 'a', encoding='utf-8') as file: file.write(json.dumps(sys.argv[1:]) + chr(10))
-if 'venv' in sys.argv:
-    os.makedirs(os.path.join(sys.argv[-1], 'bin'))
-    shutil.copy(sys.argv[1], os.path.join(sys.argv[-1], 'bin', 'python'))
+# Writes its name and arguments; as `python -m venv --clear FOLDER` it makes an environment with itself as Python.
+STUB = r'''#!/bin/sh
+{ printf '%s\0' "$0" "$@" && printf '\1'
+} >> "$RECORD"
+[ "$2" != venv ] || { mkdir -p "$4/bin" && cp "$0" "$4/bin/python"
+}
 '''
 HOSTILE = {
-    'price': '가격 $5 이하', 'make-shell': '$(shell touch X)', 'make-error': '$(error no)', 'command': '$(touch X)', 'backticks': '`touch X`',
-    'apostrophe': "don't", 'quote': 'a "b', 'semicolon': 'a; touch X', 'and': 'a && touch X', 'or': '| touch X || touch X', 'hash': 'a # b',
-    'percent': '50% %', 'backslash': 'a\\b\\', 'dollars': '${HOME} $$ $', 'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X',
-    'out-of-quotes': '"; touch X; "', 'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
+    'price': '가격 $5 이하', 'make-shell': '$(shell touch X)', 'make-error': '$(error no)', 'command': '$(touch X)',
+    'backticks': '`touch X`', 'apostrophe': "don't", 'quote': 'a "b', 'semicolon': 'a; touch X', 'and': 'a && touch X',
+    'or': '| touch X || touch X', 'hash': 'a # b', 'percent': '50% %', 'backslash': 'a\\b\\', 'dollars': '${HOME} $$ $',
+    'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
+    'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
 TARGETS = 'train resume report evaluate evaluate-full leaderboard search serve export bench'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
-FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')} | {'all': ' '.join(HOSTILE.values())}
+FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
+FEW['all'] = ' '.join(HOSTILE.values())
 few_texts = pytest.mark.parametrize('text', FEW.values(), ids=FEW)
 
 
@@ -33,7 +35,6 @@ class Workshop:
         self.record = self.tools/'record'
         for path in (self.folder, self.tools): path.mkdir()
         for name in ('Makefile', 'pyproject.toml', 'constraints.txt'): shutil.copy2(ROOT/name, self.folder)
-        (self.tools/'recorder.py').write_text(RECORDER, encoding='utf-8')
         if ready: self.environment()
 
     def environment(self) -> None:
@@ -47,16 +48,18 @@ class Workshop:
         return path
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(('MAKE', 'MFLAGS', 'typed_')) and name not in NAMES}
-        told = dict(RECORD_PYTHON=sys.executable, RECORDER=str(self.tools/'recorder.py'), RECORD=str(self.record))
-        tools = dict(PATH=f'{self.tools}:{os.environ["PATH"]}')
-        return subprocess.run(['make', '--no-print-directory', *arguments], cwd=self.folder, env=clean | told | tools | environment, capture_output=True, text=True)
+        of_make = ('MAKE', 'MFLAGS', 'typed_', *NAMES)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
+        told = dict(RECORD=str(self.record), PATH=f'{self.tools}:{os.environ["PATH"]}') | environment
+        return subprocess.run(['make', '--no-print-directory', *arguments], cwd=self.folder, env=clean | told,
+                              capture_output=True, text=True)
 
     def calls(self) -> list[list[str]]:
         "The programs' names and arguments, in the order of the calls."
         if not self.record.exists(): return []
-        found = map(json.loads, self.record.read_text(encoding='utf-8').splitlines())
-        return [[program.removeprefix(f'{self.venv}/bin/').removeprefix(f'{self.tools}/'), *rest] for program, *rest in found]
+        found = [call.split('\0')[:-1] for call in self.record.read_text(encoding='utf-8').split('\1')[:-1]]
+        bare = lambda program: program.removeprefix(f'{self.venv}/bin/').removeprefix(f'{self.tools}/')
+        return [[bare(program), *rest] for program, *rest in found]
 
     def intruders(self) -> list: return [path for path in self.folder.parent.rglob('*') if path.name == 'X']
 
@@ -71,17 +74,24 @@ def wanted(value: dict) -> list[list[str]]:
     pairs = lambda flag, *names: [part for name in names for part in (flag, name.lower(), value[name])]
     notebook = lambda folder, name: f'{value[folder]}/{name}.ipynb'.replace('{', '{{').replace('}', '}}')
     papermill = ['papermill', '--log-output', '--no-progress-bar']
-    trained = [*papermill, 'nbs/train.ipynb', notebook('OUT', 'train'), *pairs('-r', 'VERSION', 'RECIPE', 'SCALE', 'DATA'), *pairs('-p', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
-    report = lambda folder, name: ['python', 'docs/report_html.py', f'{value[folder]}/{name}.ipynb', f'{value[folder]}/report.html']
-    full = [*pairs('-r', 'MODEL', 'COLLECTIONS'), *pairs('-p', 'SAMPLE'), *pairs('-r', 'DENSE'), '-r', 'out', value['FULL']]
+    train = [*papermill, 'nbs/train.ipynb', notebook('OUT', 'train'),
+             *pairs('-r', 'VERSION', 'RECIPE', 'SCALE', 'DATA'), *pairs('-p', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
+    page = lambda folder, name: [f'{value[folder]}/{name}.ipynb', f'{value[folder]}/report.html']
+    report = lambda folder, name: ['python', 'docs/report_html.py', *page(folder, name)]
+    judge = [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'),
+             *pairs('-r', 'MODEL', 'COLLECTIONS'), *pairs('-p', 'SAMPLE'), *pairs('-r', 'DENSE'),
+             '-r', 'out', value['FULL']]
+    lists = given(test='TEST', systems='SYSTEMS', seeds='SEEDS', steps='STEPS', results='RESULTS')
+    written = given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH')
     box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
     return [
-        trained, report('OUT', 'train'), [*trained, '-p', 'resume', 'True'], report('OUT', 'train'), report('OUT', 'train'),
+        train, report('OUT', 'train'), [*train, '-p', 'resume', 'True'], report('OUT', 'train'), report('OUT', 'train'),
         ['python', '-m', 'splade_nb.run', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
-        [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'), *full], report('FULL', 'evaluate_full'),
-        ['python', 'experiments/leaderboard.py', *given(test='TEST', systems='SYSTEMS', seeds='SEEDS', steps='STEPS', results='RESULTS'), '--', value['DATA']],
-        ['python', '-m', 'splade_nb.box', *box, *given(query='QUERY')], ['python', '-m', 'splade_nb.service', *box, *given(port='PORT')],
-        ['python', '-m', 'splade_nb.run', 'export', *given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH')],
+        judge, report('FULL', 'evaluate_full'),
+        ['python', 'experiments/leaderboard.py', *lists, '--', value['DATA']],
+        ['python', '-m', 'splade_nb.box', *box, *given(query='QUERY')],
+        ['python', '-m', 'splade_nb.service', *box, *given(port='PORT')],
+        ['python', '-m', 'splade_nb.run', 'export', *written],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']]]
 
 
@@ -119,8 +129,11 @@ def test_defaults_follow_what_is_given(workshop):
     done = workshop.make('train', 'leaderboard', 'export', 'VERSION=v23', 'SEED=7')
     assert done.returncode == 0, done.stderr
     trained, _, board, export = workshop.calls()
-    assert trained[5:] == ['-r', 'version', 'v23', '-r', 'recipe', 'corrected', '-r', 'scale', 'auto', '-r', 'data', 'mini', '-p', 'seed', '7', '-r', 'out', 'outputs/v23', '-r', 'settings', '']
-    assert board[2:] == ['--', 'mini'] and export[4:] == ['--model=outputs/v23', '--to=sentence-transformers', '--out=outputs/v23/sentence-transformers', '--licence=unknown']
+    assert trained[5:] == ['-r', 'version', 'v23', '-r', 'recipe', 'corrected', '-r', 'scale', 'auto',
+                           '-r', 'data', 'mini', '-p', 'seed', '7', '-r', 'out', 'outputs/v23', '-r', 'settings', '']
+    written = 'outputs/v23/sentence-transformers'
+    assert board[2:] == ['--', 'mini']
+    assert export[4:] == ['--model=outputs/v23', '--to=sentence-transformers', f'--out={written}', '--licence=unknown']
 
 
 def test_a_search_without_a_query_says_so(workshop):
@@ -133,14 +146,16 @@ def test_a_search_without_a_query_says_so(workshop):
 @few_texts
 def test_a_version_in_a_target_is_a_name(text, workshop):
     for name in ('tail', 'flock'): workshop.stub(workshop.tools/name)
-    done = workshop.make(f'train-{text}', f'resume-{text}', f'tensorboard-{text}', f'logs-{text}', f'after-v27-{text}', f'QUERY={text}')
+    goals = [f'{goal}-{text}' for goal in ('train', 'resume', 'tensorboard', 'logs', 'after-v27')]
+    done = workshop.make(*goals, f'QUERY={text}')
     assert done.returncode == 0, done.stderr
     calls = workshop.calls()
     trained = [call for call in calls if call[0] == 'papermill']
     assert [call[call.index('version') + 1] for call in trained] == [text] * 3
     assert [call[call.index('out') + 1] for call in trained] == [f'outputs/{text}'] * 3
     assert [call for call in calls if call[0] not in ('papermill', 'python')] == [
-        ['tensorboard', f'--logdir=outputs/{text}'], ['tail', '-n', '40', '-F', f'outputs/{text}/train.log'], ['flock', 'outputs/v27/.lock', 'true']]
+        ['tensorboard', f'--logdir=outputs/{text}'], ['tail', '-n', '40', '-F', f'outputs/{text}/train.log'],
+        ['flock', 'outputs/v27/.lock', 'true']]
     assert workshop.intruders() == []
 
 
@@ -150,7 +165,8 @@ def test_a_version_in_the_background_is_a_name(text, workshop):
     os.mkfifo(workshop.record)  # reading waits until the background has written
     done = workshop.make(f'train-{text}-bg')
     assert done.returncode == 0 and f'make logs-{text}\n' in done.stdout, done.stderr
-    assert workshop.calls() == [['nohup', 'make', '--no-print-directory', 'train', f'VERSION={text}', f'OUT=outputs/{text}']]
+    begun = ['nohup', 'make', '--no-print-directory', 'train', f'VERSION={text}', f'OUT=outputs/{text}']
+    assert workshop.calls() == [begun]
     assert workshop.intruders() == [] and (workshop.folder/'outputs'/text/'train.log').exists()
 
 
@@ -177,7 +193,10 @@ def test_the_environment_is_made_where_it_is_asked_for(text, tmp_path):
     assert shop.intruders() == []
 
 
-@pytest.mark.parametrize('change, again', [('newer constraints', False), ('newer project', False), ('copied from elsewhere', True)])
+changes = [('newer constraints', False), ('newer project', False), ('copied from elsewhere', True)]
+
+
+@pytest.mark.parametrize('change, again', changes)
 def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
     ready = workshop.folder/'.venv'/'.ready'
     if change == 'copied from elsewhere': ready.write_text('elsewhere\n', encoding='utf-8')
@@ -193,8 +212,11 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
 
 # Unknown variables
 
-@pytest.mark.parametrize('name, said', [('VERISON', "did you mean 'VERSION'? Known: PYTHON"), ('version', "did you mean 'VERSION'?"), ('BANANA', 'no such variable: BANANA: Known: PYTHON'),
-                                        ("VER'SION", "did you mean 'VERSION'?"), ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
+@pytest.mark.parametrize('name, said', [('VERISON', "did you mean 'VERSION'? Known: PYTHON"),
+                                        ('version', "did you mean 'VERSION'?"),
+                                        ('BANANA', 'no such variable: BANANA: Known: PYTHON'),
+                                        ("VER'SION", "did you mean 'VERSION'?"),
+                                        ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
 def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
     (workshop.folder/'splade_nb').mkdir()
     for module in ('__init__', 'config'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
@@ -204,19 +226,22 @@ def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
 
 def test_without_python_the_variables_are_listed(workshop):
     done = workshop.make('train', 'VERISON=v23', 'PYTHON=$(touch X); touch X')
-    assert done.returncode and 'no such variable: VERISON: Known: PYTHON' in done.stderr and workshop.intruders() == []
+    assert done.returncode and 'no such variable: VERISON: Known: PYTHON' in done.stderr
+    assert workshop.intruders() == []
 
 
 # papermill itself
 
 def test_papermill_gives_the_notebook_what_was_typed(workshop):
     "The real papermill writes the notebook without running it; the cell of parameters is run here."
-    shutil.copytree(ROOT/'nbs', workshop.folder/'nbs', ignore=lambda folder, names: [name for name in names if name != 'train.ipynb'])
+    (workshop.folder/'nbs').mkdir()
+    shutil.copy(ROOT/'nbs'/'train.ipynb', workshop.folder/'nbs')
     papermill = workshop.folder/'.venv'/'bin'/'papermill'
     papermill.write_text('#!/bin/sh\nexec "$PAPERMILL" --prepare-only "$@"\n', encoding='utf-8')
     settings = '{"language_allows": ["don\'t", "$(touch X)", "`가격` \\"5\\" \\\\", "{a}"]}'
     out = f'out {HOSTILE["braces"]} {HOSTILE["apostrophe"]} {HOSTILE["price"]}'
-    done = workshop.make('train', f'SETTINGS={settings}', f'OUT={out}', PAPERMILL=str(Path(sys.executable).with_name('papermill')))
+    program = Path(sys.executable).with_name('papermill')
+    done = workshop.make('train', f'SETTINGS={settings}', f'OUT={out}', PAPERMILL=str(program))
     assert done.returncode == 0, done.stderr
     notebook = json.loads((workshop.folder/out/'train.ipynb').read_text(encoding='utf-8'))
     injected, = (cell for cell in notebook['cells'] if 'injected-parameters' in cell['metadata'].get('tags', []))
