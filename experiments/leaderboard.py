@@ -11,8 +11,8 @@ import pandas as pd
 from tqdm import tqdm
 from splade_nb import data
 from splade_nb.board import BASELINE, board_figure, boards, collection_table, summary_table
-from splade_nb.config import (ABOUT, MINI_CORRECTIONS, VERSIONS, CommandLine, ConfigError, Settings, alternatives, as_dict, read_json,
-                              resolve_quietly, write_json)
+from splade_nb.config import (ABOUT, MINI_CORRECTIONS, VERSIONS, CommandLine, ConfigError, Settings, alternatives, as_dict,
+                              read_json, resolve_quietly, write_json)
 from splade_nb.curriculum import PAIR_TYPES
 from splade_nb.run import machine, rollbacks_of
 from splade_nb.report import write_svg

@@ -87,8 +87,9 @@ def main() -> None:
     reader.add_argument('--version', default='splade_ko')
     reader.add_argument('--seeds', type=int, nargs='+', action='extend', default=[42])
     reader.add_argument('--variant', nargs='+', action='append', metavar=('NAME', 'setting=value'))
-    reader.add_argument('--test', nargs='*', action='extend', default=[], metavar='COLLECTION', help='judge their test queries as well, '
-                        'last and once; all queries of a collection that nothing is learned from')
+    reader.add_argument('--test', nargs='*', action='extend', default=[], metavar='COLLECTION',
+                        help='judge their test queries as well, last and once; all queries of a '
+                             'collection that nothing is learned from')
     reader.add_argument('--out', type=Path, help='keep the models here')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()

@@ -327,8 +327,11 @@ def read_overrides(source: dict | str) -> dict: # name -> value
     inline = source.lstrip().startswith('{')
     if not inline and not Path(source).is_file():
         raise ConfigError(f'settings {source!r}: neither JSON (a text that begins with {{) nor a file')
-    try: found = json.loads(source if inline else Path(source).read_text(encoding='utf-8'), object_pairs_hook=no_repeats)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error: raise ConfigError(f'settings {source!r}: no JSON: {error}') from None
+    try:
+        text = source if inline else Path(source).read_text(encoding='utf-8')
+        found = json.loads(text, object_pairs_hook=no_repeats)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f'settings {source!r}: no JSON: {error}') from None
     if isinstance(found, dict): return found
     raise ConfigError(f'settings {source!r}: an object of names and values is expected, found {type(found).__name__}')
 

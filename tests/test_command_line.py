@@ -180,8 +180,8 @@ def test_a_letter_too_few_is_near(setting):
 
 
 @pytest.mark.parametrize('given, said', [
-    ('lambda_flop', "did you mean 'lambda_flops'? It is a setting, given as settings={\"lambda_flops\": ...}. Known: v"),
-    ('lambda_flops', "did you mean 'lambda_flops'? It is a setting"), ('recipee', "did you mean 'recipe'? Known: v"),
+    ('lambda_flop', "did you mean 'lambda_flops'? It is a setting, given as settings={\"lambda_flops\": ...}. Known"),
+    ('lambda_flops', "did you mean 'lambda_flops'? It is a setting"), ('recipee', "did you mean 'recipe'? Known"),
     ('banana', "unknown parameter 'banana': Known: version, recipe")])
 def test_an_unknown_parameter_of_a_notebook_is_told_what_there_is(given, said):
     with pytest.raises(ConfigError, match=re.escape(said)): check_parameters({'version', given})
