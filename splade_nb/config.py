@@ -52,10 +52,11 @@ def read_json(path: Path | str) -> object:
 
 # %% ../nbs/00_config.ipynb #nearest
 def nearest(name: str, choices) -> str:
-    "The choice spelt like `name` but for about one letter in four, whatever its case; '' where none is so near."
-    known = {str(choice).lower(): str(choice) for choice in choices}
-    cutoff = 0.75 if len(str(name)) > 3 else 0.6
-    return next((known[near] for near in difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=cutoff)), '')
+    "The choice that differs from `name` in about one letter of four, in case, or is the only one that begins so; else ''."
+    text, known = str(name).lower(), {str(choice).lower(): str(choice) for choice in choices}
+    spelt = difflib.get_close_matches(text, known, n=1, cutoff=0.75 if len(text) > 3 else 0.6)
+    begun = [choice for choice in known if len(text) > 2 and choice.startswith(text)]
+    return known[spelt[0]] if spelt else known[begun[0]] if len(begun) == 1 else ''
 
 # %% ../nbs/00_config.ipynb #alternatives
 def alternatives(name: str, choices) -> str:

@@ -170,7 +170,8 @@ def test_two_tables_of_terms_make_one_collection(tmp_path):
     ('lambda_flop', SETTINGS, 'lambda_flops'), ('lambda_flop', OPTIONS, ''),
     ('VERISON', ['VERSION', 'DATA'], 'VERSION'),
     ('version', ['VERSION'], 'VERSION'), ('ot', OPTIONS, 'out'), ('lr', SETTINGS, ''),
-    ('batchsize', SETTINGS, 'batch_size'), ('banana', SETTINGS, ''), ('', SETTINGS, ''), ('x', [], '')])
+    ('batchsize', SETTINGS, 'batch_size'), ('banana', SETTINGS, ''), ('', SETTINGS, ''), ('x', [], ''),
+    ('nli', ['nli_entailment', 'travel'], 'nli_entailment'), ('trav', ['travel_term', 'travel_qa'], '')])
 def test_what_is_near_is_proposed(name, choices, near): assert nearest(name, choices) == near
 
 
