@@ -310,7 +310,8 @@ def run_version(version='v28', recipe='corrected', scale='auto', source='mini', 
     if crew.rank: return {}
     seconds = time.perf_counter() - started
     with writable(folder):
-        keep_samples(prepared, samples, shown, folder); keep_model(prepared, folder)
+        keep_model(prepared, folder)
+        keep_samples(prepared, samples, shown, folder)
         result, found = evaluate_run(prepared, before, folder)
         return summarise_run(name, recipe, scale, run, prepared, result, found, seconds)
 
