@@ -98,7 +98,8 @@ def save_checkpoint(folder: Path,     # of all checkpoints
         save_model(model, str(beside/'model.safetensors'))
         save_file(optimizer_tensors(optimizer), beside/'optimizer.safetensors')
         save_file(random_tensors(), beside/'random.safetensors')
-        describe(beside); write_json(beside/'state.json', state); write_manifest(beside)
+        describe(beside)
+        write_json(beside/'state.json', state); write_manifest(beside)
         put_in_place(beside, target)
     except Exception as error: # safetensors has its own kinds for a full disk
         shutil.rmtree(beside, ignore_errors=True)
@@ -130,7 +131,7 @@ def best_kept(folder: Path, state: dict) -> int | None: # step
 
 # %% ../nbs/10_checkpoints.ipynb #point-best
 def point_best(folder: Path, step: int | None) -> None: # of `best_kept`
-    "`best` leads to the checkpoint of this step, nowhere where there is none. Raises `CheckpointError` where the disk knows no links."
+    "`best` leads to this step's checkpoint; without one there is no `best`. Raises `CheckpointError` where links are refused."
     beside = folder/'best.part'
     try:
         for path in (beside, *([folder/'best'] if step is None else [])): path.unlink(missing_ok=True)
@@ -162,7 +163,7 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
         if path not in healthy(folder)[-1:] and path.name != f'step-{best}': discard(path)
 
 # %% ../nbs/10_checkpoints.ipynb #read-manifest
-FILES = ('model.safetensors', 'optimizer.safetensors', 'random.safetensors', 'state.json') # without which nothing is resumed
+FILES = ('model.safetensors', 'optimizer.safetensors', 'random.safetensors', 'state.json') # a run resumes from these
 
 def read_manifest(path: Path) -> dict: # file -> (bytes, digest)
     "Raises `CheckpointError` where the manifest is missing, unreadable or lacks a file."

@@ -200,29 +200,38 @@ def components_of(questions: list, documents: list, pairs: list) -> np.ndarray: 
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
     place = {} # an empty text is like no other
-    nodes = [place.setdefault((side, hash(tuple(row)) if row else str(n)), len(place)) for side, rows in enumerate((documents, questions)) for n, row in enumerate(rows)]
-    first, second = [nodes[d] for _, d in pairs], [nodes[len(documents) + q] for q, _ in pairs]
-    found = connected_components(coo_matrix((np.ones(len(pairs)), (first, second)), shape=(len(place),) * 2), directed=False)[1]
-    return found[nodes[:len(documents)]]
+    node = lambda side, n, row: place.setdefault((side, hash(tuple(row)) if row else str(n)), len(place))
+    texts, asked = ([node(side, n, row) for n, row in enumerate(rows)] for side, rows in enumerate((documents, questions)))
+    edges = np.ones(len(pairs)), ([texts[d] for _, d in pairs], [asked[q] for q, _ in pairs])
+    found = connected_components(coo_matrix(edges, shape=(len(place), len(place))), directed=False)[1]
+    return found[texts]
 
 # %% ../nbs/10_material.ipynb #folds-of
-def folds_of(questions: list, documents: list, pairs: list, folds: int) -> tuple: # [N] fold of each document, [folds] pairs in each
-    "Whole components, the largest first, each to the fold with the fewest pairs; documents that no question asks for are dealt out evenly."
+def folds_of(questions: list, documents: list, pairs: list, # as in `out_of_fold`
+             folds: int
+            ) -> tuple: # [N] fold of each document, [folds] pairs in each
+    "Whole components, the largest first, to the fold with the fewest pairs; documents without a question are dealt out evenly."
     of = components_of(questions, documents, pairs)
     sizes = np.bincount(of[[d for _, d in pairs]], minlength=of.max(initial=-1) + 1)
     chosen, filled = np.arange(len(sizes)) % folds, np.zeros(folds, dtype=int)
     for component in np.argsort(-sizes, kind='stable')[:np.count_nonzero(sizes)]:
-        chosen[component] = filled.argmin(); filled[chosen[component]] += sizes[component]
+        chosen[component] = fold = filled.argmin()
+        filled[fold] += sizes[component]
     return chosen[of], filled
 
 # %% ../nbs/10_material.ipynb #out-of-fold
-def out_of_fold(pieces: Pieces, texts: list, questions: list, documents: list, pairs: list, least: float, folds: int = 4) -> tuple: # lists of columns, pairs in each fold
-    "Documents' bags by what the questions of other folds taught: in training, as at search, its own questions are new to a document."
+def out_of_fold(pieces: Pieces, texts: list,
+                questions: list, documents: list, # lists of ids
+                pairs: list,                      # (query, document)
+                least: float, folds: int = 4
+               ) -> tuple:                        # lists of columns, pairs in each fold
+    "Documents' bags by what the questions of other folds taught: as at search, its own questions are new to a document."
     bags, (of, filled) = [None] * len(texts), folds_of(questions, documents, pairs, folds)
     for fold in range(folds):
         known = translated(pieces, questions, documents, [(q, d) for q, d in pairs if of[d] != fold], least)
         mine = np.flatnonzero(of == fold)
-        for place, bag in zip(mine, known.bags([texts[n] for n in mine], [documents[n] for n in mine])): bags[place] = bag
+        found = known.bags([texts[n] for n in mine], [documents[n] for n in mine])
+        for place, bag in zip(mine, found): bags[place] = bag
     return bags, filled
 
 # %% ../nbs/10_material.ipynb #uneven
@@ -230,11 +239,13 @@ def uneven(filled: np.ndarray) -> list: # [folds] pairs in each -> sentences, no
     "What is to be said where questions connect so many documents that one fold holds most of the pairs."
     share = filled.max(initial=0) / max(1, filled.sum())
     if share <= 0.5: return []
-    return [f'translations: shared questions connect the documents of {filled.max():,} of {filled.sum():,} training pairs ({share:.0%}), which lie in one fold: '
-            'in training these documents know only what the other pairs taught']
+    return [f'translations: shared questions connect the documents of {filled.max():,} of {filled.sum():,} training pairs '
+            f'({share:.0%}), which lie in one fold: in training these documents know only what the other pairs taught']
 
 # %% ../nbs/10_material.ipynb #with-bags
-def with_bags(settings: Settings, pieces: Pieces, asked: list, texts: list, questions: list, documents: list, pairs: list) -> tuple: # Pieces, `Material.bags`, `Material.notes`
+def with_bags(settings: Settings, pieces: Pieces, asked: list, texts: list,
+              questions: list, documents: list, pairs: list # as in `out_of_fold`
+             ) -> tuple: # Pieces, `Material.bags`, `Material.notes`
     "The pieces as a search reads them, and all that stands in the texts of the training."
     if not (settings.own_floor or settings.query_table): return pieces, None, []
     queries, learn = pieces.bags(asked, questions, document=False), (questions, documents, pairs, settings.translate)
@@ -256,7 +267,8 @@ def build_material(settings: Settings, collection, queries: dict, pieces: Pieces
     if mined: lexical.write_candidates(Path(cache)/'negatives.jsonl', mined)
     material = Material(pieces, questions, documents, pairs, [keys[q] for q, _ in pairs], relevant, given, torch.tensor(rarity),
                         torch.tensor(penalties(rarity, frequencies, found, settings)), torch.tensor(language_weights(found, settings)),
-                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries), teacher and tuple(map(torch.tensor, teacher)), collection.hash, bags, frequencies, notes)
+                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries),
+                        teacher and tuple(map(torch.tensor, teacher)), collection.hash, bags, frequencies, notes)
     return material, found
 
 # %% ../nbs/10_material.ipynb #prepare

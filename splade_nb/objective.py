@@ -29,12 +29,12 @@ class PlainPieces:
 def draw_negatives(queries: list,        # query indices of the batch
                    material: Material, settings: Settings,
                    period: int,          # of mining
-                   seed: tuple) -> list: # settings.negatives document indices for each query, in the order of the queries
-    "Explicit negatives out of each query's pool; any other document where the pool is empty; a right one where there is no other."
+                   seed: tuple) -> list: # settings.negatives document indices for each query, one query after the other
+    "Negatives out of each query's pool; any other document where the pool is empty; a right one where there is no other."
     rng, chosen, every = np.random.default_rng(seed), [], range(len(material.documents))
     for query in queries:
-        right = material.relevant[query]
-        wrong = pool(material, query, period, settings, seed[0]) or [d for d in rng.integers(len(every), size=8) if d not in right]
+        right, wrong = material.relevant[query], pool(material, query, period, settings, seed[0])
+        wrong = wrong or [d for d in rng.integers(len(every), size=8) if d not in right]
         wrong = wrong or [d for d in every if d not in right] or sorted(right)
         chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)]
     return chosen
@@ -107,7 +107,7 @@ def batch_scores(out: dict, material: Material, settings: Settings): # [B, N]
 def margins(scores,  # [B, B + B * n]
             same     # [B, B + B * n] bool: this column is a right answer
            ):        # [at most B * n] positive minus each of the query's own negatives
-    "How far each positive lies above the negatives that were drawn for its query; a right answer that fills a place is none."
+    "How far each positive lies above its query's own negatives; a right answer that fills a place is none."
     size = len(scores)
     own = lambda columns: columns[:, size:].unflatten(1, (size, -1)).diagonal().T
     return (scores.diagonal()[:, None] - own(scores))[~own(same)]
@@ -165,8 +165,9 @@ def teacher_terms(out: dict, rows: dict, material: Material, settings: Settings)
     student = losses.score(vectors, out['document']['vectors'], settings.similarity)
     terms = {'kd': distilled(student, right, settings)}
     if settings.lambda_context_kd: terms['context_kd'] = distilled(losses.score(vectors, vectors, settings.similarity), queries @ queries.T, settings)
-    if settings.lambda_margin_mse and right.shape[1] >= 2 * len(right) and len(above := margins(batch_scores(out, material, settings), out['same'])):
-        terms['margin_mse'] = losses.margin_mse(above, margins(right.to(student.device), out['same']))
+    if settings.lambda_margin_mse and right.shape[1] >= 2 * len(right):
+        above = margins(batch_scores(out, material, settings), out['same'])
+        if len(above): terms['margin_mse'] = losses.margin_mse(above, margins(right.to(student.device), out['same']))
     return terms
 
 # %% ../nbs/10_objective.ipynb #weights-at
@@ -259,7 +260,7 @@ def encode_pieces(model, pieces: list, settings: Settings, keep: bool) -> tuple:
 # %% ../nbs/10_objective.ipynb #cached-backward
 def cached_backward(model, rows: dict, measure, # measure: encoded batch -> loss, parts
                     settings: Settings, passes: int = 1, crew: Crew = Crew()) -> tuple: # loss, parts, encoded
-    "Loss of a whole contrastive batch, and this process's share of its gradient on the model, in `passes` pieces a process."
+    "Loss of a whole contrastive batch, and this process's share of its gradient, in `passes` pieces a process."
     pieces = [(share_of(share_of(rows[side], crew.rank, crew.number), i, passes), document)
               for side, document in (('query', False), ('document', True)) for i in range(passes)]
     outputs, states = encode_pieces(model, pieces, settings, keep=passes == 1)

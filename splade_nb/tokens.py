@@ -80,7 +80,8 @@ def unigram_pieces(texts: list, size: int) -> list:  # [(piece, log probability)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(told), model_writer=model, model_type='unigram', vocab_size=size, hard_vocab_limit=False,
         max_sentencepiece_length=8, normalization_rule_name='identity', character_coverage=1.0, num_threads=1,
-        max_sentence_length=max([4192, *(len(text.encode()) for text in told)]), control_symbols=['<pad>', '<mask>'], minloglevel=2)
+        max_sentence_length=max([4192, *(len(text.encode()) for text in told)]),
+        control_symbols=['<pad>', '<mask>'], minloglevel=2)
     trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [(trained.id_to_piece(i), trained.get_score(i)) for i in range(len(trained)) if trained.id_to_piece(i) not in SPECIALS]
 

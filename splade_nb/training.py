@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['REMEMBERED', 'Run', 'remembered', 'step_count', 'phase_number', 'to_device', 'set_rate', 'own_chance', 'train_step',
-           'tensorboard_names', 'append', 'log_row', 'say', 'validate', 'tired', 'describe', 'checkpoint', 'take',
-           'strange', 'refuse_other', 'differing', 'write_lines', 'cut', 'begin', 'watch', 'last_healthy', 'go_back',
-           'interrupts', 'ends', 'texts_in_step', 'show_plan', 'show_progress', 'loop', 'after_step', 'start_weights',
-           'mix_with_start', 'choose_share', 'take_best', 'finish', 'train']
+           'tensorboard_names', 'append', 'log_row', 'say', 'validate', 'tired', 'describe', 'warn', 'checkpoint',
+           'take', 'strange', 'refuse_other', 'differing', 'write_lines', 'cut', 'begin', 'watch', 'last_healthy',
+           'go_back', 'interrupts', 'ends', 'texts_in_step', 'show_plan', 'show_progress', 'loop', 'after_step',
+           'start_weights', 'mix_with_start', 'choose_share', 'take_best', 'finish', 'train']
 
 # %% ../nbs/10_training.ipynb #imports
 import json, math, os, shutil, signal, sys, threading, time
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import torch
 from tqdm import tqdm
-from .checkpoints import (CheckpointError, alone, best_first, best_kept, checkpoints, discard, healthy, load_checkpoint, number, point_best,
-                                   save_checkpoint, state_of, tidy)
+from .checkpoints import (CheckpointError, alone, best_first, best_kept, checkpoints, discard, healthy,
+                                   load_checkpoint, number, point_best, save_checkpoint, state_of, tidy)
 from .config import Settings, as_dict, every_phase, plain, write_json
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .guard import at_fault, inspect, measure, news
@@ -100,7 +100,8 @@ def train_step(run: Run) -> dict: # a row of metrics
     run.optimizer.zero_grad(set_to_none=False); own_chance(run)
     for part in range(batches := contrastive_batches(settings)[0]):
         rows = to_device(batch_at(run.step, run.steps, part, run.material, settings, run.seed), model.special.device)
-        loss, parts, out = backward(model, rows, run.step, run.steps, run.material, settings, run.damping, run.crew, complete=part == batches - 1)
+        loss, parts, out = backward(model, rows, run.step, run.steps, run.material, settings, run.damping, run.crew,
+                                    complete=part == batches - 1)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     if torch.isfinite(loss) and torch.isfinite(norm): run.optimizer.step()
     return dict(step=run.step, epoch=round(epoch_at(run.step, run.steps, settings), 3), phase=phase_number(run.step, run.steps, settings),
@@ -155,13 +156,19 @@ def describe(run: Run, folder: Path) -> None:
     if run.material.pieces: save_pieces(run.material.pieces, folder)
 
 # %% ../nbs/10_training.ipynb #checkpoint
+def warn(run: Run, name: str, message: str, value=None) -> None:
+    "An event that ends nothing."
+    say(run, dict(step=run.step, level='warn', name=name, value=value, message=message))
+
 def checkpoint(run: Run) -> None:
     "Keep the run as it stands. A disk that refuses is an event, and the run goes on with the checkpoints it has."
+    state, keep = remembered(run), run.settings.keep_checkpoints
     try:
-        if run.crew.rank == 0: save_checkpoint(run.folder/'checkpoints', run.model, run.optimizer, remembered(run), run.settings.keep_checkpoints, lambda folder: describe(run, folder))
+        if run.crew.rank == 0:
+            save_checkpoint(run.folder/'checkpoints', run.model, run.optimizer, state, keep, lambda folder: describe(run, folder))
     except CheckpointError as error:
-        lost = ' It would have held the best validation so far.' if run.best.get('step') == run.step else ''
-        say(run, dict(step=run.step, level='warn', name='disk', value=None, message=f'{error}.{lost}' if lost else str(error)))
+        best = '. It would have held the best validation so far' if run.best.get('step') == run.step else ''
+        warn(run, 'disk', f'{error}{best}')
     run.crew.wait()
 
 # %% ../nbs/10_training.ipynb #take
@@ -236,10 +243,10 @@ def watch(run: Run, row: dict) -> dict | None: # the fatal event that exhausts p
 
 # %% ../nbs/10_training.ipynb #go-back
 def last_healthy(run: Run) -> bool: # whether there was one
-    "The run as its last healthy checkpoint has it; one that cannot be read is an event, and the one before it is taken."
+    "The run as its last healthy checkpoint has it. One that cannot be read is an event; the one before it is taken."
     for path in reversed(healthy(run.folder/'checkpoints')):
         try: return bool(take(run, path))
-        except (CheckpointError, OSError) as error: say(run, dict(step=run.step, level='warn', name='disk', value=None, message=str(error)))
+        except (CheckpointError, OSError) as error: warn(run, 'disk', str(error))
     return False
 
 def go_back(run: Run, event: dict, row: dict) -> None:
@@ -344,15 +351,16 @@ def choose_share(run: Run, start: dict, judge) -> dict: # share -> nDCG@10 on th
 
 # %% ../nbs/10_training.ipynb #finish
 def take_best(run: Run) -> None:
-    "The weights of the best validation that is there and whole, those of the last step at the worst; an event says where they are not the best."
+    "The weights of the best validation that is there and whole, else those of the last step; an event says so."
     faults = []
     for step in best_first(remembered(run)):
         try:
             if step != run.step: load_checkpoint(run.folder/'checkpoints'/f'step-{step}', run.model, run.optimizer)
             break
         except (CheckpointError, OSError) as error: faults.append(str(error))
-    if faults: say(run, dict(step=run.step, level='warn', name='best', value=step, message=f'the best validation, of step {run.best["step"]}, cannot be read; '
-                             f'the model has the weights of step {step}: ' + ' '.join(faults)))
+    if not faults: return
+    told = f'the best validation, of step {run.best["step"]}, cannot be read; the model has the weights of step {step}'
+    warn(run, 'best', f'{told}: {" ".join(faults)}', step)
 
 def finish(run: Run, start: dict, judge) -> None:
     "The final weights: the best validation's where the run stopped early, then the share of the start that the judge prefers."

@@ -23,7 +23,8 @@ def unexplained(questions: list, documents: list, # lists of ids
     return [(asked, held) for asked, held in found if len(asked)]
 
 # %% ../nbs/08_translation.ipynb #meetings
-def meetings(pairs: list) -> Iterator: # document's ids, query's ids, and the number of the query's piece among all, [n] each
+def meetings(pairs: list # of `unexplained`
+            ) -> Iterator: # document's ids, query's ids, and the number of the query's piece among all, [n] each
     "Each piece of a query beside each of its document."
     begun = 0
     for asked, held in pairs:
@@ -36,10 +37,13 @@ def blocks(pairs: list, # of `unexplained`
           ) -> list:    # lists of pairs, in order
     "All pairs, divided so that the meetings of a block fit into memory."
     ends = itertools.accumulate(len(asked) * len(held) for asked, held in pairs)
-    return [[pair for pair, _ in block] for _, block in itertools.groupby(zip(pairs, ends), lambda known: (known[1] - 1) // most)]
+    together = itertools.groupby(zip(pairs, ends), lambda known: (known[1] - 1) // most)
+    return [[pair for pair, _ in block] for _, block in together]
 
 # %% ../nbs/08_translation.ipynb #keyed
-def keyed(block: list, size: int) -> tuple: # a number for document's id and query's id, and the number of the query's piece, [n] each
+def keyed(block: list, # of pairs
+          size: int    # more than any id of a query
+         ) -> tuple:   # a number for document's id and query's id, and the number of the query's piece, [n] each
     "The meetings of a block."
     source, target, said = (np.concatenate(parts) for parts in zip(*meetings(block)))
     return source * size + target, said
@@ -61,7 +65,9 @@ def model_one(pairs: list, # of `unexplained`
     of, chance = both // size, np.ones(len(both))
     for _ in tqdm(range(rounds), desc='translations', unit=' rounds', delay=5, mininterval=10):
         total = np.zeros(len(both))
-        for place, said in map(looked_up, range(len(parts))): np.add.at(total, place, chance[place] / np.bincount(said, chance[place])[said])
+        for place, said in map(looked_up, range(len(parts))):
+            share = chance[place] / np.bincount(said, chance[place])[said]
+            np.add.at(total, place, share)
         chance = total / np.bincount(of, total)[of]
     kept = chance >= least
     return {(int(key // size), int(key % size)): float(p) for key, p in zip(both[kept], chance[kept])}
