@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['FILES', 'DISK', 'CheckpointError', 'optimizer_tensors', 'load_optimizer', 'random_tensors', 'set_random', 'sync',
-           'digest', 'write_manifest', 'put_in_place', 'tidy', 'save_checkpoint', 'number', 'checkpoints', 'state_of',
-           'healthy', 'discard', 'prune', 'read_manifest', 'verify', 'offer', 'load_checkpoint', 'writable', 'alone']
+           'digest', 'write_manifest', 'put_in_place', 'tidy', 'save_checkpoint', 'number', 'checkpoints', 'best_first',
+           'best_kept', 'point_best', 'state_of', 'healthy', 'discard', 'prune', 'read_manifest', 'verify', 'offer',
+           'load_checkpoint', 'writable', 'alone']
 
 # %% ../nbs/10_checkpoints.ipynb #imports
 import errno, fcntl, hashlib, os, shutil
@@ -79,12 +80,14 @@ def tidy(folder: Path) -> None: # of all checkpoints
         if target.exists(): shutil.rmtree(old)
         else: os.replace(old, target)
     for part in folder.glob('part-*'): shutil.rmtree(part)
+    if (folder/'best').is_symlink() and not (folder/'best').exists(): (folder/'best').unlink()
 
 # %% ../nbs/10_checkpoints.ipynb #save-checkpoint
 def save_checkpoint(folder: Path,     # of all checkpoints
                     model, optimizer,
                     state: dict,      # holds `step`
-                    keep: int = 3,    # how many; the best of `state['best']` stays besides
+                    keep: int = 3,    # how many; the best that is there stays besides
+                    describe=lambda folder: None # writes into the checkpoint what opens it as a model
                    ) -> Path:
     "Model, optimizer, random state and `state.json` under `step-N`. Raises `CheckpointError` where the disk refuses; nothing is lost then."
     from safetensors.torch import save_file, save_model
@@ -95,12 +98,15 @@ def save_checkpoint(folder: Path,     # of all checkpoints
         save_model(model, str(beside/'model.safetensors'))
         save_file(optimizer_tensors(optimizer), beside/'optimizer.safetensors')
         save_file(random_tensors(), beside/'random.safetensors')
+        describe(beside)
         write_json(beside/'state.json', state); write_manifest(beside)
         put_in_place(beside, target)
     except Exception as error: # safetensors has its own kinds for a full disk
         shutil.rmtree(beside, ignore_errors=True)
         raise CheckpointError(f'{target}: could not be written: {error}') from error
-    prune(folder, keep, (state.get('best') or {}).get('step'))
+    best = best_kept(folder, state)
+    try: point_best(folder, best)
+    finally: prune(folder, keep, best)
     return target
 
 # %% ../nbs/10_checkpoints.ipynb #checkpoints
@@ -110,6 +116,29 @@ def number(path: Path) -> int: # of steps done
 def checkpoints(folder: Path) -> list: # oldest first
     "The checkpoints that were finished."
     return sorted((path for path in Path(folder).glob('step-*') if (path/'manifest.json').exists()), key=number)
+
+# %% ../nbs/10_checkpoints.ipynb #best-first
+def best_first(state: dict) -> list: # steps
+    "The best validation of a run, then the others by nDCG@10."
+    said = {row['step']: row['metrics'].get('ndcg@10') for row in state.get('history') or () if row['step']}
+    others = sorted((step for step, value in said.items() if value is not None), key=lambda step: (-said[step], step))
+    return list(dict.fromkeys([step for step in [(state.get('best') or {}).get('step')] if step is not None] + others))
+
+def best_kept(folder: Path, state: dict) -> int | None: # step
+    "The best validation whose checkpoint is there."
+    there = set(map(number, checkpoints(folder)))
+    return next((step for step in best_first(state) if step in there), None)
+
+# %% ../nbs/10_checkpoints.ipynb #point-best
+def point_best(folder: Path, step: int | None) -> None: # of `best_kept`
+    "`best` leads to this step's checkpoint; without one there is no `best`. Raises `CheckpointError` where links are refused."
+    beside = folder/'best.part'
+    try:
+        for path in (beside, *([folder/'best'] if step is None else [])): path.unlink(missing_ok=True)
+        if step is not None:
+            beside.symlink_to(f'step-{step}')
+            os.replace(beside, folder/'best')
+    except OSError as error: raise CheckpointError(f'{folder/"best"}: cannot lead to step-{step}: {error}') from error
 
 # %% ../nbs/10_checkpoints.ipynb #state-of
 def state_of(path: Path) -> dict: # empty where it cannot be read
@@ -134,13 +163,14 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
         if path not in healthy(folder)[-1:] and path.name != f'step-{best}': discard(path)
 
 # %% ../nbs/10_checkpoints.ipynb #read-manifest
-FILES = ('model.safetensors', 'optimizer.safetensors', 'random.safetensors', 'state.json')
+FILES = ('model.safetensors', 'optimizer.safetensors', 'random.safetensors', 'state.json') # a run resumes from these
 
 def read_manifest(path: Path) -> dict: # file -> (bytes, digest)
     "Raises `CheckpointError` where the manifest is missing, unreadable or lacks a file."
     try:
         found = {name: (part['bytes'], part['sha256']) for name, part in read_json(path/'manifest.json').items()}
-        return {name: found[name] for name in FILES}
+        if set(FILES) <= set(found): return found
+        fault = f'manifest.json names no {min(set(FILES) - set(found))}'
     except OSError: fault = 'no finished checkpoint (manifest.json is missing)'
     except (ValueError, KeyError, TypeError, AttributeError): fault = 'manifest.json is not what was written'
     raise CheckpointError(f'{path}: {fault}. {offer(path)}')

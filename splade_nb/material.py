@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['fix_seeds', 'device', 'hold_out', 'training_queries', 'make_pieces', 'SegmentOnly', 'candidates', 'given_negatives',
            'Material', 'pool', 'toy_material', 'keys_of', 'language_weights', 'penalties', 'start_directions',
-           'numbered', 'placed', 'Prepared', 'taught', 'translated', 'out_of_fold', 'with_bags', 'build_material',
-           'prepare']
+           'numbered', 'placed', 'Prepared', 'taught', 'translated', 'components_of', 'folds_of', 'out_of_fold',
+           'uneven', 'with_bags', 'build_material', 'prepare']
 
 # %% ../nbs/10_material.ipynb #imports
-import functools, random
+import functools, random, sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
@@ -100,6 +100,7 @@ class Material:
     hash: str = ''                  # of the data
     bags: tuple | None = None       # (Q, N lists of all that stands in a text), where a version reads more of it than its encoder
     frequencies: Frequencies | None = None # of the documents' bags, or of their pieces
+    notes: list = field(default_factory=list) # what the summary must say of this material
 
     @functools.cached_property
     def pools(self) -> dict: return pools_of(self.keys) # curriculum key -> indices of its pairs
@@ -193,22 +194,64 @@ def translated(pieces: Pieces, questions: list, documents: list, pairs: list, le
     "The same pieces, and what questions say in their place."
     return Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=translations(pieces, questions, documents, pairs, least)))
 
+# %% ../nbs/10_material.ipynb #components-of
+def components_of(questions: list, documents: list, pairs: list) -> np.ndarray: # [N] a number for each document
+    "The same number for documents that questions connect, directly or through others."
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+    place = {} # an empty text is like no other
+    node = lambda side, n, row: place.setdefault((side, hash(tuple(row)) if row else str(n)), len(place))
+    texts, asked = ([node(side, n, row) for n, row in enumerate(rows)] for side, rows in enumerate((documents, questions)))
+    edges = np.ones(len(pairs)), ([texts[d] for _, d in pairs], [asked[q] for q, _ in pairs])
+    found = connected_components(coo_matrix(edges, shape=(len(place), len(place))), directed=False)[1]
+    return found[texts]
+
+# %% ../nbs/10_material.ipynb #folds-of
+def folds_of(questions: list, documents: list, pairs: list, # as in `out_of_fold`
+             folds: int
+            ) -> tuple: # [N] fold of each document, [folds] pairs in each
+    "Whole components, the largest first, to the fold with the fewest pairs; documents without a question are dealt out evenly."
+    of = components_of(questions, documents, pairs)
+    sizes = np.bincount(of[[d for _, d in pairs]], minlength=of.max(initial=-1) + 1)
+    chosen, filled = np.arange(len(sizes)) % folds, np.zeros(folds, dtype=int)
+    for component in np.argsort(-sizes, kind='stable')[:np.count_nonzero(sizes)]:
+        chosen[component] = fold = filled.argmin()
+        filled[fold] += sizes[component]
+    return chosen[of], filled
+
 # %% ../nbs/10_material.ipynb #out-of-fold
-def out_of_fold(pieces: Pieces, texts: list, questions: list, documents: list, pairs: list, least: float, folds: int = 4) -> list: # lists of columns
-    "Documents' bags by what the questions of others taught: in training, as at search, its own questions are new to a document."
-    bags = [None] * len(texts)
+def out_of_fold(pieces: Pieces, texts: list,
+                questions: list, documents: list, # lists of ids
+                pairs: list,                      # (query, document)
+                least: float, folds: int = 4
+               ) -> tuple:                        # lists of columns, pairs in each fold
+    "Documents' bags by what the questions of other folds taught: as at search, its own questions are new to a document."
+    bags, (of, filled) = [None] * len(texts), folds_of(questions, documents, pairs, folds)
     for fold in range(folds):
-        known = translated(pieces, questions, documents, [(q, d) for q, d in pairs if d % folds != fold], least)
-        bags[fold::folds] = known.bags(texts[fold::folds], documents[fold::folds])
-    return bags
+        known = translated(pieces, questions, documents, [(q, d) for q, d in pairs if of[d] != fold], least)
+        mine = np.flatnonzero(of == fold)
+        found = known.bags([texts[n] for n in mine], [documents[n] for n in mine])
+        for place, bag in zip(mine, found): bags[place] = bag
+    return bags, filled
+
+# %% ../nbs/10_material.ipynb #uneven
+def uneven(filled: np.ndarray) -> list: # [folds] pairs in each -> sentences, none where folds are even enough
+    "What is to be said where questions connect so many documents that one fold holds most of the pairs."
+    share = filled.max(initial=0) / max(1, filled.sum())
+    if share <= 0.5: return []
+    return [f'translations: shared questions connect the documents of {filled.max():,} of {filled.sum():,} training pairs '
+            f'({share:.0%}), which lie in one fold: in training these documents know only what the other pairs taught']
 
 # %% ../nbs/10_material.ipynb #with-bags
-def with_bags(settings: Settings, pieces: Pieces, asked: list, texts: list, questions: list, documents: list, pairs: list) -> tuple: # Pieces, `Material.bags`
+def with_bags(settings: Settings, pieces: Pieces, asked: list, texts: list,
+              questions: list, documents: list, pairs: list # as in `out_of_fold`
+             ) -> tuple: # Pieces, `Material.bags`, `Material.notes`
     "The pieces as a search reads them, and all that stands in the texts of the training."
-    if not (settings.own_floor or settings.query_table): return pieces, None
+    if not (settings.own_floor or settings.query_table): return pieces, None, []
     queries, learn = pieces.bags(asked, questions, document=False), (questions, documents, pairs, settings.translate)
-    if not (settings.own_floor and settings.translate): return pieces, (queries, pieces.bags(texts, documents))
-    return translated(pieces, *learn), (queries, out_of_fold(pieces, texts, *learn))
+    if not (settings.own_floor and settings.translate): return pieces, (queries, pieces.bags(texts, documents)), []
+    bags, filled = out_of_fold(pieces, texts, *learn)
+    return translated(pieces, *learn), (queries, bags), uneven(filled)
 
 # %% ../nbs/10_material.ipynb #build-material
 def build_material(settings: Settings, collection, queries: dict, pieces: Pieces, cache: Path | str) -> tuple: # Material, masks [V]
@@ -216,14 +259,16 @@ def build_material(settings: Settings, collection, queries: dict, pieces: Pieces
     texts, asked = list(collection.texts.values()), [query.text for query in queries.values()]
     documents, questions, found = pieces.ids(texts), pieces.ids(asked), masks(pieces) | {'allowed': allowed_mask(pieces, settings.language_allows)}
     pairs, relevant, given = numbered(collection, queries)
-    pieces, bags = with_bags(settings, pieces, asked, texts, questions, documents, pairs)
+    pieces, bags, notes = with_bags(settings, pieces, asked, texts, questions, documents, pairs)
+    for note in notes: print(note, file=sys.stderr)
     frequencies = count(bags[1] if bags else documents, len(pieces)); rarity = idf(frequencies, settings.idf_smoothing)
     keys, teacher = keys_of(queries, collection.name, settings), taught(settings, asked, texts, pairs, cache)
     mined = candidates(collection, queries, settings, teacher)
     if mined: lexical.write_candidates(Path(cache)/'negatives.jsonl', mined)
     material = Material(pieces, questions, documents, pairs, [keys[q] for q, _ in pairs], relevant, given, torch.tensor(rarity),
                         torch.tensor(penalties(rarity, frequencies, found, settings)), torch.tensor(language_weights(found, settings)),
-                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries), teacher and tuple(map(torch.tensor, teacher)), collection.hash, bags, frequencies)
+                        torch.tensor(found['stopword']), torch.tensor(found['special']), placed(mined, collection, queries),
+                        teacher and tuple(map(torch.tensor, teacher)), collection.hash, bags, frequencies, notes)
     return material, found
 
 # %% ../nbs/10_material.ipynb #prepare

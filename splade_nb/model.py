@@ -9,7 +9,7 @@ __all__ = ['TABLE_RATE', 'KEPT', 'mini_backbone', 'pretrained_backbone', 'count_
            'encode_batch', 'mean_by', 'resolve_toy', 'toy_model', 'accumulated_rows', 'own_entries', 'sparse_floor',
            'sparse_factor', 'sparse_gate', 'sparse_batch', 'kept_columns', 'wide_rows', 'decoder_for',
            'encode_documents', 'weigh_tokens', 'token_weights', 'near_identity', 'output_weights', 'positions', 'fit',
-           'backbone_for', 'create', 'factor_for', 'save', 'load']
+           'backbone_for', 'create', 'factor_for', 'save_shape', 'save', 'load']
 
 # %% ../nbs/05_model.ipynb #imports
 import math, os, threading
@@ -460,14 +460,18 @@ def factor_for(model: SpladeDoc,
 KEPT = [field.name for field in fields(ModelSettings) if field.name != 'backbone'] + ['similarity'] # what a saved model is built from
 
 # %% ../nbs/05_model.ipynb #save
+def save_shape(model: SpladeDoc, folder: Path | str) -> Path:
+    "`config.json` and `splade.json`: what the model is without its weights."
+    model.backbone.config.save_pretrained(folder)
+    return write_json(Path(folder)/'splade.json', {name: getattr(model.settings, name) for name in KEPT}).parent
+
 def save(model: SpladeDoc, folder: Path | str) -> Path:
-    "Write `config.json`, `splade.json` and `model.safetensors` beside, then rename."
+    "Write `model.safetensors` beside, then rename; `config.json` and `splade.json` follow."
     from safetensors.torch import save_model
     folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
-    model.backbone.config.save_pretrained(folder)
     save_model(model, str(folder/'model.safetensors.part'))
     os.replace(folder/'model.safetensors.part', folder/'model.safetensors')
-    return write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in KEPT}).parent
+    return save_shape(model, folder)
 
 # %% ../nbs/05_model.ipynb #load
 @torch.inference_mode(False) # weights made in that mode cannot be trained

@@ -29,13 +29,14 @@ class PlainPieces:
 def draw_negatives(queries: list,        # query indices of the batch
                    material: Material, settings: Settings,
                    period: int,          # of mining
-                   seed: tuple) -> list: # settings.negatives document indices a query
-    "Explicit negatives out of each query's pool; any other document where the pool is empty."
-    rng, chosen = np.random.default_rng(seed), []
+                   seed: tuple) -> list: # settings.negatives document indices for each query, one query after the other
+    "Negatives out of each query's pool; any other document where the pool is empty; a right one where there is no other."
+    rng, chosen, every = np.random.default_rng(seed), [], range(len(material.documents))
     for query in queries:
-        wrong = pool(material, query, period, settings, seed[0])
-        wrong = wrong or [d for d in rng.integers(len(material.documents), size=8) if d not in material.relevant[query]]
-        chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)] if wrong else []
+        right, wrong = material.relevant[query], pool(material, query, period, settings, seed[0])
+        wrong = wrong or [d for d in rng.integers(len(every), size=8) if d not in right]
+        wrong = wrong or [d for d in every if d not in right] or sorted(right)
+        chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)]
     return chosen
 
 # %% ../nbs/10_objective.ipynb #make-batch
@@ -104,18 +105,18 @@ def batch_scores(out: dict, material: Material, settings: Settings): # [B, N]
 
 # %% ../nbs/10_objective.ipynb #against-negatives
 def margins(scores,  # [B, B + B * n]
-            ):       # [B, n] positive minus each of the query's own negatives
-    "How far each positive lies above the negatives that were drawn for its query."
+            same     # [B, B + B * n] bool: this column is a right answer
+           ):        # [at most B * n] positive minus each of the query's own negatives
+    "How far each positive lies above its query's own negatives; a right answer that fills a place is none."
     size = len(scores)
-    negatives = scores[:, size:].unflatten(1, (size, -1)).diagonal().T
-    return scores.diagonal()[:, None] - negatives
+    own = lambda columns: columns[:, size:].unflatten(1, (size, -1)).diagonal().T
+    return (scores.diagonal()[:, None] - own(scores))[~own(same)]
 
 # %% ../nbs/10_objective.ipynb #contrastive-terms
 def contrastive_terms(scores, same, phase, settings: Settings) -> dict:
     "InfoNCE, and the triplet margin against the explicit negatives."
     terms = {'infonce': losses.info_nce(scores, phase.temperature, same)}
-    if scores.shape[1] >= 2 * len(scores):
-        above = margins(scores)
+    if scores.shape[1] >= 2 * len(scores) and len(above := margins(scores, same)):
         terms['margin'] = losses.triplet_margin(above, torch.zeros_like(above), settings.margin)
     return terms
 
@@ -165,7 +166,8 @@ def teacher_terms(out: dict, rows: dict, material: Material, settings: Settings)
     terms = {'kd': distilled(student, right, settings)}
     if settings.lambda_context_kd: terms['context_kd'] = distilled(losses.score(vectors, vectors, settings.similarity), queries @ queries.T, settings)
     if settings.lambda_margin_mse and right.shape[1] >= 2 * len(right):
-        terms['margin_mse'] = losses.margin_mse(margins(batch_scores(out, material, settings)), margins(right).to(student.device))
+        above = margins(batch_scores(out, material, settings), out['same'])
+        if len(above): terms['margin_mse'] = losses.margin_mse(above, margins(right.to(student.device), out['same']))
     return terms
 
 # %% ../nbs/10_objective.ipynb #weights-at
@@ -258,7 +260,7 @@ def encode_pieces(model, pieces: list, settings: Settings, keep: bool) -> tuple:
 # %% ../nbs/10_objective.ipynb #cached-backward
 def cached_backward(model, rows: dict, measure, # measure: encoded batch -> loss, parts
                     settings: Settings, passes: int = 1, crew: Crew = Crew()) -> tuple: # loss, parts, encoded
-    "Loss of a whole contrastive batch, and its gradient on the model, in `passes` pieces a process."
+    "Loss of a whole contrastive batch, and this process's share of its gradient, in `passes` pieces a process."
     pieces = [(share_of(share_of(rows[side], crew.rank, crew.number), i, passes), document)
               for side, document in (('query', False), ('document', True)) for i in range(passes)]
     outputs, states = encode_pieces(model, pieces, settings, keep=passes == 1)
@@ -270,7 +272,6 @@ def cached_backward(model, rows: dict, measure, # measure: encoded batch -> loss
     loss, parts = measure(out)
     loss.backward()
     hand_on(model, pieces, outputs, states, leaves, settings, passes, crew)
-    crew.add_up(model)
     return loss.detach(), parts, out
 
 # %% ../nbs/10_objective.ipynb #hand-on
@@ -287,7 +288,9 @@ def hand_on(model, pieces, outputs, states, leaves, settings, passes, crew) -> N
 
 # %% ../nbs/10_objective.ipynb #backward
 def backward(model, rows: dict, step: int, steps: int, material: Material, settings: Settings,
-             damping: dict | None = None, crew: Crew = Crew()) -> tuple: # loss, parts, encoded
+             damping: dict | None = None, crew: Crew = Crew(),
+             complete: bool = True # nothing follows in this step: gradients are summed over the processes
+            ) -> tuple:            # loss, parts, encoded
     "The gradient of a contrastive batch, added to the model's; the mean over the batches of a step."
     number, passes = contrastive_batches(settings)[0], settings.accumulation if settings.gradient_cache else 1
     def measure(out):
@@ -298,6 +301,7 @@ def backward(model, rows: dict, step: int, steps: int, material: Material, setti
         out = encoded(model, rows, settings)
         loss, parts = measure(out)
         loss.backward()
+    if complete: crew.add_up(model)
     return loss.detach() * number, parts, out
 
 # %% ../nbs/10_objective.ipynb #saved-bytes

@@ -219,7 +219,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
         if Path(getattr(run.settings, part)).is_dir(): changed.pop(part, None)
     summary = dict(version=name, recipe=recipe, scale=scale, changed=changed, seed=run.seed, backbone=run.settings.backbone,
                    parameters=sum(p.numel() for p in run.model.parameters()),
-                   data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs), notes=list(collection.notes)),
+                   data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs),
+                             notes=[*collection.notes, *run.material.notes]),
                    teacher=teacher_label(run.settings.teacher) if run.material.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
                    device=machine(),
                    metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=found['active_terms'],
@@ -315,7 +316,8 @@ def run_version(version='v28', recipe='corrected', scale='auto', source='mini', 
     if crew.rank: return {}
     seconds = time.perf_counter() - started
     with writable(folder):
-        keep_samples(prepared, samples, shown, folder); keep_model(prepared, folder)
+        keep_model(prepared, folder)
+        keep_samples(prepared, samples, shown, folder)
         result, found = evaluate_run(prepared, before, folder)
         return summarise_run(name, recipe, scale, run, prepared, result, found, seconds)
 

@@ -74,12 +74,13 @@ SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
 
 # %% ../nbs/02_tokens.ipynb #unigram-pieces
 def unigram_pieces(texts: list, size: int) -> list:  # [(piece, log probability)]
-    "Pieces learned by SentencePiece on one thread: the same texts give the same pieces, in any order."
+    "Pieces learned by SentencePiece on one thread, from every text: the same texts give the same pieces, in any order."
     import io, sentencepiece
-    model = io.BytesIO()
+    model, told = io.BytesIO(), sorted(text.replace('▅', ' ') for text in texts)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sorted(texts)), model_writer=model, model_type='unigram', vocab_size=size, hard_vocab_limit=False,
+        sentence_iterator=iter(told), model_writer=model, model_type='unigram', vocab_size=size, hard_vocab_limit=False,
         max_sentencepiece_length=8, normalization_rule_name='identity', character_coverage=1.0, num_threads=1,
+        max_sentence_length=max([4192, *(len(text.encode()) for text in told)]),
         control_symbols=['<pad>', '<mask>'], minloglevel=2)
     trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [(trained.id_to_piece(i), trained.get_score(i)) for i in range(len(trained)) if trained.id_to_piece(i) not in SPECIALS]

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['REMEMBERED', 'Run', 'remembered', 'step_count', 'phase_number', 'to_device', 'set_rate', 'own_chance', 'train_step',
-           'tensorboard_names', 'append', 'log_row', 'say', 'validate', 'tired', 'checkpoint', 'take', 'strange',
-           'refuse_other', 'differing', 'write_lines', 'cut', 'begin', 'watch', 'go_back', 'interrupts', 'ends',
-           'texts_in_step', 'show_plan', 'show_progress', 'loop', 'after_step', 'start_weights', 'mix_with_start',
-           'choose_share', 'finish', 'train']
+           'tensorboard_names', 'append', 'log_row', 'say', 'validate', 'tired', 'describe', 'warn', 'checkpoint',
+           'take', 'strange', 'refuse_other', 'differing', 'write_lines', 'cut', 'begin', 'watch', 'last_healthy',
+           'go_back', 'interrupts', 'ends', 'texts_in_step', 'show_plan', 'show_progress', 'loop', 'after_step',
+           'start_weights', 'mix_with_start', 'choose_share', 'take_best', 'finish', 'train']
 
 # %% ../nbs/10_training.ipynb #imports
 import json, math, os, shutil, signal, sys, threading, time
@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import torch
 from tqdm import tqdm
-from .checkpoints import CheckpointError, alone, checkpoints, discard, healthy, load_checkpoint, number, save_checkpoint, state_of, tidy
+from .checkpoints import (CheckpointError, alone, best_first, best_kept, checkpoints, discard, healthy,
+                                   load_checkpoint, number, point_best, save_checkpoint, state_of, tidy)
 from .config import Settings, as_dict, every_phase, plain, write_json
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .guard import at_fault, inspect, measure, news
 from .material import Material
-from .model import accumulated_rows
+from .model import accumulated_rows, save_shape
 from .objective import Crew, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch
+from .tokens import save_pieces
 
 # %% ../nbs/10_training.ipynb #run-state
 @dataclass
@@ -96,9 +98,10 @@ def train_step(run: Run) -> dict: # a row of metrics
     "One optimizer step; weights stay as they are where loss or gradient is not finite."
     settings, model, rate = run.settings, run.model, set_rate(run)
     run.optimizer.zero_grad(set_to_none=False); own_chance(run)
-    for part in range(contrastive_batches(settings)[0]):
+    for part in range(batches := contrastive_batches(settings)[0]):
         rows = to_device(batch_at(run.step, run.steps, part, run.material, settings, run.seed), model.special.device)
-        loss, parts, out = backward(model, rows, run.step, run.steps, run.material, settings, run.damping, run.crew)
+        loss, parts, out = backward(model, rows, run.step, run.steps, run.material, settings, run.damping, run.crew,
+                                    complete=part == batches - 1)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     if torch.isfinite(loss) and torch.isfinite(norm): run.optimizer.step()
     return dict(step=run.step, epoch=round(epoch_at(run.step, run.steps, settings), 3), phase=phase_number(run.step, run.steps, settings),
@@ -146,12 +149,26 @@ def tired(run: Run) -> bool:
     since = [row for row in run.history if row['step'] > run.best.get('step', math.inf)]
     return 0 < run.settings.early_stopping <= len(since)
 
+# %% ../nbs/10_training.ipynb #describe
+def describe(run: Run, folder: Path) -> None:
+    "What opens a checkpoint as a model: its shape, and the tokenizer where there is one."
+    save_shape(run.model, folder)
+    if run.material.pieces: save_pieces(run.material.pieces, folder)
+
 # %% ../nbs/10_training.ipynb #checkpoint
+def warn(run: Run, name: str, message: str, value=None) -> None:
+    "An event that ends nothing."
+    say(run, dict(step=run.step, level='warn', name=name, value=value, message=message))
+
 def checkpoint(run: Run) -> None:
     "Keep the run as it stands. A disk that refuses is an event, and the run goes on with the checkpoints it has."
+    state, keep = remembered(run), run.settings.keep_checkpoints
     try:
-        if run.crew.rank == 0: save_checkpoint(run.folder/'checkpoints', run.model, run.optimizer, remembered(run), run.settings.keep_checkpoints)
-    except CheckpointError as error: say(run, dict(step=run.step, level='warn', name='disk', value=None, message=str(error)))
+        if run.crew.rank == 0:
+            save_checkpoint(run.folder/'checkpoints', run.model, run.optimizer, state, keep, lambda folder: describe(run, folder))
+    except CheckpointError as error:
+        best = '. It would have held the best validation so far' if run.best.get('step') == run.step else ''
+        warn(run, 'disk', f'{error}{best}')
     run.crew.wait()
 
 # %% ../nbs/10_training.ipynb #take
@@ -163,6 +180,7 @@ def take(run: Run, path: Path) -> dict: # the checkpoint's state
     cut(run.folder/'metrics.jsonl', run.step); write_lines(run.folder/'guard.jsonl', run.events)
     for later in checkpoints(run.folder/'checkpoints'):
         if number(later) > run.step: discard(later)
+    point_best(run.folder/'checkpoints', best_kept(run.folder/'checkpoints', state))
     return state
 
 # %% ../nbs/10_training.ipynb #strange
@@ -224,14 +242,22 @@ def watch(run: Run, row: dict) -> dict | None: # the fatal event that exhausts p
     return fatal[0] if run.streak >= run.patience else None
 
 # %% ../nbs/10_training.ipynb #go-back
+def last_healthy(run: Run) -> bool: # whether there was one
+    "The run as its last healthy checkpoint has it. One that cannot be read is an event; the one before it is taken."
+    for path in reversed(healthy(run.folder/'checkpoints')):
+        try: return bool(take(run, path))
+        except (CheckpointError, OSError) as error: warn(run, 'disk', str(error))
+    return False
+
 def go_back(run: Run, event: dict, row: dict) -> None:
     "To the last healthy checkpoint, with the term at fault damped; after `most_rollbacks` the run ends with a named reason."
-    well = healthy(run.folder/'checkpoints')
     why = f'{event["name"]}: {event["message"]} (step {row["step"]})'
-    if run.rollbacks == run.most_rollbacks or not well: run.stopped = why; return
+    events, damping, rollbacks = run.events, run.damping, run.rollbacks + 1
+    if run.rollbacks == run.most_rollbacks or not last_healthy(run):
+        run.stopped = why
+        return
     name, factor = at_fault(event, row)
-    events, damping, rollbacks = run.events, {**run.damping, name: run.damping.get(name, 1.0) * factor}, run.rollbacks + 1
-    take(run, well[-1])
+    damping = {**damping, name: damping.get(name, 1.0) * factor}
     if run.crew.rank == 0: write_lines(run.folder/'guard.jsonl', events)
     run.events, run.damping, run.rollbacks, run.streak = events, damping, rollbacks, 0
     say(run, dict(step=row['step'], level='rollback', name=event['name'], value=run.step, message=f'back to step {run.step}, {name} times {factor:g}'))
@@ -324,10 +350,22 @@ def choose_share(run: Run, start: dict, judge) -> dict: # share -> nDCG@10 on th
     return found
 
 # %% ../nbs/10_training.ipynb #finish
+def take_best(run: Run) -> None:
+    "The weights of the best validation that is there and whole, else those of the last step; an event says so."
+    faults = []
+    for step in best_first(remembered(run)):
+        try:
+            if step != run.step: load_checkpoint(run.folder/'checkpoints'/f'step-{step}', run.model, run.optimizer)
+            break
+        except (CheckpointError, OSError) as error: faults.append(str(error))
+    if not faults: return
+    told = f'the best validation, of step {run.best["step"]}, cannot be read; the model has the weights of step {step}'
+    warn(run, 'best', f'{told}: {" ".join(faults)}', step)
+
 def finish(run: Run, start: dict, judge) -> None:
     "The final weights: the best validation's where the run stopped early, then the share of the start that the judge prefers."
     early = run.stopped.startswith('early stopping')
-    if early: load_checkpoint(run.folder/'checkpoints'/f'step-{run.best["step"]}', run.model, run.optimizer)
+    if early: take_best(run)
     if any(run.settings.keep_start) and (early or (run.step == run.steps and not run.stopped)): run.shares = choose_share(run, start, judge)
     run.model.eval()
 

@@ -34,7 +34,7 @@ ROOMS = {
     'guard': '',
     'material': 'config collection data tokens idf model start curriculum lexical translation teacher',
     'objective': 'config tokens own losses curriculum material',
-    'training': 'config model curriculum checkpoints guard material objective',
+    'training': 'config tokens model curriculum checkpoints guard material objective',
     'wires': 'config collection tokens model curriculum material objective training',
     'encoding': 'config tokens own model',
     'formats': 'config collection tokens encoding',
