@@ -27,9 +27,33 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-LONG = {f'test_{name}' for name in 'run wires faults cut_wires memory neighbours fullscale formats lexical surgery site'.split()}
+# Files of many seconds, the longest first: the short ones level the workers at the end.
+LONG = 'wires run faults neighbours cut_wires fullscale surgery memory site formats lexical'.split()
+RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
+LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(items):
-    "Files of a minute first: the short ones level the workers at the end."
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items.sort(key=lambda item: RANK.get(item.path.stem, len(LONG)))
+
+
+def pytest_deselected(items):
+    "Counts the slow proofs that are left out, here and in each worker."
+    if not items: return
+    known = items[0].config.stash
+    known[LEFT_OUT] = known.get(LEFT_OUT, 0) + sum(item.get_closest_marker('slow') is not None for item in items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    "A worker collects every test, so any of them knows the number; it goes to the process that prints."
+    if hasattr(session.config, 'workeroutput'): session.config.workeroutput['left_out'] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)  # known where xdist is
+def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'workeroutput', {}).get('left_out', 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    number = config.stash.get(LEFT_OUT, 0)
+    if number and config.option.markexpr: terminalreporter.write_line(f'{number} slow proofs were left out: `make test-all` runs them, and so does CI.')
