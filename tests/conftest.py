@@ -18,6 +18,15 @@ def read(notebook: Path) -> dict: return json.loads(notebook.read_text(encoding=
 def text(cell: dict) -> str: return ''.join(cell['source'])
 
 
+def run_cells(notebook: str, **given) -> None:
+    "Runs a notebook of `nbs/` in this process with the parameters that papermill injects: a kernel of its own takes seconds to begin."
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
+    names = {}
+    for cell in parameterize_notebook(load_notebook_node(str(ROOT/'nbs'/notebook)), given).cells:
+        if cell.cell_type == 'code': exec(cell.source, names)
+
+
 @pytest.fixture(scope='session')
 def browser(tmp_path_factory):
     "One Chromium without a network, for all pages."
