@@ -51,6 +51,7 @@ def test_names_of_the_whole_vocabulary(pieces):
     assert len({unicodedata.normalize('NFD', name) for name in names}) == len(names)
 
 
+@pytest.mark.slow
 @each_format
 def test_every_piece_comes_back(pieces, name, tmp_path):
     V = len(pieces)
@@ -61,6 +62,7 @@ def test_every_piece_comes_back(pieces, name, tmp_path):
     assert back.nnz == V and (back != rounded(rows, FORMATS[name].steps)).nnz == 0
 
 
+@pytest.mark.slow
 @each_format
 def test_a_collection_is_searched_to_equal_scores(pieces, collection, name, tmp_path):
     texts, rows, questions, judgments = collection
@@ -76,6 +78,7 @@ def test_a_collection_is_searched_to_equal_scores(pieces, collection, name, tmp_
     assert ndcg[1] > 0.4
 
 
+@pytest.mark.slow
 def test_seismic_reads_its_format(pieces, collection, tmp_path):
     seismic = pytest.importorskip('seismic')
     texts, rows, questions, _ = collection
