@@ -19,7 +19,7 @@ def text(cell: dict) -> str: return ''.join(cell['source'])
 
 
 def run_cells(notebook: str, **given) -> None:
-    "Runs a notebook of `nbs/` in this process with the parameters that papermill injects: a kernel of its own takes seconds to begin."
+    "Runs a notebook of `nbs/` in this process with the parameters that papermill injects: a kernel takes seconds to begin."
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
     names = {}
@@ -37,7 +37,7 @@ def browser(tmp_path_factory):
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = 'wires run faults neighbours cut_wires fullscale surgery memory site formats lexical'.split()
+LONG = 'wires faults run memory neighbours cut_wires formats lexical surgery fullscale site'.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 
@@ -56,7 +56,8 @@ def pytest_deselected(items):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     "A worker collects every test, so any of them knows the number; it goes to the process that prints."
-    if hasattr(session.config, 'workeroutput'): session.config.workeroutput['left_out'] = session.config.stash.get(LEFT_OUT, 0)
+    told = getattr(session.config, 'workeroutput', {})
+    told['left_out'] = session.config.stash.get(LEFT_OUT, 0)
 
 
 @pytest.hookimpl(optionalhook=True)  # known where xdist is
@@ -65,4 +66,5 @@ def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'work
 
 def pytest_terminal_summary(terminalreporter, config):
     number = config.stash.get(LEFT_OUT, 0)
-    if number and config.option.markexpr: terminalreporter.write_line(f'{number} slow proofs were left out: `make test-all` runs them, and so does CI.')
+    said = f'{number} slow proofs were left out: `make test-all` runs them, and so does CI.'
+    if number and config.option.markexpr: terminalreporter.write_line(said)

@@ -136,7 +136,10 @@ def killed_at(rename: int, place: Path, name: str) -> None:
 
 
 # The folder's label is the first renaming; each part takes two more, its file and the list of parts.
-@pytest.mark.parametrize('rename, recorded, written', [(8, 3, 3), (9, 3, 4)], ids=['before a file', 'between a file and the list'])
+MOMENTS = {'before a file': (8, 3, 3), 'between a file and the list': (9, 3, 4)}
+
+
+@pytest.mark.parametrize('rename, recorded, written', MOMENTS.values(), ids=MOMENTS)
 def test_a_killed_conversion_goes_on(rename, recorded, written, tmp_path):
     pieces, name = toy_pieces(), 'rank_features'
     killed_at(rename, tmp_path, name)
@@ -145,7 +148,8 @@ def test_a_killed_conversion_goes_on(rename, recorded, written, tmp_path):
     with pytest.raises(ConfigError, match='it goes on'): list(read_vectors(tmp_path, name, pieces))
     with pytest.raises(ConfigError, match='other vectors'): write_vectors((toy_rows(pieces, 50, number + 1) for number in range(8)), tmp_path, name, pieces)
     assert write_vectors((toy_rows(pieces, 50, number) for number in range(8)), tmp_path, name, pieces) == 400
-    assert all(part_path(tmp_path, number, FORMATS[name]).stat().st_mtime_ns == stamps[part_path(tmp_path, number, FORMATS[name])] for number in range(recorded))
+    kept = [part_path(tmp_path, number, FORMATS[name]) for number in range(recorded)]
+    assert [path.stat().st_mtime_ns for path in kept] == [stamps[path] for path in kept]
     for number, part in enumerate(read_vectors(tmp_path, name, pieces)): assert (part.rows != toy_rows(pieces, 50, number)).nnz == 0
     assert part.ids[-1] == '399' and number == 7
 

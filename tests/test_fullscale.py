@@ -138,7 +138,8 @@ def test_without_the_hub_everything_that_is_missing_is_named_at_once(tmp_path):
 
 
 def test_a_misspelt_parameter_stops_it():
-    with pytest.raises(ConfigError, match="did you mean 'collections'"): run_cells('evaluate_full.ipynb', colections='mini')
+    with pytest.raises(ConfigError, match="did you mean 'collections'"):
+        run_cells('evaluate_full.ipynb', colections='mini')
 
 
 # ---- work that was cut off

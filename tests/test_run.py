@@ -48,7 +48,8 @@ def test_the_folder_holds_what_the_contract_names(run):
 
 
 def test_the_notebook_stops_at_what_is_misspelt(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'version'"): run_cells('train.ipynb', versoin='v28', out=str(tmp_path/'run'), scale='mini', data='toy')
+    given = dict(versoin='v28', out=str(tmp_path/'run'), scale='mini', data='toy')
+    with pytest.raises(ConfigError, match="did you mean 'version'"): run_cells('train.ipynb', **given)
     assert not (tmp_path/'run').exists()
 
 

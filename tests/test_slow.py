@@ -14,8 +14,8 @@ def test_without(): pytest.skip('no data beside the project')
 
 
 def said(folder, *options) -> str:
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-c', str(ROOT/'pyproject.toml'), '--rootdir', str(folder), str(folder), '-p', 'no:cacheprovider', *options],
-                          capture_output=True, text=True, cwd=folder)
+    program = [sys.executable, '-m', 'pytest', '-c', ROOT/'pyproject.toml', '--rootdir', folder, folder, '-p', 'no:cacheprovider']
+    done = subprocess.run([*program, *options], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -35,4 +35,4 @@ def test_only_make_test_leaves_something_out(target, selection):
     done = subprocess.run(['make', '-n', target], cwd=ROOT, capture_output=True, text=True)
     called = [line for line in done.stdout.splitlines() if '-m pytest' in line]
     assert done.returncode == 0 and len(called) == 1 and ("-m 'not slow'" in called[0]) == selection
-    assert (ROOT/'.ci'/'run').read_text(encoding='utf-8').splitlines()[-1].endswith('make --no-print-directory test-all')
+    assert (ROOT/'.ci'/'run').read_text(encoding='utf-8').splitlines()[-1] == 'exec make --no-print-directory test-all'
