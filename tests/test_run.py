@@ -126,7 +126,8 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
     assert encode_shards(*load_encoder(run), stream(), tmp_path, size=5) == 4
 
 
-def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
+def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path, monkeypatch):
+    monkeypatch.setattr('splade_nb.run.require_wires', lambda *given: ()) # proven at full scale in test_wires.py
     from splade_nb.model import mini_backbone
     from splade_nb.tokens import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)
