@@ -51,7 +51,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test notebooks trial faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -131,11 +131,14 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 	docker compose -f deploy/compose.yaml up --detach --build --wait
 
 # One thread a process, and three processes on two cores: none of them waits for the last notebook.
-test: export OMP_NUM_THREADS = 1
-test: $(ready)  ## Check everything that needs no GPU, as CI does
+test test-all: export OMP_NUM_THREADS = 1
+test: selected := -m 'not slow'
+test: $(ready)  ## Check what needs no GPU, but for slow proofs
+test-all: $(ready)  ## Check what needs no GPU, slow proofs too, as CI does
+test test-all:
 	tests/in_step.sh "$(bin)"
-	$(MAKE) --no-print-directory --jobs 2 notebooks docs trial
-	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) --no-print-directory --jobs 2 docs trial notebooks
+	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(selected)
 
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
 notebooks: $(ready)

@@ -199,7 +199,7 @@ def main(destination: str):
     goal = Path(destination).resolve()
     shutil.rmtree(goal, ignore_errors=True)
     sys.path.append(str(ROOT/'tests'))  # nbdev runs a notebook's imports only, and one imports a server from there
-    processed = Path(proc_nbs(NOTEBOOKS, n_workers=2, force=True))
+    processed = Path(proc_nbs(NOTEBOOKS, n_workers=1, force=True))  # a second worker would import everything again
     names = sorted(f.relative_to(processed) for f in processed.rglob('*.ipynb'))
     read = lambda path: json.loads(path.read_text(encoding='utf-8'))
     source = {n: read(processed/n) for n in names}

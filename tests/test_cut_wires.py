@@ -73,7 +73,9 @@ def states(settings: Settings, names: list) -> dict: return {wire.name: wire.sta
 def batches() -> list: # (version, names cut together)
     by_version = {}
     for name in NAMES: by_version.setdefault(ELSEWHERE.get(name, ('v28', 'corrected', 'mini')), []).append(name)
-    return [pytest.param(version, names[first:first + 20], id=f'{version[0]} {version[1]} {version[2]} {names[first]}') for version, names in by_version.items() for first in range(0, len(names), 20)]
+    slow = lambda names: [pytest.mark.slow] * (len(names) > 20)
+    return [pytest.param(version, names[first:first + 20], id=f'{version[0]} {version[1]} {version[2]} {names[first]}', marks=slow(names))
+            for version, names in by_version.items() for first in range(0, len(names), 20)]
 
 
 @pytest.fixture(autouse=True)

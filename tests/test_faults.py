@@ -9,7 +9,10 @@ from splade_nb.curriculum import epoch_at, phase_at
 from splade_nb.training import cut
 
 
-@pytest.mark.parametrize('fault', faults.FAULTS, ids=lambda fault: fault.__name__)
+SLOW = {faults.worker_dies: [pytest.mark.slow], faults.collapse: [pytest.mark.slow]} # twenty seconds each
+
+
+@pytest.mark.parametrize('fault', [pytest.param(fault, id=fault.__name__, marks=SLOW.get(fault, [])) for fault in faults.FAULTS])
 def test_a_run_survives(fault, tmp_path):
     seen = fault(tmp_path)
     if not seen.tries: pytest.skip(seen.outcome)

@@ -1,5 +1,5 @@
 """Every format over the whole vocabulary of XLM-R and over a real collection; conversions killed, gone on with, and measured."""
-import importlib.util, json, os, re, signal, subprocess, sys, time, unicodedata
+import importlib.util, itertools, json, multiprocessing, os, re, signal, subprocess, sys, unicodedata
 from pathlib import Path
 import numpy as np
 import pyarrow.parquet
@@ -51,6 +51,7 @@ def test_names_of_the_whole_vocabulary(pieces):
     assert len({unicodedata.normalize('NFD', name) for name in names}) == len(names)
 
 
+@pytest.mark.slow
 @each_format
 def test_every_piece_comes_back(pieces, name, tmp_path):
     V = len(pieces)
@@ -61,6 +62,7 @@ def test_every_piece_comes_back(pieces, name, tmp_path):
     assert back.nnz == V and (back != rounded(rows, FORMATS[name].steps)).nnz == 0
 
 
+@pytest.mark.slow
 @each_format
 def test_a_collection_is_searched_to_equal_scores(pieces, collection, name, tmp_path):
     texts, rows, questions, judgments = collection
@@ -76,6 +78,7 @@ def test_a_collection_is_searched_to_equal_scores(pieces, collection, name, tmp_
     assert ndcg[1] > 0.4
 
 
+@pytest.mark.slow
 def test_seismic_reads_its_format(pieces, collection, tmp_path):
     seismic = pytest.importorskip('seismic')
     texts, rows, questions, _ = collection
@@ -117,30 +120,36 @@ def toy_rows(pieces: Pieces, documents: int, seed: int = 0) -> sparse.csr_matrix
     return sparse.random(documents, len(pieces), density=0.2, format='csr', dtype=np.float32, random_state=seed)
 
 
-PROGRAM = """
-import sys, time
-from test_formats import toy_pieces, toy_rows
-from splade_nb.formats import write_vectors
-pieces = toy_pieces()
-def slowly():
-    for number in range(8): yield toy_rows(pieces, 50, number); time.sleep(0.3 if number > 1 else 0)
-write_vectors(slowly(), sys.argv[1], sys.argv[2], pieces)
-"""
+def killed_at(rename: int, place: Path, name: str) -> None:
+    "A conversion of eight parts that ends by SIGKILL in place of its n-th renaming, in a process of its own."
+    def converting():
+        true, calls = os.replace, itertools.count(1)
+        def dying(*paths):
+            if next(calls) == rename: os.kill(os.getpid(), signal.SIGKILL)
+            true(*paths)
+        os.replace = dying
+        write_vectors((toy_rows(pieces, 50, number) for number in range(8)), place, name, pieces)
+    pieces, child = toy_pieces(), multiprocessing.get_context('fork').Process(target=converting)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
 
 
-def test_a_killed_conversion_goes_on(tmp_path):
+# The folder's label is the first renaming; each part takes two more, its file and the list of parts.
+MOMENTS = {'before a file': (8, 3, 3), 'between a file and the list': (9, 3, 4)}
+
+
+@pytest.mark.parametrize('rename, recorded, written', MOMENTS.values(), ids=MOMENTS)
+def test_a_killed_conversion_goes_on(rename, recorded, written, tmp_path):
     pieces, name = toy_pieces(), 'rank_features'
-    process = subprocess.Popen([sys.executable, '-c', PROGRAM, str(tmp_path), name], cwd=ROOT/'tests', env=os.environ | {'PYTHONPATH': str(ROOT)})
-    started = time.monotonic()
-    while not part_path(tmp_path, 2, FORMATS[name]).exists() and process.poll() is None and time.monotonic() < started + 120: time.sleep(0.02)
-    process.send_signal(signal.SIGKILL); process.wait()
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path/'vectors').glob('shard-*')}
-    recorded = len(read_json(tmp_path/'parts.json')['parts'])
-    assert 2 <= recorded <= len(written) < 8
+    killed_at(rename, tmp_path, name)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path/'vectors').glob('shard-*')}
+    assert (len(read_json(tmp_path/'parts.json')['parts']), len(stamps)) == (recorded, written)
     with pytest.raises(ConfigError, match='it goes on'): list(read_vectors(tmp_path, name, pieces))
     with pytest.raises(ConfigError, match='other vectors'): write_vectors((toy_rows(pieces, 50, number + 1) for number in range(8)), tmp_path, name, pieces)
     assert write_vectors((toy_rows(pieces, 50, number) for number in range(8)), tmp_path, name, pieces) == 400
-    assert all(part_path(tmp_path, number, FORMATS[name]).stat().st_mtime_ns == written[part_path(tmp_path, number, FORMATS[name])] for number in range(recorded))
+    kept = [part_path(tmp_path, number, FORMATS[name]) for number in range(recorded)]
+    assert [path.stat().st_mtime_ns for path in kept] == [stamps[path] for path in kept]
     for number, part in enumerate(read_vectors(tmp_path, name, pieces)): assert (part.rows != toy_rows(pieces, 50, number)).nnz == 0
     assert part.ids[-1] == '399' and number == 7
 

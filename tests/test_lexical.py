@@ -29,15 +29,22 @@ def collection(name):  # texts, test queries, qrels of a folder in BEIR form
     return texts, {query: asked[query] for query in qrels}, qrels
 
 
+@functools.cache
+def ranked(name):  # BM25's ranking of the test queries
+    texts, queries, _ = collection(name)
+    return BM25(texts).run(queries)
+
+
 def ndcg(qrels, run, ties='hash'): return 100 * retrieval_metrics(qrels, run, ties)['ndcg@10'].mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_published_figure(name):
-    texts, queries, qrels = collection(name)
-    assert ndcg(qrels, BM25(texts).run(queries)) == pytest.approx(PUBLISHED[name], abs=POINTS)
+    assert ndcg(collection(name)[2], ranked(name)) == pytest.approx(PUBLISHED[name], abs=POINTS)
 
 
+@pytest.mark.slow
 def test_published_figure_of_korquad():
     path = SHARED / 'korquad_v1' / 'KorQuAD_v1.0_dev.json'
     if not path.exists(): pytest.skip('needs korquad_v1 in ../shared/data')
@@ -55,8 +62,7 @@ def test_published_figure_of_korquad():
 
 def test_equal_scores_decide_short_pairs():
     "Two points and more lie between the kindest and the unkindest order among equals: no figure of this set is exact."
-    texts, queries, qrels = collection('question_pair')
-    run = BM25(texts).run(queries)
+    qrels, run = collection('question_pair')[2], ranked('question_pair')
     worst, fair, best = (ndcg(qrels, run, ties) for ties in ('worst', 'hash', 'best'))
     assert worst < fair < best and best - worst > 2
     assert worst < PUBLISHED['question_pair'] < best

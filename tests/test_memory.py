@@ -27,6 +27,7 @@ SHAPES = {'one pass': dict(hidden=256, layers=4, batch_size=16, max_length=128),
           'cached': dict(hidden=256, layers=6, batch_size=16, max_length=160, accumulation=2, gradient_cache=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access('/proc/self/clear_refs', os.W_OK), reason='the kernel does not reset its figure here')
 @pytest.mark.parametrize('shape', SHAPES)
 def test_the_plan_is_within_a_fifth_of_the_peak(shape, tmp_path_factory):

@@ -25,6 +25,8 @@ SHARED = Path(__file__).resolve().parent.parent.parent/'shared'
 SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)
 FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
+# A graph takes seconds to make: the plainest form and the one that holds most are made by `make test` too.
+GRAPHS = [pytest.param(form, marks=[pytest.mark.slow] * (form in ('v22-mini', 'v28-mini'))) for form in FORMS]
 
 
 @pytest.fixture(scope='module')
@@ -98,6 +100,7 @@ def test_a_sparse_encoder_gives_our_vectors(form, models, texts, tmp_path):
     assert there.get_embedding_dimension() == len(pieces) and (form in PLAIN) == (beyond_pooling(model, pieces) == [])
 
 
+@pytest.mark.slow
 def test_the_folder_needs_no_splade_nb(models, tmp_path):
     export_model(str(models('splade_ko-mini')), 'sentence-transformers', str(tmp_path/'out'))
     done = program("import sys; sys.modules['splade_nb'] = None\n" + card_code(tmp_path/'out').replace("'out'", 'sys.argv[1]'), tmp_path/'out', folder=tmp_path, HF_MODULES_CACHE=str(tmp_path/'code'))
@@ -138,7 +141,7 @@ def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tm
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('form', GRAPHS)
 def test_onnx_gives_our_vectors(form, models, graphs, texts):
     (model, pieces), (folder, told) = load_encoder(models(form)), graphs(form)
     light, wanted = Light(folder), both(model, pieces, texts, most_windows=1)
@@ -146,14 +149,14 @@ def test_onnx_gives_our_vectors(form, models, graphs, texts):
     assert 'first 48 tokens' in told['limits'][0] and ('transformers' not in card_code(folder)) == (form == 'v26-full')
 
 
-@pytest.mark.parametrize('form', ('v26-full', 'splade_ko-mini'))
+@pytest.mark.parametrize('form', ('v26-full', pytest.param('splade_ko-mini', marks=pytest.mark.slow)))
 def test_onnx_runs_by_its_card_without_torch(form, graphs):
     folder, _ = graphs(form)
     done = program("import sys; sys.modules['torch'] = sys.modules['splade_nb'] = None\n" + card_code(folder), folder=folder)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:]
 
 
-@pytest.mark.skipif(not os.environ.get('SPLADE_SLOW'), reason='half a minute of a core: SPLADE_SLOW=1')
+@pytest.mark.slow
 def test_the_whole_vocabulary_of_xlmr(tmp_path, texts):
     if not (SHARED/'tokenizers'/'xlm-roberta-base').exists(): pytest.skip('no tokenizer of XLM-R beside the project')
     pieces = load_pieces(SHARED/'tokenizers'/'xlm-roberta-base')

@@ -3,7 +3,7 @@ import json, subprocess, sys
 from pathlib import Path
 import pytest
 from chromium import faults
-from conftest import ROOT
+from conftest import ROOT, run_cells
 from faults import begin, command, end, said, summary
 from splade_nb.collection import DataError, toy_corpus
 from splade_nb.config import ConfigError, resolve
@@ -48,6 +48,13 @@ def test_the_folder_holds_what_the_contract_names(run):
 
 
 def test_the_notebook_stops_at_what_is_misspelt(tmp_path):
+    given = dict(versoin='v28', out=str(tmp_path/'run'), scale='mini', data='toy')
+    with pytest.raises(ConfigError, match="did you mean 'version'"): run_cells('train.ipynb', **given)
+    assert not (tmp_path/'run').exists()
+
+
+@pytest.mark.slow
+def test_papermill_ends_where_the_notebook_stops(tmp_path):
     done = papermill(str(tmp_path/'train.ipynb'), '-r', 'out', str(tmp_path/'run'), '-r', 'scale', 'mini', '-r', 'data', 'toy', '-p', 'versoin', 'v28')
     assert done.returncode == 1 and "did you mean 'version'" in done.stderr
     assert not (tmp_path/'run'/'metrics.jsonl').exists()
@@ -78,14 +85,14 @@ def test_the_report_is_whole_in_the_browser(page, browser):
     assert missing == 0, 'a picture without its finding'
 
 
-def test_the_command_line_does_the_same(run, tmp_path):
+def test_the_command_line_does_the_same(run, tmp_path, capsys):
     wanted = [f'{name}={value}' for name, value in dict(steps=6, hidden=64, layers=1, vocabulary=300, batch_size=8, scale='mini', data='toy', out=tmp_path).items()]
     done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', '--set', *wanted], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     first, second = map(summary, (run, tmp_path))
     assert first == second, 'one seed, one result'
-    judged = subprocess.run([sys.executable, '-m', 'splade_nb.run', 'evaluate', '--model', str(tmp_path), '--data', 'toy'], cwd=ROOT, capture_output=True, text=True)
-    last = json.loads(judged.stdout.splitlines()[-1])
+    assert main(['evaluate', '--model', str(tmp_path), '--data', 'toy']) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
 
 
@@ -119,7 +126,8 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
     assert encode_shards(*load_encoder(run), stream(), tmp_path, size=5) == 4
 
 
-def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path):
+def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path, monkeypatch):
+    monkeypatch.setattr('splade_nb.run.require_wires', lambda *given: ()) # proven at full scale in test_wires.py
     from splade_nb.model import mini_backbone
     from splade_nb.tokens import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)

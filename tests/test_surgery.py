@@ -272,6 +272,7 @@ def test_a_python_tokenizer_is_named(tmp_path):
     with pytest.raises(ConfigError, match='Unigram, WordPiece, WordLevel, BPE'): tokenizer_state(tmp_path, ByT5Tokenizer())
 
 
+@pytest.mark.slow
 def test_the_command_line(small, corpus, tmp_path):
     done = subprocess.run([sys.executable, '-m', 'splade_nb.surgery', str(small), 'mini', str(tmp_path/'cut'), '--kinds', 'korean,english', '--held-out', str(corpus)],
                           capture_output=True, text=True, cwd=root(), env=os.environ | dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE'))

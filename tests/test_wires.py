@@ -8,9 +8,11 @@ from splade_nb.tokens import remembered
 
 
 WHOLE = (('v22', 'corrected'), ('v22', 'seed'), ('v28', 'corrected'), ('v28', 'seed'), ('splade_v2', 'corrected'), ('splade_ko', 'corrected'))
+FIRST = ('v28', 'corrected') # what `make train` runs: proven by the trial as well, and once for both
+RUNS = [pytest.param(*run, marks=[pytest.mark.slow] * (run != FIRST)) for run in WHOLE]
 
 
-@pytest.mark.parametrize('version, recipe', WHOLE)
+@pytest.mark.parametrize('version, recipe', RUNS)
 def test_every_setting_acts(version, recipe):
     settings = resolve_quietly(version, recipe, 'mini')
     found = wires.checked(settings)
@@ -28,6 +30,7 @@ def test_what_a_version_changes_acts(version):
     assert [wire.name for wire in wires.check_wires(settings, changed, progress=False) if wire.state == 'dead'] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', ('v22', 'v28'))
 def test_every_setting_acts_at_full_scale(version):
     "Backbone and teacher are read from folders, by the code that reads hub names."
@@ -44,6 +47,7 @@ def test_runs_that_are_equal_when_small_share_a_proof(monkeypatch, tmp_path):
     assert proven == [runs[0], *runs[2:]]
 
 
+@pytest.mark.slow
 def test_what_is_off_changes_nothing():
     "The reasons are true: a setting that is listed as off does not act."
     tried = set()

@@ -1,0 +1,38 @@
+"""What `make test` leaves out, `make test-all` runs; whoever reads the last line of pytest knows."""
+import shutil, subprocess, sys
+import pytest
+from conftest import ROOT
+
+TESTS = '''
+import pytest
+def test_quick(): pass
+@pytest.mark.slow
+@pytest.mark.parametrize('number', range(3))
+def test_long(number): pass
+def test_without(): pytest.skip('no data beside the project')
+'''
+
+
+def said(folder, *options) -> str:
+    program = [sys.executable, '-m', 'pytest', '-c', ROOT/'pyproject.toml', '--rootdir', folder, folder, '-p', 'no:cacheprovider']
+    done = subprocess.run([*program, *options], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize('workers', ([], ['-n', '2']), ids=['alone', 'in workers'])
+def test_what_was_left_out_and_skipped_is_said(workers, tmp_path):
+    for name in ('conftest.py', 'chromium.py'): shutil.copy(ROOT/'tests'/name, tmp_path)
+    (tmp_path/'test_some.py').write_text(TESTS, encoding='utf-8')
+    short, whole = said(tmp_path, '-m', 'not slow', *workers), said(tmp_path, *workers)
+    assert '1 passed, 1 skipped' in short and '3 slow proofs were left out: `make test-all` runs them' in short
+    assert '4 passed, 1 skipped' in whole and 'left out' not in whole
+    assert all('no data beside the project' in text for text in (short, whole))
+
+
+@pytest.mark.parametrize('target, selection', [('test', True), ('test-all', False)])
+def test_only_make_test_leaves_something_out(target, selection):
+    done = subprocess.run(['make', '-n', target], cwd=ROOT, capture_output=True, text=True)
+    called = [line for line in done.stdout.splitlines() if '-m pytest' in line]
+    assert done.returncode == 0 and len(called) == 1 and ("-m 'not slow'" in called[0]) == selection
+    assert (ROOT/'.ci'/'run').read_text(encoding='utf-8').splitlines()[-1] == 'exec make --no-print-directory test-all'
