@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 from .config import ConfigError, read_json
 from .formats import point_id
-from .search import Index, Label, NoIndex, RowsIndex, about, check_label, claim, intact, needs, write_about, writing
+from .search import Damaged, Index, Label, NoIndex, RowsIndex, about, check_label, claim, intact, needs, write_about, writing
 
 # %% ../nbs/12_embedded.ipynb #settings
 @dataclass(frozen=True)
@@ -234,7 +234,8 @@ class PlacedIndex(SealedIndex):
             with answering(self.engine, self.place): there = self._shelf.attach()
             if there is None: raise (NoIndex if self.server else ConfigError)(f'{self.place}: {self.engine} has no documents there')
             self.label = check_label(self.place, there if self.server else label, label)
-            if documents not in (None, len(self)): raise ConfigError(f'{self.place}: {len(self):,} documents, {documents:,} were saved; the index is not whole, build it again from the texts')
+            if documents in (None, len(self)): return
+            raise Damaged(f'{self.place}: {len(self):,} documents, {documents:,} were saved; the index is not whole, build it again from the texts')
 
 # %% ../nbs/12_embedded.ipynb #stored
 class StoredIndex(PlacedIndex):
