@@ -490,8 +490,8 @@ def unopened(place: Path):
 
 def remove_copy(place: Path) -> int: # bytes
     "Whole or not at all for those who look. Raises `ConfigError` where a process has it open."
+    size, aside = size_of(place), place.with_name(f'.removed-{place.name}')
     with held(place), unopened(place):
-        size, aside = size_of(place), place.with_name(f'.removed-{place.name}')
         os.replace(place, aside)
         shutil.rmtree(aside)
         return size
