@@ -39,7 +39,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test notebooks trial faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -144,6 +144,9 @@ lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
+
+clean-search: $(ready)  ## Remove the copies of searched texts under outputs/.boxes that no model or text of now leads to
+	@"$(bin)/python" -m splade_nb.box clean
 
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex $(assets) build ./*.egg-info .pytest_cache

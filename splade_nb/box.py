@@ -90,8 +90,9 @@ class Hit:
 class Box:
     "Model, store and index as one; threads may share it."
     def __init__(self, encoder: Encoder, store: texts.Store, index: Index, own: bool, opened):
+        "own: whether the index holds nothing else; opened: the file whose lock others see."
         self.encoder, self.store, self.index = encoder, store, index
-        self.own, self.opened = own, opened # whether the index holds nothing else; the file whose lock others see
+        self.own, self.opened = own, opened
         self.lock, self._factor = threading.RLock(), None
 
     def __len__(self): return len(self.store)
@@ -128,6 +129,7 @@ class Box:
 # %% ../nbs/17_box.ipynb #held
 def held(place: Path): return alone(place, 'is writing this box; wait for it, or take another place')
 
+# %% ../nbs/17_box.ipynb #locked
 def locked(file, how: int) -> bool: # how: LOCK_SH, LOCK_EX; whether nobody else's lock forbids it
     "The kernel lets go when the file is closed or its process dies."
     try: fcntl.flock(file, how | fcntl.LOCK_NB)
@@ -142,6 +144,7 @@ def opened(place: Path): # file
     file.close()
     raise ConfigError(f'{place}: another process is changing this box; wait for it')
 
+# %% ../nbs/17_box.ipynb #sole
 def sole(box) -> None:
     "Raises `ConfigError` where another process has the box open."
     if locked(box.opened, fcntl.LOCK_EX): return
@@ -157,6 +160,7 @@ def fill(store: texts.Store, documents: Iterable, size: int = 1000) -> None:
 # %% ../nbs/17_box.ipynb #renew
 AWAY = 0.1  # share by which texts may become longer or shorter until all are encoded again
 
+# %% ../nbs/17_box.ipynb #renew-of
 def renew(box: Box, documents: Iterable) -> None:
     "Hold these texts and no others. Raises `ConfigError` where some changed and another process has the box open."
     store = box.store
@@ -169,6 +173,7 @@ def renew(box: Box, documents: Iterable) -> None:
             store.forget('mean_length')
             texts.unwrite(store)
 
+# %% ../nbs/17_box.ipynb #letters
 def letters(store: texts.Store) -> float: # of a text, on average
     return store.run('SELECT AVG(LENGTH(title) + LENGTH(text)) FROM texts')[0][0] or 0.0
 
@@ -218,6 +223,7 @@ def behind(box: Box) -> bool:
     store = box.store
     return bool(store.count('placed = 0') or texts.gone(store) or len(box.index) != len(store))
 
+# %% ../nbs/17_box.ipynb #catch-up-of
 def catch_up(box: Box, progress: bool = False) -> None:
     "Make the index hold what the store holds. Raises `ConfigError`."
     if len(box.index) != box.store.count('placed = 1'): texts.compare(box.store, set(box.index.ids()), box.own)
@@ -278,6 +284,7 @@ def parts_of(source: str) -> list: # (name, path), path None for what is no file
     paths = [None if part == 'toy' else Path(part) if part.endswith('.txt') else data.locate(part) for part in found]
     return [(part, path and path.resolve()) for part, path in zip(found, paths)]
 
+# %% ../nbs/17_box.ipynb #source-name
 def source_name(source: str) -> str: # the same however a path is written
     return ','.join(str(path or part) for part, path in parts_of(source))
 
@@ -294,17 +301,21 @@ def shown(index: str) -> str: # without a password
     "How an address is written down."
     return re.sub('//[^/]*@', '//', index).rstrip('/')
 
+# %% ../nbs/17_box.ipynb #check-address
 def check_address(engine: str, index: str) -> None:
     "Raises `ConfigError` where an engine and an address do not go together."
     choose('engine', engine, ENGINES)
     if not index and engine == 'opensearch':
         raise ConfigError("engine='opensearch' is a server: index= its address, as in http://localhost:9200/my-texts")
     if not index: return
-    if engine not in SERVERS: raise ConfigError(f'index={shown(index)}: engine {engine!r} keeps its vectors in a folder, not at an address')
+    if engine not in SERVERS:
+        raise ConfigError(f'index={shown(index)}: engine {engine!r} keeps its vectors in a folder, not at an address')
     found, _ = address(index, engine)
     if not found: raise ConfigError(f'index={shown(index)}: expected an address, as in http://localhost:9200/my-texts')
-    if found != engine: raise ConfigError(f'index={shown(index)}: the address of engine {found!r}, {engine!r} is asked for')
+    if found == engine: return
+    raise ConfigError(f'index={shown(index)}: the address of engine {found!r}, {engine!r} is asked for')
 
+# %% ../nbs/17_box.ipynb #claim-of
 def claim(place: Path, encoder: Encoder, engine: str, index: str, source: str = '') -> None:
     "Writes `box.json`, or raises `ConfigError` for another model's, another engine's or another server's box."
     path = place/'box.json'
@@ -317,8 +328,8 @@ def claim(place: Path, encoder: Encoder, engine: str, index: str, source: str = 
     with intact(path): there = {'index': ''} | read_json(path)
     check_label(path, Label(**there['label']), encoder.label)
     for name, value in asked.items():
-        if shown(there[name]) != value:
-            raise ConfigError(f'{path}: {name} {shown(there[name])!r} made this box, {value!r} is asked for; take another place')
+        if (made := shown(there[name])) != value:
+            raise ConfigError(f'{path}: {name} {made!r} made this box, {value!r} is asked for; take another place')
 
 # %% ../nbs/17_box.ipynb #attach
 def attach(place: Path, encoder: Encoder, index: str = '') -> Box: # index: the address with its password
@@ -332,6 +343,7 @@ def attach(place: Path, encoder: Encoder, index: str = '') -> Box: # index: the 
         undone.pop_all()
     return Box(encoder, store, found, bool(whose or not about['index']), file)
 
+# %% ../nbs/17_box.ipynb #whole-index
 def whole_index(place: Path, engine: str, index: str, label: Label, file) -> Index:
     "A damaged one in the box's folder is made anew: the store has its vectors. Raises `ConfigError`."
     try: return resume_index(engine, index or place/'index', label)
@@ -350,7 +362,7 @@ def build_box(model: str | Path | Encoder, # a run or model folder
               index: str = '',             # where the engine keeps its vectors, an address; '' for inside the folder
               progress: bool = False
              ) -> Box:
-    "A box that holds these texts and no others. Texts that are there unchanged are not encoded again, what was interrupted goes on. Raises `ConfigError`, `DataError`."
+    "A box of these texts and no others; what is there unchanged is not encoded again. Raises `ConfigError`, `DataError`."
     place, encoder = Path(place), model if isinstance(model, Encoder) else open_encoder(model)
     named = isinstance(documents, str)
     with held(place):
@@ -363,6 +375,7 @@ def build_box(model: str | Path | Encoder, # a run or model folder
             locked(box.opened, fcntl.LOCK_SH)
     return box
 
+# %% ../nbs/17_box.ipynb #closed-if-failed
 @contextmanager
 def closed_if_failed(box: Box):
     "Lets go of a box that cannot be finished."
@@ -375,12 +388,14 @@ def closed_if_failed(box: Box):
 class NoBox(ConfigError):
     "Nothing is there, or half of a box, so one can be built."
 
+# %% ../nbs/17_box.ipynb #open-box-of
 def open_box(place: Path | str,
              model: str | Path | Encoder | None = None, # None: the one that built it, where it lay then
              index: str = '',                           # the address with its password, where a server asks for one
              progress: bool = False
             ) -> Box:
-    "A finished box; a change that was interrupted is done first. Raises `NoBox` for one that is none or half built, `ConfigError` for another model's."
+    """A finished box; a change that was interrupted is done first.
+    Raises `NoBox` for one that is none or half built, `ConfigError` for another model's."""
     path = Path(place)/'box.json'
     if not path.exists(): raise NoBox(f'{place} is no box: box.json missing; build_box makes one')
     with intact(path): about = read_json(path)
@@ -388,7 +403,8 @@ def open_box(place: Path | str,
     claim(path.parent, encoder, about['engine'], index or about['index'])
     box = attach(path.parent, encoder, index)
     with closed_if_failed(box):
-        if not box.store.fact('filled'): raise NoBox(f'{place}: half built; build_box with the same texts goes on where it stopped')
+        if not box.store.fact('filled'):
+            raise NoBox(f'{place}: half built; build_box with the same texts goes on where it stopped')
         if behind(box):
             with held(path.parent): catch_up(box, progress)
     return box
@@ -402,6 +418,7 @@ def traces(paths: Iterable) -> str: # 16 hex digits
             found.update(f'{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}\n'.encode())
     return found.hexdigest()[:16]
 
+# %% ../nbs/17_box.ipynb #stamp-of
 def stamp(source: str) -> str:
     "What changes when a source's files change."
     return traces(path for _, path in parts_of(source) if path)
@@ -413,12 +430,14 @@ def kept_place(label: Label, source: str, engine: str, index: str) -> Path:
     words = re.sub(r'[^\w.-]+', '-', Path(source).name)[:40]
     return copies_folder()/f'{words}-{engine}-{hashlib.sha256(belongs.encode()).hexdigest()[:16]}'
 
+# %% ../nbs/17_box.ipynb #copies-folder
 def copies_folder() -> Path: return config.root()/'outputs'/'.boxes'
 
+# %% ../nbs/17_box.ipynb #kept-box-of
 def kept_box(model: str, source: str, engine: str = 'exact',
              index: str = '' # an address, where the engine is a server
             ) -> Box:
-    "The kept box of these four, built or brought up to date where that is needed; says in a line what was done. Raises `ConfigError`, `DataError`."
+    "The kept box of these four, brought up to date; says in a line what was done. Raises `ConfigError`, `DataError`."
     if source.endswith('.txt') and not Path(source).is_file(): raise ConfigError(f'data={source}: no such file')
     check_address(engine, index)
     encoder, now = open_encoder(model), stamp(source)
@@ -433,7 +452,9 @@ def kept_box(model: str, source: str, engine: str = 'exact',
     tell_old()
     return box
 
-def kept_as_is(place: Path, encoder: Encoder, index: str, now: str) -> Box | None: # None: to be built, or brought up to date
+# %% ../nbs/17_box.ipynb #kept-as-is
+def kept_as_is(place: Path, encoder: Encoder, index: str, now: str) -> Box | None:
+    "None where it has to be built, or brought up to date."
     try: box = open_box(place, encoder, index, progress=True)
     except NoBox: return None
     if box.store.fact('stamp') == now: return box
@@ -443,13 +464,16 @@ def kept_as_is(place: Path, encoder: Encoder, index: str, now: str) -> Box | Non
 def weight_files(folder: str) -> list:
     "Of a run or model folder; none for a model of the hub."
     inside = Path(folder)/'model'
-    return sorted(file for kind in ('safetensors', 'bin') for file in (inside if inside.is_dir() else Path(folder)).glob(f'*.{kind}'))
+    there = inside if inside.is_dir() else Path(folder)
+    return sorted(file for kind in ('safetensors', 'bin') for file in there.glob(f'*.{kind}'))
 
+# %% ../nbs/17_box.ipynb #note-use-of
 def note_use(place: Path, encoder: Encoder, source: str) -> None:
     "Writes `kept.json`."
     place.mkdir(parents=True, exist_ok=True)
     files = weight_files(encoder.folder)
-    told = dict(model=encoder.folder, weights=traces(files) if files else '', paths=[str(path) for _, path in parts_of(source) if path])
+    paths = [str(path) for _, path in parts_of(source) if path]
+    told = dict(model=encoder.folder, weights=traces(files) if files else '', paths=paths)
     path = place/'kept.json'
     if not path.exists() or read_json(path) != told: write_json(path, told)
 
@@ -459,23 +483,27 @@ def outdated(place: Path) -> str: # why no search comes back to a kept box; '' w
     try:
         kept = read_json(place/'kept.json')
         gone = [path for path in kept['paths'] if not Path(path).exists()]
-        if kept['weights'] and kept['weights'] != traces(weight_files(kept['model'])): return f"another model lies in {kept['model']} by now"
+        if kept['weights'] not in ('', traces(weight_files(kept['model']))): return f"another model lies in {kept['model']} by now"
         return f'{gone[0]} is not there any more' if gone else ''
     except (OSError, ValueError, KeyError, TypeError): return 'it does not say what it is of'
 
+# %% ../nbs/17_box.ipynb #old-copies
 def old_copies() -> list: # (place, why)
     "Kept boxes that no search comes back to."
     places = sorted(path for path in copies_folder().glob('*') if path.is_dir() and not path.name.startswith('.'))
     return [(place, why) for place in places if (why := outdated(place))]
 
+# %% ../nbs/17_box.ipynb #size-of
 def size_of(folder: Path) -> int: # bytes
     return sum(file.stat().st_size for file in folder.rglob('*') if file.is_file())
 
+# %% ../nbs/17_box.ipynb #tell-old
 def tell_old() -> None:
     "One line where old copies lie about."
     if old := old_copies():
         size = sum(size_of(place) for place, _ in old)
-        print(f'{len(old)} old copies in {copies_folder()}, {size:,} bytes: `make clean-search` removes them', file=sys.stderr)
+        where = copies_folder()
+        print(f'{len(old)} old copies in {where}, {size:,} bytes: `make clean-search` removes them', file=sys.stderr)
 
 # %% ../nbs/17_box.ipynb #clean
 @contextmanager
@@ -488,6 +516,7 @@ def unopened(place: Path):
         if not locked(file, fcntl.LOCK_EX): raise ConfigError(f'{place}: a running process has it open')
         yield
 
+# %% ../nbs/17_box.ipynb #remove-copy
 def remove_copy(place: Path) -> int: # bytes
     "Whole or not at all for those who look. Raises `ConfigError` where a process has it open."
     size, aside = size_of(place), place.with_name(f'.removed-{place.name}')
@@ -496,18 +525,22 @@ def remove_copy(place: Path) -> int: # bytes
         shutil.rmtree(aside)
         return size
 
+# %% ../nbs/17_box.ipynb #clean-of
 def clean() -> None:
-    "Remove the kept boxes that no search comes back to; says which, why, and how large they were. One that is open stays."
+    "Remove the kept boxes that no search comes back to; says which, why, and their bytes. One that is open stays."
     sizes, folder = [], copies_folder()
     for left in folder.glob('.removed-*'): shutil.rmtree(left)
     for place, why in old_copies():
         server = server_of(place)
         try: sizes.append(remove_copy(place))
         except ConfigError as error: print(f'kept: {error}')
-        else: print(f'removed: {place}, {sizes[-1]:,} bytes: {why}' + (f'; its vectors stay at {server}' if server else ''))
+        else:
+            beside = f'; its vectors stay at {server}' if server else ''
+            print(f'removed: {place}, {sizes[-1]:,} bytes: {why}{beside}')
     stay = sum(path.is_dir() for path in folder.glob('*'))
     print(f'{sum(sizes):,} bytes removed in {len(sizes)} old copies; {stay} copies stay in {folder}')
 
+# %% ../nbs/17_box.ipynb #server-of
 def server_of(place: Path) -> str: # '' where the vectors lie in the box
     try: return shown(read_json(place/'box.json').get('index', ''))
     except (OSError, ValueError): return ''

@@ -235,7 +235,8 @@ class PlacedIndex(SealedIndex):
             if there is None: raise (NoIndex if self.server else ConfigError)(f'{self.place}: {self.engine} has no documents there')
             self.label = check_label(self.place, there if self.server else label, label)
             if documents in (None, len(self)): return
-            raise Damaged(f'{self.place}: {len(self):,} documents, {documents:,} were saved; the index is not whole, build it again from the texts')
+            raise Damaged(f'{self.place}: {len(self):,} documents, {documents:,} were saved;'
+                          ' the index is not whole, build it again from the texts')
 
 # %% ../nbs/12_embedded.ipynb #stored
 class StoredIndex(PlacedIndex):
@@ -320,8 +321,8 @@ class MilvusIndex(StoredIndex):
     engine, shelf = 'milvus', MilvusShelf
 
 # %% ../nbs/12_embedded.ipynb #scrolled
-def scrolled(page) -> Iterator: # ids; page: a call with where it begins, None for the first -> points, where the next begins
-    "Ids of all points, a page at a time."
+def scrolled(page) -> Iterator: # ids; page: where it begins, None for the first -> points, where the next begins
+    "Of all points, a page at a time."
     start = None
     while True:
         points, start = page(start)

@@ -343,7 +343,7 @@ def listed(server: Server) -> Iterator: # ids
     hits = helpers.scan(server.client, dict(query=dict(match_all={})), index=server.name, size=1000, _source=False)
     with told(server.place):
         try: yield from (hit['_id'] for hit in hits)
-        except helpers.ScanError as error: raise ConfigError(f'{server.place}: the list of documents is not whole: {error}') from error
+        except helpers.ScanError as error: raise ConfigError(f'{server.place}: the list is not whole: {error}') from error
 
 # %% ../nbs/12_opensearch.ipynb #store
 def store(index: OpenSearchIndex, operations: Iterable) -> None:

@@ -34,19 +34,22 @@ def label_of(model, pieces) -> Label:
     found = shard_label(model, pieces)
     return Label(found['vocabulary'], len(pieces), found['model'])
 
-# %% ../nbs/12_search.ipynb #check-label
+# %% ../nbs/12_search.ipynb #other-texts
 def other_texts(place: Path | str, there: str, asked: str) -> str:
     "What is said where an index holds another collection."
     whose = f'the documents of {there}' if there else 'documents, and does not say of which collection'
     return (f'{place}: this index holds {whose}; those of {asked} are asked for and would overwrite them.'
             ' Take another name for the index, or delete the index first')
 
+# %% ../nbs/12_search.ipynb #check-label
 def check_label(place, there: Label, asked: Label | None) -> Label: # the one that is there
-    "Raises `ConfigError` naming both where they differ; None asks nothing, nor does a label that does not say whose texts."
+    "Raises `ConfigError` naming both where they differ; None asks nothing, and `texts` only where it is said."
     for name, value in asdict(there).items():
         wanted = getattr(asked or there, name)
         if name == 'texts' and wanted not in ('', value): raise ConfigError(other_texts(place, value, wanted))
-        if name != 'texts' and value != wanted: raise ConfigError(f'{place}: {name} {value!r} made this index, {wanted!r} is asked for; open it with its own model, or encode the texts into another index')
+        if name != 'texts' and value != wanted:
+            raise ConfigError(f'{place}: {name} {value!r} made this index, {wanted!r} is asked for;'
+                              ' open it with its own model, or encode the texts into another index')
     return there
 
 # %% ../nbs/12_search.ipynb #writing
@@ -82,16 +85,18 @@ def replaced(path: Path): # a file to write into
             os.replace(beside, path)
         finally: beside.unlink(missing_ok=True)
 
-# %% ../nbs/12_search.ipynb #intact
+# %% ../nbs/12_search.ipynb #damaged
 class Damaged(ConfigError):
     "Files of an index are not as they were saved."
 
+# %% ../nbs/12_search.ipynb #intact
 @contextmanager
 def intact(path: Path):
     "Raises `Damaged` naming the file where it is missing, cut off or garbled."
     try: yield
     except ConfigError: raise
-    except FileNotFoundError as error: raise Damaged(f'{path}: missing; the index is not whole, build it again from the texts') from error
+    except FileNotFoundError as error:
+        raise Damaged(f'{path}: missing; the index is not whole, build it again from the texts') from error
     except Exception as error: # zip files, arrays and JSON have no error in common
         said = f'{type(error).__name__}: {error}'
         raise Damaged(f'{path}: damaged ({said}); the index is not whole, build it again from the texts') from error

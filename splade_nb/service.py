@@ -52,6 +52,7 @@ def passage(text: str, terms: list,
         at = end
     return [part for part in [*parts, (text[at:last], False), (' …' if last < len(text) else '', False)] if part[0]]
 
+# %% ../nbs/18_service.ipynb #richest
 def richest(spans: list, width: int) -> int: # spans: [(begin, end)], rising, none touching
     "Where the part begins that holds most letters of whole spans, the first of equals; in one pass over the spans."
     letters = list(accumulate((end - begin for begin, end in spans), initial=0)) # before each span
@@ -68,11 +69,14 @@ def richest(spans: list, width: int) -> int: # spans: [(begin, end)], rising, no
 # %% ../nbs/18_service.ipynb #term-json
 def term_json(term: Term) -> dict: return dict(name=term.name, kind=term.kind, weight=round(term.weight, 4), added=bool(term.added), widened=bool(term.widened))
 
+# %% ../nbs/18_service.ipynb #hit-json
 def hit_json(hit: Hit) -> dict: return dict(id=hit.id, score=round(hit.score, 4), title=hit.title, passage=passage(hit.text, hit.terms), terms=[term_json(term) for term in hit.terms])
 
+# %% ../nbs/18_service.ipynb #answer-json
 def answer_json(query: str, found: list) -> dict: # of Hit
     return {'query': query, 'hits': [hit_json(hit) for hit in found]}
 
+# %% ../nbs/18_service.ipynb #expansion-json
 def expansion_json(found: Hit) -> dict:
     words = whole_text(found.title, found.text)[:20_000]
     return {'text': words, 'count': len(found.terms), 'terms': [term_json(term) for term in found.terms[:1000]]}
@@ -148,7 +152,8 @@ def add_routes(app, box: Box, line: Line) -> None:
     Words, Count = Annotated[str, Query(max_length=1000), AfterValidator(written)], Annotated[int, Query(ge=1, le=50)]
 
     @app.get('/api/search')
-    async def search(query: Words, k: Count = 10): return await run_in_threadpool(answer_json, query, await line(box.ask, query, k))
+    async def search(query: Words, k: Count = 10):
+        return await run_in_threadpool(answer_json, query, await line(box.ask, query, k))
 
     @app.post('/api/search')
     async def post(query: Annotated[str, Body(max_length=1000), AfterValidator(written)], k: Annotated[int, Body(ge=1, le=50)] = 10): return await search(query, k)
@@ -166,11 +171,13 @@ async def refusal(request, error):
     from starlette.responses import JSONResponse
     return JSONResponse({'detail': [dict(where='.'.join(map(str, fault['loc'])), what=fault['msg']) for fault in error.errors()]}, 422)
 
+# %% ../nbs/18_service.ipynb #broken
 async def broken(request, error):
     "What is wrong with index or store stands in the terminal: it names places on this machine."
     from starlette.responses import JSONResponse
     print(error, file=sys.stderr)
-    return JSONResponse({'detail': 'the index or the texts cannot be read; the reason stands where the service was started'}, 500)
+    said = 'the index or the texts cannot be read; the reason stands where the service was started'
+    return JSONResponse({'detail': said}, 500)
 
 # %% ../nbs/18_service.ipynb #application
 def application(box: Box,

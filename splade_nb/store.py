@@ -193,7 +193,8 @@ def compare(store: Store, there: set, # ids that an index holds
         known = dict(store.run('SELECT id, placed FROM texts'))
         lost = [(id,) for id, was in known.items() if was and id not in there]
         store.run_each('UPDATE texts SET placed = 0 WHERE id = ?', lost)
-        store.run_each('INSERT OR IGNORE INTO gone VALUES(?)', [(id,) for id in sorted(there - known.keys())] if own else [])
+        strays = sorted(there - known.keys()) if own else []
+        store.run_each('INSERT OR IGNORE INTO gone VALUES(?)', [(id,) for id in strays])
 
 # %% ../nbs/17_store.ipynb #unwrite
 def unwrite(store: Store) -> None:

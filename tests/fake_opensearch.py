@@ -545,8 +545,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def begin_scroll(self, shelf: Shelf, shards: dict, size: int) -> tuple:
         "SearchScrollAsyncAction: what is seen now, a page a call, whatever is written meanwhile; for `match_all` alone."
-        if self.json().get('query', dict(match_all={})) != dict(match_all={}): raise illegal('the fake scrolls match_all only')
-        if size > MOST_HITS: raise illegal(f'Batch size is too large, size must be less than or equal to: [{MOST_HITS}] but was [{size}].')
+        everything = dict(match_all={})
+        if self.json().get('query', everything) != everything: raise illegal('the fake scrolls match_all only')
+        if size > MOST_HITS:
+            raise illegal(f'Batch size is too large, size must be less than or equal to: [{MOST_HITS}] but was [{size}].')
         pages = [shelf.ids[start:start + size] for start in range(0, len(shelf.ids), size)]
         name = uuid.uuid4().hex
         self.server.scrolls[name] = (shelf.name, shards, pages)
@@ -563,8 +565,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == 'DELETE':
             for name in body['scroll_id']: self.server.scrolls.pop(name, None)
             return 200, dict(succeeded=True, num_freed=len(body['scroll_id']))
-        if body.get('scroll_id') not in self.server.scrolls: raise Refusal(404, 'search_context_missing_exception', f'No search context found for id [{body.get("scroll_id")}]')
-        return self.turned(body['scroll_id'])
+        name = body.get('scroll_id')
+        if name not in self.server.scrolls:
+            raise Refusal(404, 'search_context_missing_exception', f'No search context found for id [{name}]')
+        return self.turned(name)
 
     def search(self, shelf: Shelf, shards: dict) -> tuple:
         "RestSearchAction and SearchService: known keys, a window of 10,000; what a shard refuses is told as `search_phase_execution_exception`."

@@ -103,7 +103,8 @@ def dying_after(step: str, kind) -> None: # in a child: the process dies when th
 
 
 @pytest.mark.parametrize('step', STEPS)
-@pytest.mark.parametrize('engine', ('exact', 'opensearch')) # a fork of a process in which Seismic's threads ran would wait for them
+# Not Seismic: in a fork of a process where its threads ran, it would wait for them.
+@pytest.mark.parametrize('engine', ('exact', 'opensearch'))
 def test_a_process_that_dies_between_two_steps_is_finished_by_the_next(engine, step, encoder, server, tmp_path):
     room.build_box(encoder, TEXTS, tmp_path/'box', engine, at(server, engine)).close()
     changed = [TEXTS[0], Document('글 1', '', '두루마기를 걸친다')]
@@ -137,7 +138,8 @@ def test_texts_that_became_longer_are_all_encoded_again(encoder, tmp_path):
     with room.build_box(encoder, TEXTS[:-1] + [Document('글 4', '', '버스를 탔다')], tmp_path/'box') as box: assert len(Encoders.read) == 1
     with room.build_box(encoder, TEXTS[:-1] + [Document('글 4', '', '버스를 ' * 40)], tmp_path/'box') as box:
         assert len(Encoders.read) == 1 + 5 and box.store.fact('mean_length') is None
-        assert box.store.postings.tolist() == (np.stack([counted(text.text) for text in TEXTS[:-1]] + [counted('버스를 ' * 40)]) > 0).sum(0).tolist()
+        texts = [*WORDS[:-1], '버스를 ' * 40]
+        assert box.store.postings.tolist() == (np.stack([counted(text) for text in texts]) > 0).sum(0).tolist()
 
 
 # Servers
@@ -149,13 +151,15 @@ def test_two_collections_at_one_address_stay_apart(encoder, server, tmp_path):
     with pytest.raises(ConfigError, match=f'holds the documents of .*{tmp_path}/recipes; those of .*{tmp_path}/news are asked for'):
         room.build_box(encoder, others, tmp_path/'news', 'opensearch', f'{server.url}/docs')
     assert server.shelves['docs'].written == written, 'nothing was overwritten'
-    assert f'{tmp_path}/recipes' in server.shelves['docs'].mappings['_meta']['splade_nb']['label']['texts'], 'the server says which is which'
+    label = server.shelves['docs'].mappings['_meta']['splade_nb']['label']
+    assert f'{tmp_path}/recipes' in label['texts'], 'the server says which is which'
     with room.build_box(encoder, others, tmp_path/'more', 'opensearch', f'{server.url}/news') as box: assert len(held_by(box)) == 5
     with room.open_box(tmp_path/'recipes', encoder) as box: assert held_by(box) == before
 
 
 def test_an_index_that_does_not_say_whose_it_is_is_left_alone(encoder, server, tmp_path):
-    with OpenSearchIndex.new(f'{server.url}/docs', LABEL) as index: index.add(['글 0'], sparse.csr_matrix(counted('남의 글')[None]))
+    with OpenSearchIndex.new(f'{server.url}/docs', LABEL) as index:
+        index.add(['글 0'], sparse.csr_matrix(counted('남의 글')[None]))
     with pytest.raises(ConfigError, match='does not say of which collection'):
         room.build_box(encoder, TEXTS, tmp_path/'box', 'opensearch', f'{server.url}/docs')
     assert list(server.shelves['docs'].written) == ['글 0']
@@ -217,8 +221,11 @@ def test_a_local_copy_that_was_lost_does_not_leave_texts_at_the_server(encoder, 
     assert list(server.shelves['docs'].written) == ['1']
 
 
-@pytest.mark.parametrize('engine, index, said', [('exact', 'http://localhost:1/x', 'in a folder'), ('opensearch', '', 'is a server'),
-                                                 ('qdrant', 'milvus+http://localhost:1/x', "engine 'milvus'"), ('milvus', 'localhost:1/x', 'expected an address')])
+WRONG = [('exact', 'http://localhost:1/x', 'in a folder'), ('opensearch', '', 'is a server'),
+         ('qdrant', 'milvus+http://localhost:1/x', "engine 'milvus'"), ('milvus', 'localhost:1/x', 'expected an address')]
+
+
+@pytest.mark.parametrize('engine, index, said', WRONG)
 def test_an_engine_and_an_address_that_do_not_fit_leave_nothing_behind(engine, index, said, encoder, project):
     with pytest.raises(ConfigError, match=said): room.kept_box('model', 'texts.txt', engine, index)
     assert not Path('outputs').exists()
