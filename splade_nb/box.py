@@ -157,10 +157,10 @@ def fill(store: texts.Store, documents: Iterable, size: int = 1000) -> None:
     documents = iter(documents)
     while part := list(islice(documents, size)): texts.put(store, part)
 
-# %% ../nbs/17_box.ipynb #renew
+# %% ../nbs/17_box.ipynb #away
 AWAY = 0.1  # share by which texts may become longer or shorter until all are encoded again
 
-# %% ../nbs/17_box.ipynb #renew-of
+# %% ../nbs/17_box.ipynb #renew
 def renew(box: Box, documents: Iterable) -> None:
     "Hold these texts and no others. Raises `ConfigError` where some changed and another process has the box open."
     store = box.store
@@ -217,13 +217,13 @@ def settle(box: Box, progress: bool = False) -> None:
     box.index.save()
     texts.placed(store)
 
-# %% ../nbs/17_box.ipynb #catch-up
+# %% ../nbs/17_box.ipynb #behind
 def behind(box: Box) -> bool:
     "Whether store and index differ: an interrupted change, a lost index, documents that nobody knows."
     store = box.store
     return bool(store.count('placed = 0') or texts.gone(store) or len(box.index) != len(store))
 
-# %% ../nbs/17_box.ipynb #catch-up-of
+# %% ../nbs/17_box.ipynb #catch-up
 def catch_up(box: Box, progress: bool = False) -> None:
     "Make the index hold what the store holds. Raises `ConfigError`."
     if len(box.index) != box.store.count('placed = 1'): texts.compare(box.store, set(box.index.ids()), box.own)
@@ -296,7 +296,7 @@ def documents_of(source: str) -> Iterator: # Document
     if corpus.is_file(): return iter(data.read_documents(data.read_rows(corpus, faults), faults).values())
     return iter(collect(source).documents.values())
 
-# %% ../nbs/17_box.ipynb #claim
+# %% ../nbs/17_box.ipynb #shown
 def shown(index: str) -> str: # without a password
     "How an address is written down."
     return re.sub('//[^/]*@', '//', index).rstrip('/')
@@ -315,7 +315,7 @@ def check_address(engine: str, index: str) -> None:
     if found == engine: return
     raise ConfigError(f'index={shown(index)}: the address of engine {found!r}, {engine!r} is asked for')
 
-# %% ../nbs/17_box.ipynb #claim-of
+# %% ../nbs/17_box.ipynb #claim
 def claim(place: Path, encoder: Encoder, engine: str, index: str, source: str = '') -> None:
     "Writes `box.json`, or raises `ConfigError` for another model's, another engine's or another server's box."
     path = place/'box.json'
@@ -384,11 +384,11 @@ def closed_if_failed(box: Box):
         box.close()
         raise
 
-# %% ../nbs/17_box.ipynb #open-box
+# %% ../nbs/17_box.ipynb #nobox
 class NoBox(ConfigError):
     "Nothing is there, or half of a box, so one can be built."
 
-# %% ../nbs/17_box.ipynb #open-box-of
+# %% ../nbs/17_box.ipynb #open-box
 def open_box(place: Path | str,
              model: str | Path | Encoder | None = None, # None: the one that built it, where it lay then
              index: str = '',                           # the address with its password, where a server asks for one
@@ -409,7 +409,7 @@ def open_box(place: Path | str,
             with held(path.parent): catch_up(box, progress)
     return box
 
-# %% ../nbs/17_box.ipynb #stamp
+# %% ../nbs/17_box.ipynb #traces
 def traces(paths: Iterable) -> str: # 16 hex digits
     "Of the names, sizes and times of files, and of those in folders."
     found = hashlib.sha256()
@@ -418,12 +418,12 @@ def traces(paths: Iterable) -> str: # 16 hex digits
             found.update(f'{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}\n'.encode())
     return found.hexdigest()[:16]
 
-# %% ../nbs/17_box.ipynb #stamp-of
+# %% ../nbs/17_box.ipynb #stamp
 def stamp(source: str) -> str:
     "What changes when a source's files change."
     return traces(path for _, path in parts_of(source) if path)
 
-# %% ../nbs/17_box.ipynb #kept-box
+# %% ../nbs/17_box.ipynb #kept-place
 def kept_place(label: Label, source: str, engine: str, index: str) -> Path:
     "Where the box of a model, a source, an engine and an address is kept; its name begins with the source's."
     belongs = json.dumps([label.model, label.vocabulary, source_name(source), engine, shown(index)])
@@ -433,7 +433,7 @@ def kept_place(label: Label, source: str, engine: str, index: str) -> Path:
 # %% ../nbs/17_box.ipynb #copies-folder
 def copies_folder() -> Path: return config.root()/'outputs'/'.boxes'
 
-# %% ../nbs/17_box.ipynb #kept-box-of
+# %% ../nbs/17_box.ipynb #kept-box
 def kept_box(model: str, source: str, engine: str = 'exact',
              index: str = '' # an address, where the engine is a server
             ) -> Box:
@@ -460,14 +460,14 @@ def kept_as_is(place: Path, encoder: Encoder, index: str, now: str) -> Box | Non
     if box.store.fact('stamp') == now: return box
     box.close()
 
-# %% ../nbs/17_box.ipynb #note-use
+# %% ../nbs/17_box.ipynb #weight-files
 def weight_files(folder: str) -> list:
     "Of a run or model folder; none for a model of the hub."
     inside = Path(folder)/'model'
     there = inside if inside.is_dir() else Path(folder)
     return sorted(file for kind in ('safetensors', 'bin') for file in there.glob(f'*.{kind}'))
 
-# %% ../nbs/17_box.ipynb #note-use-of
+# %% ../nbs/17_box.ipynb #note-use
 def note_use(place: Path, encoder: Encoder, source: str) -> None:
     "Writes `kept.json`."
     place.mkdir(parents=True, exist_ok=True)
@@ -505,7 +505,7 @@ def tell_old() -> None:
         where = copies_folder()
         print(f'{len(old)} old copies in {where}, {size:,} bytes: `make clean-search` removes them', file=sys.stderr)
 
-# %% ../nbs/17_box.ipynb #clean
+# %% ../nbs/17_box.ipynb #unopened
 @contextmanager
 def unopened(place: Path):
     "Raises `ConfigError` where another process has a box open."
@@ -525,7 +525,7 @@ def remove_copy(place: Path) -> int: # bytes
         shutil.rmtree(aside)
         return size
 
-# %% ../nbs/17_box.ipynb #clean-of
+# %% ../nbs/17_box.ipynb #clean
 def clean() -> None:
     "Remove the kept boxes that no search comes back to; says which, why, and their bytes. One that is open stays."
     sizes, folder = [], copies_folder()

@@ -321,11 +321,11 @@ class MilvusIndex(StoredIndex):
     engine, shelf = 'milvus', MilvusShelf
 
 # %% ../nbs/12_embedded.ipynb #scrolled
-def scrolled(page) -> Iterator: # ids; page: where it begins, None for the first -> points, where the next begins
+def scrolled(call) -> Iterator: # ids; call: with offset (None first), limit, with_payload -> points, next offset
     "Of all points, a page at a time."
     start = None
     while True:
-        points, start = page(start)
+        points, start = call(offset=start, limit=1000, with_payload=True)
         yield from (point.payload['id'] for point in points)
         if start is None: return
 
@@ -347,9 +347,7 @@ class EdgeShelf:
     def remove(self, ids): self.shard.update(self.edge.UpdateOperation.delete_points([point_id(id) for id in ids]))
     def count(self): return self.shard.count(self.edge.CountRequest(exact=True))
 
-    def ids(self):
-        page = partial(self.edge.ScrollRequest, limit=1000, with_payload=True)
-        return scrolled(lambda start: self.shard.scroll(page(offset=start)))
+    def ids(self): return scrolled(lambda **how: self.shard.scroll(self.edge.ScrollRequest(**how)))
 
     def nearest(self, pieces, weights, k):
         query = self.edge.Query.Nearest(self.edge.SparseVector(pieces, weights), 'terms')
@@ -380,9 +378,7 @@ class ServerShelf:
     def remove(self, ids): self.client.delete(self.name, self.kinds.PointIdsList(points=[point_id(id) for id in ids]))
     def count(self): return self.client.count(self.name, exact=True).count
 
-    def ids(self):
-        page = partial(self.client.scroll, self.name, limit=1000, with_payload=True)
-        return scrolled(lambda start: page(offset=start))
+    def ids(self): return scrolled(partial(self.client.scroll, self.name))
 
     def nearest(self, pieces, weights, k):
         found = self.client.query_points(self.name, query=self.kinds.SparseVector(indices=pieces, values=weights), using='terms', limit=k, with_payload=True)
