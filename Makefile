@@ -51,7 +51,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean help
+.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -173,6 +173,9 @@ lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
+
+clean-search: $(ready)  ## Remove the copies of searched texts under outputs/.boxes that no model or text of now leads to
+	@"$(bin)/python" -m splade_nb.box clean
 
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex $(assets) build ./*.egg-info .pytest_cache

@@ -45,6 +45,15 @@ index.search(asked(model, pieces, ['제주도 여행 어디가 좋아요'], fact
 
 `model`, `pieces`, `vectors` and `factor` are those of [run](../nbs/15_run.ipynb): `load_encoder`, `indexed`, `asked`.
 
+## Whose documents
+
+Ids are not told apart by collection, so an index holds one collection: the name at the end of the address is yours to choose, and a search box writes into the mapping whose documents it puts there. Another collection, or an index that does not say whose it is, is refused before anything is written.
+
+```text
+curl -s {url}/_all/_mapping?filter_path=*.mappings._meta    # which index is which: texts, vocabulary, model
+curl -X DELETE {url}/docs                                   # when it is not needed any more
+```
+
 ## Requests
 
 Made for pieces by name, which people can read; by default pieces are called by their ids, and `sparse_vector` takes nothing else.

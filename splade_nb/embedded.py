@@ -6,20 +6,21 @@
 __all__ = ['BEYOND', 'Seismic', 'quiet', 'narrowed', 'seismic_kind', 'build_seismic', 'scores_of', 'seismic_ranks', 'checksum',
            'write_seismic', 'read_seismic', 'SeismicIndex', 'server', 'answering', 'closed_unless_whole', 'columns',
            'sealed', 'unbroken', 'SealedIndex', 'PlacedIndex', 'StoredIndex', 'milvus_client', 'milvus_shape',
-           'MilvusShelf', 'MilvusIndex', 'EdgeShelf', 'ServerShelf', 'QdrantIndex']
+           'MilvusShelf', 'MilvusIndex', 'scrolled', 'EdgeShelf', 'ServerShelf', 'QdrantIndex']
 
 # %% ../nbs/12_embedded.ipynb #imports
 import json, logging, os, uuid, zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 import numpy as np
 from scipy import sparse
 from .config import ConfigError, read_json
 from .formats import point_id
-from .search import Index, Label, NoIndex, RowsIndex, about, check_label, claim, intact, needs, write_about, writing
+from .search import Damaged, Index, Label, NoIndex, RowsIndex, about, check_label, claim, intact, needs, write_about, writing
 
 # %% ../nbs/12_embedded.ipynb #settings
 @dataclass(frozen=True)
@@ -187,6 +188,9 @@ class SealedIndex(Index):
     def __len__(self):
         with answering(self.engine, self.place): return self._shelf.count()
 
+    def _ids(self):
+        with answering(self.engine, self.place): yield from self._shelf.ids()
+
     @contextmanager
     def _changing(self):
         if self._whole: write_about(self.place, self.engine, self.label); self._whole = False
@@ -230,7 +234,9 @@ class PlacedIndex(SealedIndex):
             with answering(self.engine, self.place): there = self._shelf.attach()
             if there is None: raise (NoIndex if self.server else ConfigError)(f'{self.place}: {self.engine} has no documents there')
             self.label = check_label(self.place, there if self.server else label, label)
-            if documents not in (None, len(self)): raise ConfigError(f'{self.place}: {len(self):,} documents, {documents:,} were saved; the index is not whole, build it again from the texts')
+            if documents in (None, len(self)): return
+            raise Damaged(f'{self.place}: {len(self):,} documents, {documents:,} were saved;'
+                          ' the index is not whole, build it again from the texts')
 
 # %% ../nbs/12_embedded.ipynb #stored
 class StoredIndex(PlacedIndex):
@@ -256,8 +262,9 @@ class StoredIndex(PlacedIndex):
 def milvus_client(address: str, secret: str = ''):
     "What a client logs, its errors say. Raises `ConfigError` where a package is missing."
     if address.endswith('.db'): needs('milvus_lite', 'engines')
+    client = needs('pymilvus', 'engines').MilvusClient # its import sets levels of its own
     for name in ('pymilvus', 'milvus_lite'): logging.getLogger(name).setLevel(logging.CRITICAL)
-    return needs('pymilvus', 'engines').MilvusClient(address, token=secret)
+    return client(address, token=secret)
 
 # %% ../nbs/12_embedded.ipynb #milvus-shape
 BEYOND = 2 ** 32 - 2  # the term of a document without one: Milvus's largest
@@ -295,6 +302,11 @@ class MilvusShelf:
     def count(self): return self.client.query(self.name, filter='', output_fields=['count(*)'])[0]['count(*)']
     def flush(self): self.client.flush(self.name)
 
+    def ids(self):
+        rows = self.client.query_iterator(self.name, batch_size=1000, output_fields=['id'])
+        while part := rows.next(): yield from (row['id'] for row in part)
+        rows.close()
+
     def nearest(self, pieces, weights, k):
         found, = self.client.search(self.name, [dict(zip(pieces, weights))], anns_field='terms', limit=k, output_fields=['id'], search_params=dict(metric_type='IP'))
         return [(hit['id'], hit['distance']) for hit in found]
@@ -307,6 +319,15 @@ class MilvusShelf:
 class MilvusIndex(StoredIndex):
     "Milvus Lite in a folder, or a Milvus server."
     engine, shelf = 'milvus', MilvusShelf
+
+# %% ../nbs/12_embedded.ipynb #scrolled
+def scrolled(call) -> Iterator: # ids; call: with offset (None first), limit, with_payload -> points, next offset
+    "Of all points, a page at a time."
+    start = None
+    while True:
+        points, start = call(offset=start, limit=1000, with_payload=True)
+        yield from (point.payload['id'] for point in points)
+        if start is None: return
 
 # %% ../nbs/12_embedded.ipynb #qdrant-edge
 class EdgeShelf:
@@ -325,6 +346,8 @@ class EdgeShelf:
 
     def remove(self, ids): self.shard.update(self.edge.UpdateOperation.delete_points([point_id(id) for id in ids]))
     def count(self): return self.shard.count(self.edge.CountRequest(exact=True))
+
+    def ids(self): return scrolled(lambda **how: self.shard.scroll(self.edge.ScrollRequest(**how)))
 
     def nearest(self, pieces, weights, k):
         query = self.edge.Query.Nearest(self.edge.SparseVector(pieces, weights), 'terms')
@@ -354,6 +377,8 @@ class ServerShelf:
 
     def remove(self, ids): self.client.delete(self.name, self.kinds.PointIdsList(points=[point_id(id) for id in ids]))
     def count(self): return self.client.count(self.name, exact=True).count
+
+    def ids(self): return scrolled(partial(self.client.scroll, self.name))
 
     def nearest(self, pieces, weights, k):
         found = self.client.query_points(self.name, query=self.kinds.SparseVector(indices=pieces, values=weights), using='terms', limit=k, with_payload=True)

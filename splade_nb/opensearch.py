@@ -6,8 +6,8 @@
 __all__ = ['ADDRESS', 'NAME', 'HINTS', 'FIELD', 'KINDS', 'TERMS', 'SEISMIC', 'HEAVIEST', 'FOLDED', 'PASSING', 'TOO_LARGE',
            'MOST_ID', 'read_address', 'why', 'told', 'Server', 'Layout', 'index_body', 'made_as', 'weights_of',
            'neural_sparse', 'rank_feature', 'with_text', 'Asking', 'asking_for', 'request', 'Pace', 'chunks', 'send',
-           'Flow', 'settle', 'OpenSearchIndex', 'create', 'spelt', 'line', 'operation', 'refresh', 'count', 'store',
-           'ask', 'Report', 'resumed', 'rest', 'ingest']
+           'Flow', 'settle', 'OpenSearchIndex', 'create', 'spelt', 'line', 'operation', 'refresh', 'count', 'listed',
+           'store', 'ask', 'Report', 'resumed', 'rest', 'ingest']
 
 # %% ../nbs/12_opensearch.ipynb #imports
 import base64, functools, itertools, json, logging, os, random, re, time
@@ -292,6 +292,7 @@ class OpenSearchIndex(Index):
     def __len__(self) -> int: return count(self.server)
     def _put(self, ids, vectors): store(self, map(functools.partial(operation, self), ids, vectors))
     def _drop(self, ids): store(self, ((id, line('delete', id)) for id in ids))
+    def _ids(self): return listed(self.server)
     def _rank(self, queries, k): return (ask(self, row, k) for row in queries)
 
     def save(self) -> None:
@@ -333,6 +334,16 @@ def count(server: Server) -> int:
     "Documents."
     refresh(server)
     with told(server.place): return server.client.count(index=server.name)['count']
+
+# %% ../nbs/12_opensearch.ipynb #listed
+def listed(server: Server) -> Iterator: # ids
+    "Every document, a thousand at a time. Raises `ConfigError`, also for a list that is not whole."
+    helpers = needs('opensearchpy.helpers', 'engines')
+    refresh(server)
+    hits = helpers.scan(server.client, dict(query=dict(match_all={})), index=server.name, size=1000, _source=False)
+    with told(server.place):
+        try: yield from (hit['_id'] for hit in hits)
+        except helpers.ScanError as error: raise ConfigError(f'{server.place}: the list is not whole: {error}') from error
 
 # %% ../nbs/12_opensearch.ipynb #store
 def store(index: OpenSearchIndex, operations: Iterable) -> None:

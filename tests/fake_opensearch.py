@@ -388,6 +388,7 @@ class Fake(ThreadingHTTPServer):
         self.scheme, self.closed = 'https' if certificate else 'http', False
         self.version, self.plugins, self.auth, self.largest = version, set(plugins), auth, largest
         self.shelves, self.faults, self.always, self.requests, self.lock = {}, defaultdict(list), {}, [], threading.RLock()
+        self.scrolls = {}  # id of a scroll: the answers that are still to come
 
     @property
     def url(self) -> str: return f'{self.scheme}://127.0.0.1:{self.server_port}'
@@ -507,6 +508,7 @@ class Handler(BaseHTTPRequestHandler):
             if not self.path_parts: return 200, dict(name='fake', cluster_name='fake', version=dict(distribution='opensearch', number=self.server.version), tagline='The OpenSearch Project: https://opensearch.org/')
             if self.path_parts[0] == '_nodes': return 200, dict(nodes=dict(fake=dict(version=self.server.version, plugins=[dict(name=name) for name in sorted(self.server.plugins)])))
             if endpoint == '_bulk': return self.bulk()
+            if self.path_parts == ['_search', 'scroll']: return self.scroll()
             if len(self.path_parts) == 1: return self.index()
             return self.inner(endpoint)
 
@@ -541,14 +543,43 @@ class Handler(BaseHTTPRequestHandler):
             found.append({kind: full if half and number % 2 else item(self.server, kind, name, id, source)})
         return 200, dict(took=1, errors=any('error' in next(iter(one.values())) for one in found), items=found)
 
+    def begin_scroll(self, shelf: Shelf, shards: dict, size: int) -> tuple:
+        "SearchScrollAsyncAction: what is seen now, a page a call, whatever is written meanwhile; for `match_all` alone."
+        everything = dict(match_all={})
+        if self.json().get('query', everything) != everything: raise illegal('the fake scrolls match_all only')
+        if size > MOST_HITS:
+            raise illegal(f'Batch size is too large, size must be less than or equal to: [{MOST_HITS}] but was [{size}].')
+        pages = [shelf.ids[start:start + size] for start in range(0, len(shelf.ids), size)]
+        name = uuid.uuid4().hex
+        self.server.scrolls[name] = (shelf.name, shards, pages)
+        return self.turned(name)
+
+    def turned(self, name: str) -> tuple:
+        index, shards, pages = self.server.scrolls[name]
+        hits = [dict(_index=index, _id=id, _score=None) for id in (pages.pop(0) if pages else [])]
+        return 200, dict(_scroll_id=name, took=1, timed_out=False, _shards=shards, hits=dict(max_score=None, hits=hits))
+
+    def scroll(self) -> tuple:
+        "RestSearchScrollAction and RestClearScrollAction: the id stands in the body."
+        body = self.json()
+        if self.command == 'DELETE':
+            for name in body['scroll_id']: self.server.scrolls.pop(name, None)
+            return 200, dict(succeeded=True, num_freed=len(body['scroll_id']))
+        name = body.get('scroll_id')
+        if name not in self.server.scrolls:
+            raise Refusal(404, 'search_context_missing_exception', f'No search context found for id [{name}]')
+        return self.turned(name)
+
     def search(self, shelf: Shelf, shards: dict) -> tuple:
         "RestSearchAction and SearchService: known keys, a window of 10,000; what a shard refuses is told as `search_phase_execution_exception`."
         body = self.json()
         for key, value in body.items():
-            if key not in ('query', 'size', '_source', 'track_total_hits', 'search_pipeline'): raise unparsed(f'Unknown key for a {"START_OBJECT" if isinstance(value, dict) else "VALUE"} in [{key}].')
+            if key not in ('query', 'size', '_source', 'track_total_hits', 'search_pipeline', 'sort'): raise unparsed(f'Unknown key for a {"START_OBJECT" if isinstance(value, dict) else "VALUE"} in [{key}].')
         for key in self.parameters:
-            if key not in ('allow_partial_search_results', 'search_pipeline'): raise illegal(f'request [/{shelf.name}/_search] contains unrecognized parameter: [{key}]')
-        size = body.get('size', 10)
+            if key not in ('allow_partial_search_results', 'search_pipeline', 'scroll', 'size', '_source'): raise illegal(f'request [/{shelf.name}/_search] contains unrecognized parameter: [{key}]')
+        size = int(self.parameters.get('size', body.get('size', 10)))
+        if body.get('sort', '_doc') != '_doc': raise illegal(f'No mapping found for [{body["sort"]}] in order to sort on')
+        if 'scroll' in self.parameters: return self.begin_scroll(shelf, shards, size)
         try:
             if size > MOST_HITS: raise illegal(f'Result window is too large, from + size must be less than or equal to: [{MOST_HITS}] but was [{size}].')
             phases = two_phases(body.get('search_pipeline', {}), self.server)

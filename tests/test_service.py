@@ -1,8 +1,12 @@
 """The search page over a real socket: many clients at once, hostile requests, a browser."""
-import asyncio, signal, socket, subprocess, sys, time
+import asyncio, re, signal, socket, subprocess, sys, threading, time
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 import httpx, psutil, pytest
+from splade_nb import service
+from splade_nb.box import Hit, Term
+from splade_nb.config import ConfigError
 
 MEGABYTE = 2 ** 20
 CLIENTS = 200
@@ -182,3 +186,117 @@ def test_what_is_missing_is_said_and_not_drawn(served, browser):
     browser.open(f'{served[1]}?q=%F0%9F%99%82') # 🙂
     browser.wait('document.getElementById("search-status").textContent.includes("없습니다")')
     assert not browser.value('document.querySelectorAll(".hit").length')
+
+
+# A long text, an index that fails: the application alone, over a box that does as it is told
+
+class Told:
+    "A box whose answers are given; `ask` raises where it is told to."
+    def __init__(self, *found):
+        self.found, self.index = list(found), SimpleNamespace(engine='exact')
+        self.encoder = SimpleNamespace(label=SimpleNamespace(model='77aa'))
+
+    def __len__(self): return len(self.found)
+
+    def ask(self, query, k):
+        if query == '고장': raise ConfigError('kim/texts.db: disk I/O error')
+        return self.found[:k]
+
+
+KIMCHI = Term('김치', 'word', 1.0, False)
+HIT = Hit('kimchi', 1.0, '김치', '배추를 소금에 절여 김치를 담근다.', [KIMCHI])
+
+
+def steps(call) -> int: # bytecodes run in the service's module, and letters given to its searches
+    "What a call costs, counted and not timed."
+    found, search = [0], re.finditer
+    def traced(frame, event, _):
+        if frame.f_code.co_filename != service.__file__: return None
+        frame.f_trace_opcodes = True
+        found[0] += event == 'opcode'
+        return traced
+    def counted(pattern, text, *flags):
+        found[0] += len(text)
+        return search(pattern, text, *flags)
+    before = sys.gettrace()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service.re, 'finditer', counted)
+        sys.settrace(traced)
+        try: call()
+        finally: sys.settrace(before)
+    return found[0]
+
+
+def test_a_passage_costs_as_much_as_the_text_is_long():
+    terms = [KIMCHI, Term('배', 'word', .5, False), Term('-치', 'part', .2, False)]
+    text = '배 김치 배추김치 소금 물 ' * 1600
+    short, long = (steps(lambda: service.passage(text[:letters], terms)) for letters in (2_400, 24_000))
+    assert short > 2_400 and 9 < long / short < 11
+
+
+def test_a_slow_passage_keeps_no_other_request_waiting(monkeypatch):
+    begun, release, whole = threading.Event(), threading.Event(), service.passage
+    released = []
+    def slow(text, terms):
+        begun.set()
+        released.append(release.wait(20)) # ends by itself only where the loop stands still, which the last line tells
+        return whole(text, terms)
+    monkeypatch.setattr(service, 'passage', slow)
+
+    async def both() -> tuple:
+        over = httpx.ASGITransport(service.application(Told(HIT)))
+        async with httpx.AsyncClient(transport=over, base_url='http://localhost') as client:
+            first = asyncio.create_task(client.post('/api/search', json={'query': '김치'}))
+            await asyncio.to_thread(begun.wait)
+            other = await client.get('/api/health')
+            assert not first.done()
+            release.set()
+            return await first, other
+
+    first, other = asyncio.run(both())
+    assert other.json()['texts'] == 1 and first.json()['hits'][0]['id'] == 'kimchi'
+    assert released == [True], 'the other request was answered while the passage was not done'
+
+
+@pytest.fixture
+def failing():
+    "The address of a service whose index fails for one query."
+    import uvicorn
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(service.application(Told(HIT)), port=port, log_level='error', lifespan='off'))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not answers(port): assert thread.is_alive()
+    yield f'http://127.0.0.1:{port}'
+    server.should_exit = True
+    thread.join()
+
+
+def type_query(browser, text: str) -> None:
+    browser.value('document.getElementById("query").select()')
+    browser.call('Input.insertText', text=text)
+
+
+def test_an_index_that_fails_is_said_and_older_hits_do_not_stand_for_an_answer(failing, browser, capsys):
+    answer = httpx.post(f'{failing}/api/search', json={'query': '고장'})
+    assert answer.status_code == 500 and 'service was started' in answer.json()['detail'] and 'kim' not in answer.text
+    assert 'kim/texts.db: disk I/O error' in capsys.readouterr().err
+    browser.open(failing)
+    hits, status = 'document.querySelectorAll(".hit").length', 'document.getElementById("search-status").textContent'
+    type_query(browser, '김치')
+    browser.wait(f'{hits} === 1')
+    type_query(browser, '고장')
+    browser.wait(f'{status}.includes("까닭")')
+    assert browser.value(hits) == 0
+    type_query(browser, '김치')
+    browser.wait(f'{hits} === 1')
+
+
+def test_a_service_that_does_not_answer_is_said_on_the_page(failing, browser):
+    browser.call('Network.setBlockedURLs', urls=['*/api/*'])
+    try:
+        browser.open(failing)
+        browser.wait('document.getElementById("about").textContent.includes("알려 주지 않았습니다")')
+        type_query(browser, '김치')
+        browser.wait('document.getElementById("search-status").textContent.includes("닿지 못했습니다")')
+    finally: browser.call('Network.setBlockedURLs', urls=[])
