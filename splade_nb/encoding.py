@@ -7,9 +7,9 @@ __all__ = ['DENSE_BYTES', 'windows', 'beyond', 'cut_note', 'batches', 'most_rows
            'tell_cut', 'is_looked_up', 'lookup', 'encode', 'length_for', 'counted', 'saturated', 'lookup_documents',
            'lookup_queries', 'shard_label', 'claim_folder', 'Again', 'in_parts', 'texts_hash', 'count_collection',
            'counted_of', 'check_numbers', 'needs_length', 'encoding_options', 'with_ids', 'shard_path', 'facts_path',
-           'is_there', 'encode_shard', 'counts_name', 'count_shards', 'finish', 'encode_shards', 'write_shard',
-           'read_shards', 'shard_facts', 'shard_ids', 'shard_texts', 'collection_frequencies', 'collection_factor_of',
-           'heaviest', 'terms']
+           'is_there', 'encode_shard', 'counts_name', 'count_shards', 'finish', 'shard_notes', 'encode_shards',
+           'write_shard', 'read_shards', 'shard_facts', 'shard_ids', 'shard_texts', 'collection_frequencies',
+           'collection_factor_of', 'heaviest', 'terms']
 
 # %% ../nbs/11_encoding.ipynb #imports
 import hashlib, itertools, json, math, os, warnings
@@ -332,23 +332,32 @@ def count_shards(folder: Path, collection: dict) -> Frequencies:
     return Frequencies(collection['documents'], counts.astype(np.int64))
 
 # %% ../nbs/11_encoding.ipynb #finish
-def finish(folder: Path, marks: list, counted: dict | None = None) -> bool: # whether every shard is there
+def finish(folder: Path, marks: list, window: int, counted: dict | None = None) -> bool: # whether every shard is there
     "Where all shards of the texts are there, write what they are. Raises `ConfigError` where the texts have changed."
     if not marks: raise ConfigError('there is no text to encode')
     facts = [read_json(facts_path(folder, number)) for number, mark in enumerate(marks) if is_there(folder, number, mark)]
     if shard_path(folder, len(marks)).exists():
-        raise ConfigError(f'{shard_path(folder, len(marks))}: the texts end before it; there were more of them. Take another folder')
+        raise ConfigError(f'{shard_path(folder, len(marks))}: the texts end before it; there were more of them; take another folder')
     documents = sum(len(each['ids']) for each in facts)
     if counted and len(facts) == len(marks) and counted['hash'] != texts_hash(marks):
         raise ConfigError(f'{folder}: {counted["documents"]:,} texts were counted, and others are there now: {documents:,} of them; take another folder')
     if len(facts) < len(marks): return False
     add_up = lambda value: sum(map(value, facts))
-    found = dict(documents=documents, shards=len(facts), hash=texts_hash(marks), empty=add_up(lambda each: each['empty']),
+    found = dict(documents=documents, shards=len(facts), hash=texts_hash(marks), window=window, empty=add_up(lambda each: each['empty']),
                  cut={name: add_up(lambda each: each['cut'].get(name, 0)) for name in ('texts', 'pieces')})
     label = read_json(folder/'shards.json')
     if label.get('document', True): keep_counts(count_shards(folder, found), folder/'frequencies.npz', counts_name(label, found))
     write_json(folder/'shards.json', label | dict(collection=found))
     return True
+
+# %% ../nbs/11_encoding.ipynb #shard-notes
+def shard_notes(label: dict) -> list: # of `shards.json`
+    "What whoever encoded texts should know of them."
+    if 'collection' not in label: return ['shards of other parts are still to come']
+    found = label['collection']
+    cut = cut_note(found['cut'], found['documents'], found['window'], label.get('most_windows', 8))
+    empty = f'{found["empty"]:,} of {found["documents"]:,} texts are empty' if found['empty'] else ''
+    return [note for note in (cut, empty) if note]
 
 # %% ../nbs/11_encoding.ipynb #encode-shards
 def encode_shards(model, pieces: Pieces,
@@ -364,11 +373,12 @@ def encode_shards(model, pieces: Pieces,
     folder, made, marks = Path(folder), 0, []
     check_numbers(size=size, **options)
     how = encoding_options(model, options) # what cannot be is refused before the folder is taken
-    label = shard_label(model, pieces, size=size, unit=unit, **options)
+    label = shard_label(model, pieces, size=size, **(dict(unit=True) if unit else {}), **options)
     if needs_length(model, options):
         label['counted'] = counted_of(model, pieces, texts, folder, label)
         total = label['counted']['documents']
         how['mean_length'] = label['mean_length'] = label['counted']['pieces'] / total
+    else: label.setdefault('mean_length', 0.0)
     claim_folder(folder, label)
     with tqdm(total=total, desc='encoding', unit=' texts', mininterval=10) as bar:
         for number, some in enumerate(in_parts(with_ids(texts, ids), size)):
@@ -378,7 +388,7 @@ def encode_shards(model, pieces: Pieces,
                 encode_shard(model, pieces, folder, number, names, words, unit, **how)
                 made += 1
             bar.update(len(some))
-    finish(folder, marks, label.get('counted'))
+    finish(folder, marks, model.settings.max_length - 2, label.get('counted'))
     return made
 
 # %% ../nbs/11_encoding.ipynb #write-shard

@@ -9,8 +9,8 @@ __all__ = ['PARAMETERS', 'COMMANDS', 'check_parameters', 'notebook_names', 'scal
            'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config', 'weight_bytes',
            'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version', 'keep_samples',
            'load_encoder', 'evaluate_model', 'text_lines', 'named_texts', 'text_stream', 'named_queries', 'to_encode',
-           'shard_notes', 'options_for', 'encode_texts', 'finished', 'convert_shards', 'export_model', 'parse_setting',
-           'parser', 'add_encode_options', 'encode_command', 'add_export_options', 'add_train_options', 'sort_changes',
+           'options_for', 'encode_texts', 'finished', 'convert_shards', 'export_model', 'parse_setting', 'parser',
+           'add_encode_options', 'encode_command', 'add_export_options', 'add_train_options', 'sort_changes',
            'wires_command', 'main']
 
 # %% ../nbs/15_run.ipynb #imports
@@ -28,7 +28,7 @@ from .collection import DataError, toy_corpus, with_splits
 from .config import ConfigError, Settings, needs_teacher, out_of_reach, read_overrides, resolve, version_name, write_json
 from .curriculum import PAIR_TYPES
 from .encoding import Again, collection_factor_of, cut_note, encode, encode_shards, heaviest, lookup_queries
-from .encoding import read_shards, shard_ids, shard_texts, terms
+from .encoding import read_shards, shard_ids, shard_notes, shard_texts, terms
 from .exports import EXPORTS, write_form
 from .findings import worst_queries
 from .formats import write_vectors
@@ -387,20 +387,11 @@ def to_encode(source: str, queries: bool = False) -> tuple: # texts, ids; None f
     found = dict(named_queries(source) if queries else named_texts(source))
     return list(found.values()), list(found)
 
-# %% ../nbs/15_run.ipynb #shard-notes
-def shard_notes(model, label: dict) -> list: # of `shards.json`
-    "What whoever encoded texts should know of them."
-    if 'collection' not in label: return ['shards of other parts are still to come']
-    found, windows = label['collection'], label.get('most_windows', 8)
-    cut = cut_note(found['cut'], found['documents'], model.settings.max_length - 2, windows)
-    empty = f'{found["empty"]:,} of {found["documents"]:,} texts are empty' if found['empty'] else ''
-    return [note for note in (cut and f'{cut}; --windows 0 reads all', empty) if note]
-
 # %% ../nbs/15_run.ipynb #encode-command
 def options_for(model, pieces: Pieces, queries: bool = False, collection: str = '',
                 korean: bool = False, windows: int = 8, **options) -> dict: # of `encode_shards`
     "What the command line says, as `encode_shards` takes it. Raises `ConfigError`."
-    keep = np.flatnonzero(~masks(pieces)['foreign']) if korean else None
+    keep = np.flatnonzero(~masks(pieces)['foreign'][:len(pieces.tokenizer)]) if korean else None # columns after the pieces stay
     options |= dict(keep=keep, most_windows=windows, unit=model.settings.similarity == 'cosine')
     if collection and not queries: raise ConfigError('collection: it is for queries, name them with --queries')
     if queries and model.settings.index_share and not collection:
@@ -422,7 +413,8 @@ def encode_texts(folder: str, source: str, out: str,
     written = encode_shards(model, pieces, texts, out, size, part, parts, ids=ids, **how)
     save_pieces(pieces, Path(out)/'pieces')
     label = config.read_json(Path(out)/'shards.json')
-    for note in shard_notes(model, label): print(note, file=sys.stderr)
+    for note in shard_notes(label): print(note, file=sys.stderr)
+    if label.get('collection', {}).get('cut', {}).get('texts'): print('--windows 0 reads them to their end', file=sys.stderr)
     return dict(written=written, whole='collection' in label, **label)
 
 # %% ../nbs/15_run.ipynb #convert-command
