@@ -33,7 +33,7 @@ def windows(ids: list,            # pieces of one text
     "A text's pieces cut into windows."
     return [ids[start:start + size] for start in range(0, max(1, len(ids)), size)][:most or None]
 
-# %% ../nbs/11_encoding.ipynb #cut
+# %% ../nbs/11_encoding.ipynb #beyond
 def beyond(ids: list,            # pieces of each text
            size: int,            # pieces a window, marks not counted
            most: int = 8         # windows at most; 0: all of them
@@ -42,6 +42,7 @@ def beyond(ids: list,            # pieces of each text
     lost = [len(row) - most * size for row in ids if most and len(row) > most * size]
     return dict(texts=len(lost), pieces=sum(lost))
 
+# %% ../nbs/11_encoding.ipynb #cut-note
 def cut_note(cut: dict,          # of `beyond`
              texts: int,         # of which they were
              size: int, most: int) -> str: # empty where nothing was cut
@@ -127,11 +128,12 @@ def tell_cut(model, ids: list, most: int, cut: dict | None) -> None:
         warnings.warn(f'{cut_note(found, len(ids), size, most)}; most_windows=0 reads all', stacklevel=4)
     for name, number in found.items() if cut is not None else (): cut[name] = cut.get(name, 0) + number
 
-# %% ../nbs/11_encoding.ipynb #lookup
+# %% ../nbs/11_encoding.ipynb #is-looked-up
 def is_looked_up(model, document: bool) -> bool:
     "Whether vectors are rows of a table, for which no text is read by the backbone."
     return model.query_shift is not None and not document
 
+# %% ../nbs/11_encoding.ipynb #lookup
 def lookup(model, pieces: Pieces, texts: list, factor=None, keep=None) -> sparse.csr_matrix: # [N, V] float32
     "Queries of a model that has a table for them; columns after the pieces stay where `keep` restricts these."
     weights = query_weights(model).cpu().numpy() * (1 if factor is None else factor)
@@ -243,11 +245,13 @@ class Again:
     def __init__(self, begin): self.begin = begin # without arguments, gives an iterable
     def __iter__(self): return iter(self.begin())
 
+# %% ../nbs/11_encoding.ipynb #in-parts
 def in_parts(stream: Iterable, size: int) -> Iterator: # lists
     "`size` at a time; the last part may be smaller."
     stream = iter(stream)
     while part := list(itertools.islice(stream, size)): yield part
 
+# %% ../nbs/11_encoding.ipynb #texts-hash
 def texts_hash(texts: list) -> str: # 16 hex digits
     "The same for the same texts in the same order."
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
@@ -276,16 +280,18 @@ def counted_of(model, pieces: Pieces, texts: Iterable, folder: Path, label: dict
                           'can be read only once: give a list, or Again(function), or mean_length')
     return count_collection(model, pieces, texts, label['size'])
 
-# %% ../nbs/11_encoding.ipynb #shard-steps
+# %% ../nbs/11_encoding.ipynb #check-numbers
 def check_numbers(size: int = 1, top_k: int = 0, threshold: float = 0.0, most_windows: int = 8, **_) -> None:
     "Raises `ConfigError` for numbers that would leave everything out."
     for name, value, least in (('size', size, 1), ('top_k', top_k, 0), ('threshold', threshold, 0), ('most_windows', most_windows, 0)):
         if not value >= least: raise ConfigError(f'{name}={value}: at least {least}')
 
+# %% ../nbs/11_encoding.ipynb #needs-length
 def needs_length(model, options: dict) -> bool:
     "Whether the mean length of a collection is to be counted."
     return bool(model.settings.index_share and options.get('document', True) and 'mean_length' not in options)
 
+# %% ../nbs/11_encoding.ipynb #encoding-options
 def encoding_options(model, options: dict) -> dict:
     "Options of `encode` with the decoder made ready. Raises `ConfigError` for those that a model cannot have."
     if is_looked_up(model, options.get('document', True)): return dict(options)
@@ -293,15 +299,17 @@ def encoding_options(model, options: dict) -> dict:
     rest = {name: value for name, value in options.items() if name not in ('keep', 'screen')}
     return dict(rest, decoder=prepared_decoder(model, **asked))
 
-# %% ../nbs/11_encoding.ipynb #shard-files
+# %% ../nbs/11_encoding.ipynb #with-ids
 def with_ids(texts: Iterable, ids: Iterable | None) -> Iterator: # id, text
     "Raises `ValueError` where there are more or fewer ids than texts."
     if ids is None: yield from ((str(number), text) for number, text in enumerate(texts))
     else: yield from zip(ids, texts, strict=True)
 
+# %% ../nbs/11_encoding.ipynb #shard-path
 def shard_path(folder: Path, number: int) -> Path: return folder/f'shard-{number:06d}.npz'
 def facts_path(folder: Path, number: int) -> Path: return folder/f'texts-{number:06d}.json'
 
+# %% ../nbs/11_encoding.ipynb #is-there
 def is_there(folder: Path, number: int, mark: str) -> bool:
     "Whether a shard is written. Raises `ConfigError` where it was made of other texts."
     if not (shard_path(folder, number).exists() and facts_path(folder, number).exists()): return False
@@ -318,11 +326,12 @@ def encode_shard(model, pieces: Pieces, folder: Path, number: int, ids: list, te
     write_json(facts_path(folder, number), dict(hash=texts_hash(texts), ids=ids, empty=empty, cut=cut))
     write_shard(shard_path(folder, number), normalize(rows) if unit else rows)
 
-# %% ../nbs/11_encoding.ipynb #count-shards
+# %% ../nbs/11_encoding.ipynb #counts-name
 def counts_name(label: dict, collection: dict) -> str:
     "Of which shards document frequencies are."
     return texts_hash([label['model'], label['vocabulary'], collection['hash']])
 
+# %% ../nbs/11_encoding.ipynb #count-shards
 def count_shards(folder: Path, collection: dict) -> Frequencies:
     "In how many documents each column is active, from the shards' columns alone."
     counts = 0
@@ -410,17 +419,19 @@ def read_shards(folder: Path | str) -> Iterator: # [n, V] csr, in the order of t
         if not path.exists(): raise ConfigError(f'{folder}: {path.name} is missing; encode again, the others stay')
         yield sparse.load_npz(path)
 
-# %% ../nbs/11_encoding.ipynb #read-facts
+# %% ../nbs/11_encoding.ipynb #shard-facts
 def shard_facts(folder: Path | str) -> Iterator: # dicts; none for shards of an earlier version
     "What each shard was made of."
     folder = Path(folder)
     for number in range(read_json(folder/'shards.json').get('collection', {}).get('shards', 0)):
         yield read_json(facts_path(folder, number))
 
+# %% ../nbs/11_encoding.ipynb #shard-ids
 def shard_ids(folder: Path | str) -> Iterator: # str
     "Ids of the rows, in their order."
     return itertools.chain.from_iterable(facts['ids'] for facts in shard_facts(folder))
 
+# %% ../nbs/11_encoding.ipynb #shard-texts
 def shard_texts(folder: Path | str, named: Iterable) -> Iterator: # named: (id, text); str
     "The texts of the rows. Raises `ConfigError` where ids or texts are not those that were encoded."
     named = iter(named)
@@ -431,7 +442,7 @@ def shard_texts(folder: Path | str, named: Iterable) -> Iterator: # named: (id, 
         yield from (text for _, text in some)
     if next(named, None) is not None: raise ConfigError(f'{folder}: more texts than were encoded')
 
-# %% ../nbs/11_encoding.ipynb #collection-factor-of
+# %% ../nbs/11_encoding.ipynb #collection-frequencies
 def collection_frequencies(folder: Path | str, model, pieces: Pieces) -> Frequencies:
     "Document frequencies of encoded documents. Raises `ConfigError` where they are not whole, or another model's."
     folder, mine = Path(folder), shard_label(model, pieces)
@@ -444,6 +455,7 @@ def collection_frequencies(folder: Path | str, model, pieces: Pieces) -> Frequen
     found = kept(folder/'frequencies.npz', counts_name(label, label['collection']), len(model.special))
     return count_shards(folder, label['collection']) if found is None else found
 
+# %% ../nbs/11_encoding.ipynb #collection-factor-of
 def collection_factor_of(folder: Path | str, model, pieces: Pieces): # [V] float32, or None; see `model.factor_for`
     "What the weights of a query are multiplied by over encoded documents. Raises `ConfigError`."
     found = collection_frequencies(folder, model, pieces)

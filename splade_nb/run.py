@@ -352,7 +352,7 @@ def evaluate_model(folder: str, source: str,
     return {**contract_metrics(collection.name, found['per_query']), 'bm25': contract_metrics(collection.name, bm25_metrics(collection, ids)),
             'active_terms': found['active_terms'], **({'cut': found['cut']} if found['cut'] else {})}
 
-# %% ../nbs/15_run.ipynb #read-lines
+# %% ../nbs/15_run.ipynb #text-lines
 def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
     "A file's lines as they are read, empty ones too. Raises `DataError` where it cannot be read as UTF-8."
     try:
@@ -364,6 +364,7 @@ def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
         raise DataError(path, number + 1, 'encoding', f'byte 0x{raw[error.start]:02x}', 'UTF-8') from None
     except OSError as error: raise DataError(path, None, 'file', error.strerror, 'a file with a text on each line') from error
 
+# %% ../nbs/15_run.ipynb #read-lines
 def named_texts(source: str) -> Iterator: # id, text
     "The lines of a `.txt` file by their numbers, as they are read, or the documents of whatever `data.load` takes. Raises `DataError`."
     yield from text_lines(source) if source.endswith('.txt') else collect(source).texts.items()
@@ -381,13 +382,14 @@ def named_queries(source: str) -> Iterator: # id, text
         yield from ((query.id, query.text) for query in data.read_queries(data.read_rows(path, faults), faults).values())
     else: yield from ((id, query.text) for id, query in collect(source).queries.items())
 
+# %% ../nbs/15_run.ipynb #to-encode
 def to_encode(source: str, queries: bool = False) -> tuple: # texts, ids; None for line numbers
     "What `encode_shards` reads: a text file anew each time, whatever else is held."
     if source.endswith('.txt'): return Again(lambda: text_stream(source)), None
     found = dict(named_queries(source) if queries else named_texts(source))
     return list(found.values()), list(found)
 
-# %% ../nbs/15_run.ipynb #encode-command
+# %% ../nbs/15_run.ipynb #options-for
 def options_for(model, pieces: Pieces, queries: bool = False, collection: str = '',
                 korean: bool = False, windows: int = 8, **options) -> dict: # of `encode_shards`
     "What the command line says, as `encode_shards` takes it. Raises `ConfigError`."
@@ -399,6 +401,7 @@ def options_for(model, pieces: Pieces, queries: bool = False, collection: str = 
     factor = collection_factor_of(collection, model, pieces) if collection else None
     return options | (dict(document=False, factor=factor) if queries else {})
 
+# %% ../nbs/15_run.ipynb #encode-command
 def encode_texts(folder: str, source: str, out: str,
                  queries: bool = False,     # the source's queries, in place of its documents
                  collection: str = '',      # shards of the documents that queries are for
@@ -417,7 +420,7 @@ def encode_texts(folder: str, source: str, out: str,
     if label.get('collection', {}).get('cut', {}).get('texts'): print('--windows 0 reads them to their end', file=sys.stderr)
     return dict(written=written, whole='collection' in label, **label)
 
-# %% ../nbs/15_run.ipynb #convert-command
+# %% ../nbs/15_run.ipynb #finished
 def finished(folder: Path) -> tuple: # of `shards.json`, Pieces
     "What encoding left beside shards. Raises `ConfigError` where it has not come to its end."
     absent = [name for name in ('shards.json', 'pieces') if not (folder/name).exists()]
@@ -426,6 +429,7 @@ def finished(folder: Path) -> tuple: # of `shards.json`, Pieces
     if label['vocabulary'] == vocabulary_hash(pieces): return label, pieces
     raise ConfigError(f'{folder}: vocabulary {label["vocabulary"]} made these shards, its pieces have {vocabulary_hash(pieces)}')
 
+# %% ../nbs/15_run.ipynb #convert-command
 def convert_shards(vectors: str,     # a folder of `encode_texts`
                    format: str,      # of `formats.FORMATS`
                    out: str,
