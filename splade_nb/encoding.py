@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'windows', 'beyond', 'cut_note', 'batches', 'most_rows', 'prune', 'window_rows', 'prepared_decoder',
-           'tell_cut', 'is_looked_up', 'lookup', 'encode', 'length_for', 'counted', 'saturated', 'lookup_documents',
-           'lookup_queries', 'shard_label', 'claim_folder', 'Again', 'in_parts', 'texts_hash', 'count_collection',
-           'counted_of', 'check_numbers', 'needs_length', 'encoding_options', 'with_ids', 'shard_path', 'facts_path',
-           'is_there', 'encode_shard', 'counts_name', 'count_shards', 'finish', 'shard_notes', 'encode_shards',
-           'write_shard', 'read_shards', 'shard_facts', 'shard_ids', 'shard_texts', 'collection_frequencies',
-           'collection_factor_of', 'heaviest', 'terms']
+           'check_numbers', 'tell_cut', 'is_looked_up', 'lookup', 'encode', 'length_for', 'counted', 'saturated',
+           'lookup_documents', 'lookup_queries', 'shard_label', 'claim_folder', 'Again', 'in_parts', 'texts_hash',
+           'count_collection', 'counted_of', 'needs_length', 'encoding_options', 'with_ids', 'shard_path', 'facts_path',
+           'is_there', 'refuse_more', 'brief_facts', 'encode_shard', 'counts_name', 'count_shards', 'finish',
+           'shard_notes', 'encode_shards', 'write_shard', 'read_shards', 'shard_facts', 'shard_ids', 'shard_texts',
+           'collection_frequencies', 'collection_factor_of', 'heaviest', 'terms']
 
 # %% ../nbs/11_encoding.ipynb #imports
 import hashlib, itertools, json, math, os, warnings
@@ -116,6 +116,13 @@ def prepared_decoder(model, keep=None, screen: bool = False, precision: str = 'f
     if model.decoder is not None: return decoder_for(model, keep, screen, precision)
     if keep is not None or screen: raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to screen')
 
+# %% ../nbs/11_encoding.ipynb #check-numbers
+def check_numbers(size: int = 1, top_k: int = 0, threshold: float = 0.0, most_windows: int = 8, **_) -> None:
+    "Raises `ConfigError` for numbers that would leave everything out."
+    wanted = (('size', size, 1), ('top_k', top_k, 0), ('threshold', threshold, 0), ('most_windows', most_windows, 0))
+    for name, value, least in wanted:
+        if not value >= least: raise ConfigError(f'{name}={value}: at least {least}')
+
 # %% ../nbs/11_encoding.ipynb #told
 def _told(bar, rows): bar.update(rows.shape[0]); return rows
 
@@ -159,6 +166,7 @@ def encode(model, pieces: Pieces,
            cut: dict | None = None    # takes what `beyond` counts; None: a warning tells it
           ) -> sparse.csr_matrix:     # [N, V] float32
     "Sparse vectors of texts, in their order; the model is put in evaluation mode. Raises `ConfigError`."
+    check_numbers(top_k=top_k, threshold=threshold, most_windows=most_windows)
     if is_looked_up(model, document): return prune(lookup(model, pieces, texts, factor, keep), top_k, threshold)
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
     was_training = model.training; model.eval()
@@ -222,7 +230,9 @@ def lookup_queries(pieces: Pieces,
 def shard_label(model, pieces: Pieces, **options) -> dict:
     "What shards of one folder have in common: weights, vocabulary and options."
     found = hashlib.sha256()
-    for name, value in model.state_dict().items(): found.update(name.encode()); found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    for name, value in model.state_dict().items():
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     for name, kind in (('keep', np.int64), ('factor', np.float32)):
         if options.get(name) is None: continue
         options[name] = hashlib.sha256(np.asarray(options[name], dtype=kind).tobytes()).hexdigest()[:16]
@@ -258,7 +268,7 @@ def texts_hash(texts: list) -> str: # 16 hex digits
 
 # %% ../nbs/11_encoding.ipynb #count-collection
 def count_collection(model, pieces: Pieces, texts: Iterable, size: int = 10_000) -> dict: # documents, pieces, hash
-    "What is to be known of all documents before the first is encoded; holds `size` of them. Raises `ConfigError` where there is none."
+    "What is to be known of all documents before the first is encoded; holds `size`. Raises `ConfigError` for none."
     documents, total, marks = 0, 0, []
     with tqdm(desc='counting', unit=' texts', mininterval=10, delay=5) as bar:
         for some in in_parts(texts, size):
@@ -271,20 +281,14 @@ def count_collection(model, pieces: Pieces, texts: Iterable, size: int = 10_000)
 
 # %% ../nbs/11_encoding.ipynb #counted-of
 def counted_of(model, pieces: Pieces, texts: Iterable, folder: Path, label: dict) -> dict: # of `count_collection`
-    "Read from `shards.json`, else counted. Raises `ConfigError` for another's folder, and for texts that can be read only once."
+    "Read from `shards.json`, else counted. Raises `ConfigError` for another's folder, and for a stream."
     there = read_json(folder/'shards.json') if (folder/'shards.json').exists() else {}
     if there: claim_folder(folder, label | {name: there[name] for name in ('counted', 'mean_length') if name in there})
     if 'counted' in there: return there['counted']
     if iter(texts) is texts:
-        raise ConfigError(f'index_share={model.settings.index_share}: the mean length of all texts comes first, and this stream '
-                          'can be read only once: give a list, or Again(function), or mean_length')
+        raise ConfigError(f'index_share={model.settings.index_share}: the mean length of all texts comes first, '
+                          'and this stream can be read only once: give a list, or Again(function), or mean_length')
     return count_collection(model, pieces, texts, label['size'])
-
-# %% ../nbs/11_encoding.ipynb #check-numbers
-def check_numbers(size: int = 1, top_k: int = 0, threshold: float = 0.0, most_windows: int = 8, **_) -> None:
-    "Raises `ConfigError` for numbers that would leave everything out."
-    for name, value, least in (('size', size, 1), ('top_k', top_k, 0), ('threshold', threshold, 0), ('most_windows', most_windows, 0)):
-        if not value >= least: raise ConfigError(f'{name}={value}: at least {least}')
 
 # %% ../nbs/11_encoding.ipynb #needs-length
 def needs_length(model, options: dict) -> bool:
@@ -316,6 +320,18 @@ def is_there(folder: Path, number: int, mark: str) -> bool:
     if read_json(facts_path(folder, number))['hash'] == mark: return True
     raise ConfigError(f'{shard_path(folder, number)}: made of other texts than are there now; take another folder')
 
+# %% ../nbs/11_encoding.ipynb #refuse-more
+def refuse_more(folder: Path, counted: dict | None, documents: int) -> None:
+    "Raises `ConfigError` where more texts are there than were counted."
+    if counted and documents > counted['documents']:
+        raise ConfigError(f'{folder}: {counted["documents"]:,} texts were counted, and more are there now; take another folder')
+
+# %% ../nbs/11_encoding.ipynb #brief-facts
+def brief_facts(folder: Path, number: int) -> dict: # without the ids, which are many
+    "How much a shard was made of."
+    found = read_json(facts_path(folder, number))
+    return dict(documents=len(found['ids']), empty=found['empty'], **{'texts': 0, 'pieces': 0} | found['cut'])
+
 # %% ../nbs/11_encoding.ipynb #encode-shard
 def encode_shard(model, pieces: Pieces, folder: Path, number: int, ids: list, texts: list, unit: bool, **how) -> None:
     "One shard, and beside it what it was made of, which is written first."
@@ -344,18 +360,19 @@ def count_shards(folder: Path, collection: dict) -> Frequencies:
 def finish(folder: Path, marks: list, window: int, counted: dict | None = None) -> bool: # whether every shard is there
     "Where all shards of the texts are there, write what they are. Raises `ConfigError` where the texts have changed."
     if not marks: raise ConfigError('there is no text to encode')
-    facts = [read_json(facts_path(folder, number)) for number, mark in enumerate(marks) if is_there(folder, number, mark)]
-    if shard_path(folder, len(marks)).exists():
-        raise ConfigError(f'{shard_path(folder, len(marks))}: the texts end before it; there were more of them; take another folder')
-    documents = sum(len(each['ids']) for each in facts)
-    if counted and len(facts) == len(marks) and counted['hash'] != texts_hash(marks):
-        raise ConfigError(f'{folder}: {counted["documents"]:,} texts were counted, and others are there now: {documents:,} of them; take another folder')
+    there, after = [n for n, mark in enumerate(marks) if is_there(folder, n, mark)], shard_path(folder, len(marks))
+    if after.exists():
+        raise ConfigError(f'{after}: the texts end before it, there were more of them; take another folder')
+    facts = [brief_facts(folder, number) for number in there]
     if len(facts) < len(marks): return False
-    add_up = lambda value: sum(map(value, facts))
-    found = dict(documents=documents, shards=len(facts), hash=texts_hash(marks), window=window, empty=add_up(lambda each: each['empty']),
-                 cut={name: add_up(lambda each: each['cut'].get(name, 0)) for name in ('texts', 'pieces')})
+    if counted and counted['hash'] != texts_hash(marks):
+        raise ConfigError(f'{folder}: other texts are there now than were counted; take another folder')
+    add_up = lambda name: sum(each[name] for each in facts)
+    found = dict(documents=add_up('documents'), shards=len(facts), hash=texts_hash(marks), window=window,
+                 empty=add_up('empty'), cut=dict(texts=add_up('texts'), pieces=add_up('pieces')))
     label = read_json(folder/'shards.json')
-    if label.get('document', True): keep_counts(count_shards(folder, found), folder/'frequencies.npz', counts_name(label, found))
+    if label.get('document', True):
+        keep_counts(count_shards(folder, found), folder/'frequencies.npz', counts_name(label, found))
     write_json(folder/'shards.json', label | dict(collection=found))
     return True
 
@@ -376,7 +393,7 @@ def encode_shards(model, pieces: Pieces,
                   total: int | None = None, # texts, for the time left
                   ids: Iterable | None = None, # of the texts; their numbers where none are given
                   unit: bool = False,    # rows of length 1, for scores by cosine
-                  **options              # of `encode`: document, keep, screen, precision, top_k, threshold, most_windows, factor
+                  **options              # of `encode`: document, keep, screen, precision, top_k, threshold, factor ...
                  ) -> int:               # shards written by this call
     "Encode into `shard-N.npz`; shards that are there are left alone. Raises `ConfigError` where they come from elsewhere."
     folder, made, marks = Path(folder), 0, []
@@ -393,6 +410,7 @@ def encode_shards(model, pieces: Pieces,
         for number, some in enumerate(in_parts(with_ids(texts, ids), size)):
             names, words = map(list, zip(*some))
             marks.append(texts_hash(words))
+            refuse_more(folder, label.get('counted'), number * size + len(words))
             if not is_there(folder, number, marks[-1]) and number % parts == part:
                 encode_shard(model, pieces, folder, number, names, words, unit, **how)
                 made += 1
@@ -414,6 +432,8 @@ def read_shards(folder: Path | str) -> Iterator: # [n, V] csr, in the order of t
     paths = sorted(folder.glob('shard-*.npz'))
     if 'collection' not in label and any(folder.glob('texts-*.json')):
         raise ConfigError(f'{folder}: not whole, {len(paths)} shards are there; encode again, it goes on')
+    if len(paths) > label.get('collection', {}).get('shards', len(paths)):
+        raise ConfigError(f'{folder}: {paths[-1].name} is none of its {label["collection"]["shards"]} shards')
     for number in range(max(len(paths), label.get('collection', {}).get('shards', 0))):
         path = shard_path(folder, number)
         if not path.exists(): raise ConfigError(f'{folder}: {path.name} is missing; encode again, the others stay')
@@ -450,8 +470,10 @@ def collection_frequencies(folder: Path | str, model, pieces: Pieces) -> Frequen
     label = read_json(folder/'shards.json')
     for name, value in (*mine.items(), ('document', True)):
         if label.get(name, True) != value:
-            raise ConfigError(f'{folder/"shards.json"}: {name}: {label.get(name)!r} made these shards, {value!r} is wanted for a collection')
-    if 'collection' not in label: raise ConfigError(f'{folder}: documents are still missing; encode them again, it goes on')
+            raise ConfigError(f'{folder/"shards.json"}: {name}: {label.get(name)!r} made these shards, '
+                              f'{value!r} is wanted for a collection')
+    if 'collection' not in label:
+        raise ConfigError(f'{folder}: documents are still missing; encode them again, it goes on')
     found = kept(folder/'frequencies.npz', counts_name(label, label['collection']), len(model.special))
     return count_shards(folder, label['collection']) if found is None else found
 

@@ -119,7 +119,8 @@ def evaluate_system(system: System, corpus: Corpus, out: Path | str) -> dict:
     run, active = system.rank(corpus, work)
     notes = shard_notes(read_json(work/'shards.json')) if (work/'shards.json').exists() else []
     write_json(path, about | measured(corpus, run) | dict(
-        documents=len(corpus), queries=len(corpus.queries), split=corpus.split, as_published=as_published(corpus), notes=[*corpus.notes, *notes], active_terms=active,
+        documents=len(corpus), queries=len(corpus.queries), split=corpus.split, as_published=as_published(corpus),
+        notes=[*corpus.notes, *notes], active_terms=active,
         date=date.today().isoformat(), seconds=round(time.monotonic() - began, 1), peak_memory_mb=peak_memory_mb(), device=machine(), versions=packages()))
     shutil.rmtree(work)
     return read_json(path)

@@ -95,14 +95,14 @@ def retrieve(model, pieces: Pieces, queries: dict, texts: dict, progress: bool =
 # %% ../nbs/15_run.ipynb #judged
 def judged(model, pieces: Pieces, collection, ids,
            most_windows: int = 8  # of a document; 0: all of it is read
-          ) -> dict: # metrics, active_terms, per_query, vectors, cut
-    "Metrics of a model on some queries of a collection; `cut` says what of its documents was not read, and is empty where all was."
+          ) -> dict: # metrics, active_terms, per_query, vectors, cut (empty where all was read)
+    "Metrics of a model on some queries of a collection; `cut` says what of its documents was not read."
     queries, cut = {id: collection.queries[id].text for id in ids}, {}
-    ranking, query_vectors, doc_vectors = retrieve(model, pieces, queries, collection.texts, most_windows=most_windows, cut=cut)
+    ranking, *vectors = retrieve(model, pieces, queries, collection.texts, most_windows=most_windows, cut=cut)
     per_query = evaluation.retrieval_metrics({id: collection.qrels[id] for id in ids}, ranking)
     note = cut_note(cut, len(collection.texts), model.settings.max_length - 2, most_windows)
-    return dict(metrics=per_query.mean().round(5).to_dict(), per_query=per_query, vectors=(query_vectors, doc_vectors),
-                active_terms=dict(query=round(evaluation.active_terms(query_vectors), 2), doc=round(evaluation.active_terms(doc_vectors), 2)),
+    return dict(metrics=per_query.mean().round(5).to_dict(), per_query=per_query, vectors=tuple(vectors),
+                active_terms=dict(zip(('query', 'doc'), (round(evaluation.active_terms(rows), 2) for rows in vectors))),
                 cut=dict(cut, note=note) if note else {})
 
 # %% ../nbs/15_run.ipynb #make-judge
@@ -226,7 +226,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
         if Path(getattr(run.settings, part)).is_dir(): changed.pop(part, None)
     summary = dict(version=name, recipe=recipe, scale=scale, changed=changed, seed=run.seed, backbone=run.settings.backbone,
                    parameters=sum(p.numel() for p in run.model.parameters()),
-                   data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs), notes=[*collection.notes, *filter(None, [found['cut'].get('note')])]),
+                   data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs),
+                             notes=[*collection.notes, *filter(None, [found['cut'].get('note')])]),
                    teacher=teacher_label(run.settings.teacher) if run.material.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
                    device=machine(),
                    metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=found['active_terms'],
@@ -343,8 +344,8 @@ def load_encoder(folder: Path | str) -> tuple: # model, pieces
 def evaluate_model(folder: str, source: str,
                    split: str = 'test',  # or all: every judged query, for data the model has not seen
                    windows: int = 8      # of a document; 0: all of it is read
-                  ) -> dict:
-    "Retrieval of a saved model on a judged collection, BM25 beside it; the JSON object of `make evaluate`, with `cut` where documents were."
+                  ) -> dict: # with `cut` where documents were
+    "Retrieval of a saved model on a judged collection, BM25 beside it; the JSON object of `make evaluate`."
     model, pieces = load_encoder(folder)
     collection = collect(source)
     ids = list(collection.split('test') if split == 'test' else collection.qrels)
@@ -362,11 +363,12 @@ def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
                 yield str(number), line.removesuffix('\n').removesuffix('\r')
     except UnicodeDecodeError as error:
         raise DataError(path, number + 1, 'encoding', f'byte 0x{raw[error.start]:02x}', 'UTF-8') from None
-    except OSError as error: raise DataError(path, None, 'file', error.strerror, 'a file with a text on each line') from error
+    except OSError as error:
+        raise DataError(path, None, 'file', error.strerror, 'a file with a text on each line') from error
 
 # %% ../nbs/15_run.ipynb #read-lines
 def named_texts(source: str) -> Iterator: # id, text
-    "The lines of a `.txt` file by their numbers, as they are read, or the documents of whatever `data.load` takes. Raises `DataError`."
+    "Lines of a `.txt` file by number, as they are read, or documents of what `data.load` takes. Raises `DataError`."
     yield from text_lines(source) if source.endswith('.txt') else collect(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
@@ -375,11 +377,12 @@ def text_stream(source: str) -> Iterator: # str
 
 # %% ../nbs/15_run.ipynb #named-queries
 def named_queries(source: str) -> Iterator: # id, text
-    "The lines of a `.txt` file, the records of a BEIR `queries.jsonl`, or the queries of whatever `data.load` takes. Raises `DataError`."
+    "Lines of a `.txt` file, records of a BEIR `queries.jsonl`, or queries of a collection. Raises `DataError`."
     if source.endswith('.txt'): yield from text_lines(source)
     elif source.endswith('.jsonl'):
-        faults, path = data.Faults(), data.locate(source)
-        yield from ((query.id, query.text) for query in data.read_queries(data.read_rows(path, faults), faults).values())
+        faults = data.Faults()
+        found = data.read_queries(data.read_rows(data.locate(source), faults), faults)
+        yield from ((query.id, query.text) for query in found.values())
     else: yield from ((id, query.text) for id, query in collect(source).queries.items())
 
 # %% ../nbs/15_run.ipynb #to-encode
@@ -391,13 +394,18 @@ def to_encode(source: str, queries: bool = False) -> tuple: # texts, ids; None f
 
 # %% ../nbs/15_run.ipynb #options-for
 def options_for(model, pieces: Pieces, queries: bool = False, collection: str = '',
-                korean: bool = False, windows: int = 8, **options) -> dict: # of `encode_shards`
+                korean: bool = False,  # only pieces that are not of another language
+                windows: int = 8,      # of a text; 0: all of it is read
+                **options              # of `encode`: screen, precision, top_k, threshold
+               ) -> dict:              # of `encode_shards`
     "What the command line says, as `encode_shards` takes it. Raises `ConfigError`."
-    keep = np.flatnonzero(~masks(pieces)['foreign'][:len(pieces.tokenizer)]) if korean else None # columns after the pieces stay
+    own = len(pieces.tokenizer) # columns after these stay
+    keep = np.flatnonzero(~masks(pieces)['foreign'][:own]) if korean else None
     options |= dict(keep=keep, most_windows=windows, unit=model.settings.similarity == 'cosine')
     if collection and not queries: raise ConfigError('collection: it is for queries, name them with --queries')
     if queries and model.settings.index_share and not collection:
-        raise ConfigError(f'index_share={model.settings.index_share}: the weights of a query depend on the collection; name its shards with --collection')
+        raise ConfigError(f'index_share={model.settings.index_share}: the weights of a query depend on the collection; '
+                          'name its shards with --collection')
     factor = collection_factor_of(collection, model, pieces) if collection else None
     return options | (dict(document=False, factor=factor) if queries else {})
 
@@ -406,9 +414,9 @@ def encode_texts(folder: str, source: str, out: str,
                  queries: bool = False,     # the source's queries, in place of its documents
                  collection: str = '',      # shards of the documents that queries are for
                  size: int = 10_000, part: int = 0, parts: int = 1,
-                 **options                  # korean: only pieces that are not of another language; windows, screen, precision, top_k, threshold
+                 **options                  # of `options_for`: korean, windows, screen, precision, top_k, threshold
                 ) -> dict:                  # of `shards.json`, how many were written, and whether all are there
-    "Encode texts into shards of rows, their pieces beside them; goes on where it was interrupted. Raises `ConfigError`, `DataError`."
+    "Encode texts into shards of rows, pieces beside; goes on where it stopped. Raises `ConfigError`, `DataError`."
     if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
     model, pieces = load_encoder(folder)
     how = options_for(model, pieces, queries, collection, **options)
@@ -417,17 +425,20 @@ def encode_texts(folder: str, source: str, out: str,
     save_pieces(pieces, Path(out)/'pieces')
     label = config.read_json(Path(out)/'shards.json')
     for note in shard_notes(label): print(note, file=sys.stderr)
-    if label.get('collection', {}).get('cut', {}).get('texts'): print('--windows 0 reads them to their end', file=sys.stderr)
+    cut = label.get('collection', {}).get('cut', {}).get('texts')
+    if cut: print('--windows 0 reads them to their end', file=sys.stderr)
     return dict(written=written, whole='collection' in label, **label)
 
 # %% ../nbs/15_run.ipynb #finished
 def finished(folder: Path) -> tuple: # of `shards.json`, Pieces
     "What encoding left beside shards. Raises `ConfigError` where it has not come to its end."
     absent = [name for name in ('shards.json', 'pieces') if not (folder/name).exists()]
-    if absent: raise ConfigError(f'{folder} holds no finished shards: {", ".join(absent)} missing; encode again, it goes on')
+    if absent:
+        raise ConfigError(f'{folder} holds no finished shards: {", ".join(absent)} missing; encode again, it goes on')
     label, pieces = config.read_json(folder/'shards.json'), load_pieces(folder/'pieces')
     if label['vocabulary'] == vocabulary_hash(pieces): return label, pieces
-    raise ConfigError(f'{folder}: vocabulary {label["vocabulary"]} made these shards, its pieces have {vocabulary_hash(pieces)}')
+    raise ConfigError(f'{folder}: vocabulary {label["vocabulary"]} made these shards, '
+                      f'its pieces have {vocabulary_hash(pieces)}')
 
 # %% ../nbs/15_run.ipynb #convert-command
 def convert_shards(vectors: str,     # a folder of `encode_texts`
@@ -435,12 +446,13 @@ def convert_shards(vectors: str,     # a folder of `encode_texts`
                    out: str,
                    source: str = ''  # what was encoded, where its texts should go along
                   ) -> dict:         # of the new `shards.json`, and how many documents there are
-    "Write shards in another form, under the ids they were encoded with; goes on where it was interrupted. Raises `ConfigError`."
+    "Write shards in another form, under their own ids; goes on where it was interrupted. Raises `ConfigError`."
     folder = Path(vectors)
     label, pieces = finished(folder)
     named = named_texts if label.get('document', True) else named_queries
-    if 'collection' in label: ids, texts = shard_ids(folder), shard_texts(folder, named(source)) if source else None
-    else: ids, texts = map(map, (itemgetter(0), itemgetter(1)), itertools.tee(named(source))) if source else (None, None)
+    ids = texts = None
+    if 'collection' in label: ids, texts = shard_ids(folder), (shard_texts(folder, named(source)) if source else None)
+    elif source: ids, texts = map(map, (itemgetter(0), itemgetter(1)), itertools.tee(named(source)))
     documents = write_vectors(read_shards(folder), out, format, pieces, ids, texts, label)
     return dict(documents=documents, **config.read_json(Path(out)/'shards.json'))
 
@@ -463,8 +475,8 @@ def parse_setting(text: str) -> tuple: # name, value
     return name, value
 
 # %% ../nbs/15_run.ipynb #parser
-COMMANDS = {'train': (), 'evaluate': ('--model', '--data'), 'encode': ('--model', '--out'), 'convert': ('--vectors', '--format', '--out'),
-            'export': ('--model', '--out')} # and what each of them must be given
+COMMANDS = {'train': (), 'evaluate': ('--model', '--data'), 'encode': ('--model', '--out'),
+            'convert': ('--vectors', '--format', '--out'), 'export': ('--model', '--out')} # and what each must be given
 
 def parser() -> argparse.ArgumentParser:
     "The command line's shape."
@@ -475,7 +487,8 @@ def parser() -> argparse.ArgumentParser:
         for option in options: sub.add_argument(option, required=True)
         if name == 'train': add_train_options(sub)
         if name == 'evaluate': sub.add_argument('--split', choices=('test', 'all'), default='test')
-        if name in ('evaluate', 'encode'): sub.add_argument('--windows', type=int, default=8, help='of a text that are read; 0: all of them')
+        if name in ('evaluate', 'encode'):
+            sub.add_argument('--windows', type=int, default=8, help='of a text that are read; 0: all of them')
         if name == 'encode': add_encode_options(sub)
         if name == 'convert': sub.add_argument('--data', default='', help='what was encoded: its texts go along')
         if name == 'export': add_export_options(sub)
@@ -494,7 +507,7 @@ def add_encode_options(sub) -> None:
     for name, value in (('top-k', 0), ('threshold', 0.0), ('size', 10_000), ('part', 0), ('parts', 1)): sub.add_argument(f'--{name}', type=type(value), default=value)
 
 # %% ../nbs/15_run.ipynb #encode-arguments
-def encode_command(model: str, data: str | None, queries: str | None, out: str, **options) -> dict: # of `encode_texts`
+def encode_command(command: str, model: str, data: str | None, queries: str | None, out: str, **options) -> dict:
     "`encode_texts` as the command line gives it."
     return encode_texts(model, data or queries, out, queries=data is None, **options)
 
@@ -541,9 +554,11 @@ def main(arguments: list | None = None) -> int: # exit code
             run, settings = sort_changes(options.set)
             summary = run_version(options.version, resume=options.resume, resume_from=options.resume_from, settings=settings, **run)
             if summary: print(json.dumps(summary, ensure_ascii=False))
-        elif options.command == 'encode': print(json.dumps(encode_command(**{k: v for k, v in vars(options).items() if k != 'command'})))
+        elif options.command == 'encode': print(json.dumps(encode_command(**vars(options))))
         elif options.command == 'convert': print(json.dumps(convert_shards(options.vectors, options.format, options.out, options.data)))
-        elif options.command == 'evaluate': print(json.dumps(evaluate_model(options.model, options.data, options.split, options.windows), ensure_ascii=False))
+        elif options.command == 'evaluate':
+            found = evaluate_model(options.model, options.data, options.split, options.windows)
+            print(json.dumps(found, ensure_ascii=False))
         else: print(json.dumps(export_model(options.model, options.to, options.out, options.push, options.public, options.licence), ensure_ascii=False))
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2

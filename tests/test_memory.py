@@ -1,4 +1,4 @@
-"""The memory plan against the kernel's own figure, in processes of their own; the largest tensor that encoding makes."""
+"""The memory plan against the kernel's own figure, in processes of their own; encoding's largest tensor."""
 import json, os, subprocess, sys
 import pytest
 import torch
@@ -55,7 +55,8 @@ class Largest(TorchDispatchMode):
 
 
 SHORT, VOCABULARY = [f'{number}번 버스' for number in range(1000)], 10_000
-DENSE = {'sigmoid': dict(gate_form='sigmoid'), 'threshold': dict(gate_form='threshold'), 'importance': dict(mlm_head=False)}
+DENSE = {'sigmoid': dict(gate_form='sigmoid'), 'threshold': dict(gate_form='threshold'),
+         'importance': dict(mlm_head=False)}
 
 
 def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
@@ -68,10 +69,10 @@ def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
 @pytest.mark.parametrize('form', DENSE)
 def test_many_short_texts_take_no_more_than_the_bound(form, monkeypatch):
     model, bound = toy_model(VOCABULARY, **DENSE[form]), 2 ** 24
-    if model.decoder is not None: torch.nn.init.constant_(model.decoder.bias, -0.35)  # some pieces stand in a vector, not half of them
+    if model.decoder is not None: torch.nn.init.constant_(model.decoder.bias, -0.35)  # a few pieces stand in a vector
     wanted, unbounded = encoded(model, SHORT, 2 ** 40, monkeypatch)
     vectors, bounded = encoded(model, SHORT, bound, monkeypatch)
-    assert unbounded >= 4 * len(SHORT) * VOCABULARY > 2 * bound >= 2 * bounded, 'all texts by all pieces, and not more than the bound'
+    assert unbounded >= 4 * len(SHORT) * VOCABULARY > 2 * bound >= 2 * bounded, 'all texts by all pieces, and the bound'
     assert wanted.nnz > len(SHORT) and abs(vectors - wanted).max() < 1e-6
     long, several = encoded(model, [' '.join(SHORT[:30])] * 100, bound, monkeypatch)  # windows count, not texts
     assert several <= bound and long.shape[0] == 100
