@@ -16,7 +16,7 @@ from splade_nb.run import collect, keep_model, load_encoder, main, retrieve
 
 VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'seed'}  # the last scores by cosine
 SMALL = dict(hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
-DOCUMENTS, SIZE = 90, 12  # of the collection, of a shard
+DOCUMENTS, SIZE = 60, 8  # of the collection, of a shard
 
 
 @pytest.fixture(scope='module')
