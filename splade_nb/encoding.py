@@ -113,6 +113,8 @@ def prepared_decoder(model, keep=None, screen: bool = False, precision: str = 'f
     "What `encode` reads of the decoder: prepare it once where many calls follow. Raises `ConfigError` for options that a model cannot have."
     choose('precision', precision, ('fp32', 'bf16'))
     if screen and precision == 'bf16': raise ConfigError('screen=True makes float32 exact: take precision=fp32 with it')
+    if screen and model.special.device.type != 'cpu':
+        raise ConfigError(f'screen=True is for a CPU, the model is on {model.special.device}')
     if model.decoder is not None: return decoder_for(model, keep, screen, precision)
     if keep is not None or screen: raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to screen')
 

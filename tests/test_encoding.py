@@ -1,14 +1,16 @@
 """Shards of documents and of queries have the scores that an evaluation judges, and nothing is lost on the way."""
 import json, shutil
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 from conftest import ROOT
 from splade_nb import encoding
 from splade_nb.collection import toy_corpus
 from splade_nb.config import ConfigError, read_json, resolve
-from splade_nb.encoding import encode, encode_shards, read_shards, shard_ids
+from splade_nb.encoding import encode, encode_shards, prepared_decoder, read_shards, shard_ids
 from splade_nb.evaluation import rank, retrieval_metrics
 from splade_nb.formats import read_vectors
 from splade_nb.material import prepare
@@ -236,6 +238,12 @@ def test_what_would_lose_everything_is_refused_before_the_folder_is_taken(told, 
     given = ['encode', '--model', models('v28'), '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards']
     assert told in refused(capsys, *given, *WRONG[told]) and not (tmp_path/'shards').exists()
     command(*given)
+
+
+def test_a_screen_off_the_cpu_is_refused():
+    "One line, where `decoder_of` raised a `ValueError` that no command caught."
+    model = SimpleNamespace(special=torch.empty(4, device='meta'), decoder=object())
+    with pytest.raises(ConfigError, match='screen=True is for a CPU, the model is on meta'): prepared_decoder(model, screen=True)
 
 
 FAULTY = {'no such file': (None, 'No such file'), 'no text': (b'', 'no text to encode'),
