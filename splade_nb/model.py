@@ -7,7 +7,7 @@ __all__ = ['TABLE_RATE', 'KEPT', 'mini_backbone', 'pretrained_backbone', 'count_
            'SpladeDoc', 'take_decoder', 'read_size', 'read_states', 'text_logits', 'texts_of', 'own_counts', 'acting',
            'on_states', 'on_logits', 'counts_act', 'activated', 'weighed', 'pool_batch', 'query_weights', 'table_batch',
            'encode_batch', 'mean_by', 'resolve_toy', 'toy_model', 'accumulated_rows', 'own_entries', 'sparse_floor',
-           'sparse_factor', 'sparse_gate', 'sparse_batch', 'kept_columns', 'wide_rows', 'decoder_for',
+           'sparse_factor', 'sparse_gate', 'makes_dense', 'sparse_batch', 'kept_columns', 'wide_rows', 'decoder_for',
            'encode_documents', 'weigh_tokens', 'token_weights', 'near_identity', 'output_weights', 'positions', 'fit',
            'backbone_for', 'create', 'factor_for', 'save_shape', 'save', 'load']
 
@@ -243,7 +243,8 @@ def mean_by(rows,   # [W, V]
             owner,  # [W] text of each row
             spans   # [B] rows of each text
            ):       # [B, V]
-    "Mean of the rows of each text."
+    "Mean of the rows of each text; rows themselves, not copies, where each text has one."
+    if len(spans) == len(rows): return rows
     return rows.new_zeros(len(spans), rows.shape[1]).index_add(0, owner, rows) / spans[:, None]
 
 # %% ../nbs/05_model.ipynb #resolve-toy
@@ -302,6 +303,12 @@ def sparse_gate(model: SpladeDoc, states, read, attention_mask, owner, spans): #
         return torch.cat([read, context[:, None].expand(-1, read.shape[1], -1).to(read.dtype)], 2), None
     gate = acting(model, states, attention_mask, owner, spans)
     return on_states(model, read, gate, owner), None if gate is None or model.gate.form.on_states else gate
+
+# %% ../nbs/05_model.ipynb #makes-dense
+def makes_dense(model: SpladeDoc) -> bool:
+    "Whether encoding makes a number for each window and piece: without a decoder, or under a gate that acts on logits."
+    if model.decoder is None: return True
+    return model.gate is not None and not model.gate.form.on_states and model.settings.gate_form != 'signed'
 
 # %% ../nbs/05_model.ipynb #sparse-batch
 @torch.no_grad()

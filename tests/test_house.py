@@ -36,7 +36,7 @@ ROOMS = {
     'objective': 'config tokens own losses curriculum material',
     'training': 'config tokens model curriculum checkpoints guard material objective',
     'wires': 'config collection tokens model curriculum material objective training',
-    'encoding': 'config tokens own model',
+    'encoding': 'config tokens idf own model',
     'formats': 'config collection tokens encoding',
     'search': 'config data tokens model lexical encoding',
     'embedded': 'config formats search',

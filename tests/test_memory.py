@@ -1,6 +1,12 @@
-"""The memory plan against the kernel's own figure, in processes of their own."""
+"""The memory plan against the kernel's own figure, in processes of their own; encoding's largest tensor."""
 import json, os, subprocess, sys
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from splade_nb import encoding
+from splade_nb.model import toy_model
+from splade_nb.tokens import Pieces, train_unigram
 
 # Memory that is given back goes back at once: what is measured is what tensors take.
 PLAIN = dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE', MALLOC_MMAP_THRESHOLD_='1000000', MALLOC_TRIM_THRESHOLD_='1000000')
@@ -36,3 +42,56 @@ def test_the_plan_is_within_a_fifth_of_the_peak(shape, tmp_path_factory):
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert 0.8 < told['predicted'] / told['measured'] < 1.2, told
+
+
+class Largest(TorchDispatchMode):
+    "The size of the largest tensor that any operation gives, in bytes."
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), names=None):
+        given = function(*arguments, **(names or {}))
+        made = [part.numel() * part.element_size() for part in tree_leaves(given) if isinstance(part, torch.Tensor)]
+        self.bytes = max(self.bytes, *made, 0)
+        return given
+
+
+SHORT, VOCABULARY = [f'{number}번 버스' for number in range(1000)], 10_000
+DENSE = {'sigmoid': dict(gate_form='sigmoid'), 'threshold': dict(gate_form='threshold'),
+         'importance': dict(mlm_head=False)}
+
+
+def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
+    "Vectors under a bound on dense tensors, and the largest tensor on the way."
+    monkeypatch.setattr(encoding, 'DENSE_BYTES', bound)
+    with Largest() as largest: vectors = encoding.encode(model, Pieces(train_unigram(SHORT, 100)), texts, cut={})
+    return vectors, largest.bytes
+
+
+@pytest.mark.parametrize('form', DENSE)
+def test_many_short_texts_take_no_more_than_the_bound(form, monkeypatch):
+    model, bound = toy_model(VOCABULARY, **DENSE[form]), 2 ** 24
+    if model.decoder is not None: torch.nn.init.constant_(model.decoder.bias, -0.35)  # a few pieces stand in a vector
+    wanted, unbounded = encoded(model, SHORT, 2 ** 40, monkeypatch)
+    vectors, bounded = encoded(model, SHORT, bound, monkeypatch)
+    assert unbounded >= 4 * len(SHORT) * VOCABULARY > 2 * bound >= 2 * bounded, 'all texts by all pieces, and the bound'
+    assert wanted.nnz > len(SHORT) and abs(vectors - wanted).max() < 1e-6
+    long, several = encoded(model, [' '.join(SHORT[:30])] * 100, bound, monkeypatch)  # windows count, not texts
+    assert several <= bound and long.shape[0] == 100
+
+
+@pytest.mark.parametrize('form', ('signed', 'hidden', 'none'))
+def test_gates_that_make_nothing_dense_are_not_divided(form, monkeypatch):
+    model = toy_model(VOCABULARY, **(dict(context_gate=False) if form == 'none' else dict(gate_form=form)))
+    torch.nn.init.constant_(model.decoder.bias, -0.35)
+    calls, true = [], encoding.sparse_batch
+    monkeypatch.setattr(encoding, 'sparse_batch', lambda *given, **named: calls.append(1) or true(*given, **named))
+    _, largest = encoded(model, SHORT[:800], 2 ** 20, monkeypatch)
+    assert len(calls) == 1 and largest < 4 * 800 * VOCABULARY
+
+
+def test_the_bound_is_small_at_a_large_vocabulary():
+    "Gigabytes where batches were bounded by tokens alone."
+    from types import SimpleNamespace
+    gate = SimpleNamespace(form=SimpleNamespace(on_states=False))
+    model = SimpleNamespace(decoder=1, gate=gate, settings=SimpleNamespace(gate_form='sigmoid'), special=range(250_002))
+    assert 4 * 250_002 * encoding.most_rows(model) <= 2 ** 27 < 4 * 250_002 * (8192 // 5) / 10
