@@ -1,12 +1,13 @@
 """Every format over the whole vocabulary of XLM-R and over a real collection; conversions killed, gone on with, and measured."""
-import importlib.util, json, os, re, signal, subprocess, sys, time, unicodedata
+import importlib.util, json, multiprocessing, os, re, subprocess, sys, unicodedata
 from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
 from scipy import sparse
 from conftest import ROOT
-from splade_nb import data
+from moments import TEXTS, die_at_change, every_moment
+from splade_nb import data, formats
 from splade_nb.collection import toy_corpus
 from splade_nb.config import ConfigError, read_json
 from splade_nb.encoding import lookup_queries
@@ -117,30 +118,33 @@ def toy_rows(pieces: Pieces, documents: int, seed: int = 0) -> sparse.csr_matrix
     return sparse.random(documents, len(pieces), density=0.2, format='csr', dtype=np.float32, random_state=seed)
 
 
-PROGRAM = """
-import sys, time
-from test_formats import toy_pieces, toy_rows
-from splade_nb.formats import write_vectors
-pieces = toy_pieces()
-def slowly():
-    for number in range(8): yield toy_rows(pieces, 50, number); time.sleep(0.3 if number > 1 else 0)
-write_vectors(slowly(), sys.argv[1], sys.argv[2], pieces)
-"""
+def given(pieces: Pieces, first: int = 0): return (toy_rows(pieces, 50, first + number) for number in range(8))
+
+
+def convert(place: Path, name: str, pieces: Pieces, number: int) -> None:
+    "A child that converts, and is killed at the `number`-th moment of it."
+    die_at_change(number, formats, 'write_vectors', (TEXTS, (type(FORMATS[name]), 'write', 1)))
+    formats.write_vectors(given(pieces), place, name, pieces)
 
 
 def test_a_killed_conversion_goes_on(tmp_path):
-    pieces, name = toy_pieces(), 'rank_features'
-    process = subprocess.Popen([sys.executable, '-c', PROGRAM, str(tmp_path), name], cwd=ROOT/'tests', env=os.environ | {'PYTHONPATH': str(ROOT)})
-    started = time.monotonic()
-    while not part_path(tmp_path, 2, FORMATS[name]).exists() and process.poll() is None and time.monotonic() < started + 120: time.sleep(0.02)
-    process.send_signal(signal.SIGKILL); process.wait()
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path/'vectors').glob('shard-*')}
-    recorded = len(read_json(tmp_path/'parts.json')['parts'])
-    assert 2 <= recorded <= len(written) < 8
-    with pytest.raises(ConfigError, match='it goes on'): list(read_vectors(tmp_path, name, pieces))
-    with pytest.raises(ConfigError, match='other vectors'): write_vectors((toy_rows(pieces, 50, number + 1) for number in range(8)), tmp_path, name, pieces)
-    assert write_vectors((toy_rows(pieces, 50, number) for number in range(8)), tmp_path, name, pieces) == 400
-    assert all(part_path(tmp_path, number, FORMATS[name]).stat().st_mtime_ns == written[part_path(tmp_path, number, FORMATS[name])] for number in range(recorded))
+    pieces, name, stamps, refusals = toy_pieces(), 'rank_features', {}, 0
+    def recorded() -> list:
+        found = read_json(tmp_path/'parts.json')['parts'] if (tmp_path/'parts.json').exists() else []
+        return [part_path(tmp_path, number, FORMATS[name]) for number in range(len(found))]
+    def killed(number: int) -> int:  # exit code
+        nonlocal refusals
+        child = multiprocessing.get_context('fork').Process(target=convert, args=(tmp_path, name, pieces, number))
+        child.start()
+        child.join()
+        for path in recorded(): assert stamps.setdefault(path, path.stat().st_mtime_ns) == path.stat().st_mtime_ns, 'written once'
+        if 0 < len(recorded()) < 8:
+            with pytest.raises(ConfigError, match='it goes on'): list(read_vectors(tmp_path, name, pieces))
+            with pytest.raises(ConfigError, match='other vectors'): write_vectors(given(pieces, 1), tmp_path, name, pieces)
+            refusals += 1
+        return child.exitcode
+    assert every_moment(killed) > 8 and refusals > 2
+    assert write_vectors(given(pieces), tmp_path, name, pieces) == 400
     for number, part in enumerate(read_vectors(tmp_path, name, pieces)): assert (part.rows != toy_rows(pieces, 50, number)).nnz == 0
     assert part.ids[-1] == '399' and number == 7
 
