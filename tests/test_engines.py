@@ -4,9 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import sparse
+from conftest import real_or_made
 from moments import die_at_change, every_moment
 from splade_nb import data
-from splade_nb.config import ConfigError, root
+from splade_nb.config import ConfigError
 from splade_nb.encoding import lookup_documents, lookup_queries
 from splade_nb.embedded import EdgeShelf, MilvusShelf
 from splade_nb.engines import ENGINES, INSIDE, new_index, open_index, resume_index
@@ -15,7 +16,6 @@ from splade_nb.search import ExactIndex, Label, RowsIndex
 from splade_nb.systems import narrowed
 from splade_nb.tokens import load_pieces, vocabulary_hash
 
-SHARED = root().parent/'shared'
 every = pytest.mark.parametrize('engine', INSIDE)
 LABEL = Label('5e1f00', 400, '77aa00')
 NAMES = [f'문서 {i}' for i in range(300)]
@@ -29,10 +29,8 @@ def made_up() -> tuple:  # [300, 400], [20, 400]
 
 @functools.cache
 def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each piece in each document, [200, V] IDF of the pieces of real queries
-    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true."
-    folder, tokenizer = SHARED/'data'/'techdocs_ko', SHARED/'tokenizers'/'xlm-roberta-base'
-    if not (folder.exists() and tokenizer.exists()): pytest.skip('needs techdocs_ko and the XLM-R tokenizer in ../shared')
-    found, pieces = data.load(str(folder)), load_pieces(tokenizer)
+    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true. Made data without them."
+    found, pieces = data.load(str(real_or_made('data/techdocs_ko'))), load_pieces(real_or_made('tokenizers/xlm-roberta-base'))
     asked = list(found.split('test'))[:200]
     found = narrowed(found, asked, 700)
     texts = list(found.texts.values())

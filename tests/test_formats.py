@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from scipy import sparse
-from conftest import ROOT
+from conftest import ROOT, is_real, real_or_made
 from moments import TEXTS, die_at_change, every_moment
 from splade_nb import data, formats
 from splade_nb.collection import toy_corpus
@@ -16,13 +16,7 @@ from splade_nb.formats import FORMATS, by_name, part_path, read_vectors, rounded
 from splade_nb.idf import count, idf
 from splade_nb.tokens import Pieces, load_pieces, train_unigram
 
-SHARED = ROOT.parent/'shared'
 each_format = pytest.mark.parametrize('name', FORMATS)
-
-
-def shared(place: str) -> Path:
-    if not (SHARED/place).exists(): pytest.skip(f'no {place} beside the project')
-    return SHARED/place
 
 
 def varied(rows: sparse.csr_matrix) -> sparse.csr_matrix:
@@ -32,12 +26,12 @@ def varied(rows: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 @pytest.fixture(scope='module')
-def pieces() -> Pieces: return load_pieces(shared('tokenizers/xlm-roberta-base'))
+def pieces() -> Pieces: return load_pieces(real_or_made('tokenizers/xlm-roberta-base'))
 
 
 @pytest.fixture(scope='module')
 def collection(pieces) -> tuple: # texts, [N, V] documents, [200, V] questions, their judgments
-    found = data.load(shared('data/tydiqa_ko_goldp'))
+    found = data.load(real_or_made('data/tydiqa_ko_goldp'))
     texts, asked = found.texts, dict(list(found.split('test').items())[:200])
     weights = idf(count(pieces.ids(list(texts.values())), len(pieces)))
     questions = lookup_queries(pieces, weights, [query.text for query in asked.values()])
@@ -47,7 +41,9 @@ def collection(pieces) -> tuple: # texts, [N, V] documents, [200, V] questions, 
 def test_names_of_the_whole_vocabulary(pieces):
     names = by_name(pieces)
     apart = lambda keys: len({unicodedata.normalize('NFC', key) for key in keys})
-    assert len(names) == 250_002 == apart(names) and apart(pieces.names) < len(names), 'two pieces that look alike stay two'
+    assert len(names) == len(pieces) == apart(names)
+    if is_real('tokenizers/xlm-roberta-base'):
+        assert len(names) == 250_002 and apart(pieces.names) < len(names), 'two pieces that look alike stay two'
     assert not [name for name in names if not name or re.search(r'[.\s\x00-\x1f\x7f-\x9f]', name)] and max(len(name.encode()) for name in names) < 32_766
     assert len({unicodedata.normalize('NFD', name) for name in names}) == len(names)
 
@@ -55,7 +51,7 @@ def test_names_of_the_whole_vocabulary(pieces):
 @each_format
 def test_every_piece_comes_back(pieces, name, tmp_path):
     V = len(pieces)
-    rows = sparse.csr_matrix((np.linspace(0.01, 3, V, dtype=np.float32), np.random.default_rng(7).permutation(V), np.append(np.arange(0, V, 5000), V)), shape=(51, V))
+    rows = sparse.csr_matrix((np.linspace(0.01, 3, V, dtype=np.float32), np.random.default_rng(7).permutation(V), np.linspace(0, V, 52).astype(int)), shape=(51, V))
     rows.sort_indices()
     assert write_vectors([rows[:30], rows[30:]], tmp_path, name, pieces) == 51
     back = sparse.vstack([part.rows for part in read_vectors(tmp_path, name, pieces)])
@@ -83,7 +79,7 @@ def test_seismic_reads_its_format(pieces, collection, tmp_path):
     write_vectors(rows, tmp_path, 'seismic', pieces, texts, texts.values())
     index = seismic.SeismicIndex.build(str(part_path(tmp_path, 0, FORMATS['seismic'])), n_postings=10_000, num_threads=1)
     ids, wanted = list(texts), (questions @ rows.T).toarray()
-    for number in range(0, 200, 20):
+    for number in range(0, questions.shape[0], 20):
         tokens, weights = questions[number].indices.astype(str).astype(seismic.get_seismic_string()), questions[number].data
         found = index.search('', tokens, weights, k=5, query_cut=100, heap_factor=0.0)
         assert np.allclose([score for _, score, _ in found], np.sort(wanted[number])[-5:][::-1], rtol=2e-3), 'Seismic keeps half precision'

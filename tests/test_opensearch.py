@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from scipy import sparse
-from conftest import ROOT
+from conftest import ROOT, real_or_made
 from fake_opensearch import Fault, kept, serving
 from moments import die_at_change, every_moment
 from splade_nb import opensearch
@@ -17,7 +17,7 @@ from splade_nb.search import Label
 sys.path.append(str(ROOT/'docs'))
 import opensearch_page as page
 
-REAL, SHARED = os.environ.get('OPENSEARCH_URL', '').rstrip('/'), ROOT.parent/'shared'
+REAL = os.environ.get('OPENSEARCH_URL', '').rstrip('/')
 LABEL, QUICK = Label('3f2a', 9, '9c1e'), Pace(documents=16, wait=0.001, longest=0.02, patience=600)
 VECTORS = sparse.random(200, 9, 0.5, 'csr', np.float32, np.random.default_rng(3))
 IDS = [f'문서 {n}' for n in range(200)]
@@ -151,11 +151,10 @@ def test_too_many_hits_are_refused_clearly(place):
 
 @pytest.fixture(scope='module')
 def real():
-    "tydiqa_ko_goldp in the vocabulary of XLM-R, 250,002 pieces and the columns of pairs: label, ids, vectors, 200 queries."
+    "tydiqa_ko_goldp in the vocabulary of XLM-R and the columns of pairs, or made data: label, ids, vectors, 200 queries."
     from splade_nb import data
     from splade_nb.tokens import Pieces, vocabulary_hash
-    folder, tokenizer = SHARED/'data'/'tydiqa_ko_goldp', SHARED/'tokenizers'/'xlm-roberta-base'
-    if not folder.exists() or not tokenizer.exists(): pytest.skip('needs tydiqa_ko_goldp and xlm-roberta-base in ../shared')
+    folder, tokenizer = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
     from transformers import AutoTokenizer
     collection, pieces = data.load(folder), Pieces(AutoTokenizer.from_pretrained(tokenizer), pair_columns=page.KO.pair_columns, sounds=True, lead=page.KO.lead)
     asked = dict(list(collection.split('test').items())[:200])
