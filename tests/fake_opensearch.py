@@ -363,7 +363,7 @@ def rescored(body: dict, shelf: Shelf, server, how: dict, size: int) -> np.ndarr
 
 @dataclass
 class Fault:
-    "What goes wrong with one request: rejected, breaker, large, unavailable, slow (until the client has given up), drop, half."
+    "What goes wrong with one request: rejected, breaker, large, unavailable, slow (until given up), drop, half."
     kind: str
 
 

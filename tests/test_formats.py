@@ -82,7 +82,8 @@ def test_seismic_reads_its_format(pieces, collection, tmp_path):
     for number in range(0, questions.shape[0], 20):
         tokens, weights = questions[number].indices.astype(str).astype(seismic.get_seismic_string()), questions[number].data
         found = index.search('', tokens, weights, k=5, query_cut=100, heap_factor=0.0)
-        assert np.allclose([score for _, score, _ in found], np.sort(wanted[number])[-5:][::-1], rtol=2e-3), 'Seismic keeps half precision'
+        best = np.sort(wanted[number])[-5:][::-1]
+        assert np.allclose([score for _, score, _ in found], best[best > 0], rtol=2e-3), 'Seismic keeps half precision'
         assert found[0][2] == ids[wanted[number].argmax()] and index.get_doc_text(found[0][2]) == texts[found[0][2]]
 
 
@@ -133,10 +134,12 @@ def test_a_killed_conversion_goes_on(tmp_path):
         child = multiprocessing.get_context('fork').Process(target=convert, args=(tmp_path, name, pieces, number))
         child.start()
         child.join()
-        for path in recorded(): assert stamps.setdefault(path, path.stat().st_mtime_ns) == path.stat().st_mtime_ns, 'written once'
+        for path in recorded():
+            assert stamps.setdefault(path, path.stat().st_mtime_ns) == path.stat().st_mtime_ns, 'written once'
         if 0 < len(recorded()) < 8:
             with pytest.raises(ConfigError, match='it goes on'): list(read_vectors(tmp_path, name, pieces))
-            with pytest.raises(ConfigError, match='other vectors'): write_vectors(given(pieces, 1), tmp_path, name, pieces)
+            others = given(pieces, 1)
+            with pytest.raises(ConfigError, match='other vectors'): write_vectors(others, tmp_path, name, pieces)
             refusals += 1
         return child.exitcode
     assert every_moment(killed) > 8 and refusals > 2

@@ -3,7 +3,7 @@ import functools
 import json
 import zlib
 import pytest
-from conftest import real, real_or_made
+from conftest import made_collection, real, real_or_made
 from splade_nb.evaluation import retrieval_metrics
 from splade_nb.lexical import BM25, bm25_candidates, draw, read_candidates, write_candidates
 
@@ -16,7 +16,11 @@ def lines(path): return path.read_text(encoding='utf-8').splitlines()
 
 @functools.cache
 def collection(name):  # texts, test queries, qrels of a folder in BEIR form
-    folder = real_or_made(f'data/{name}')
+    return read_beir(real_or_made(f'data/{name}'))
+
+
+def read_beir(folder):
+    "Texts, test queries, qrels."
     texts = {row['_id']: f"{row['title']} {row['text']}".strip() for row in map(json.loads, lines(folder / 'corpus.jsonl'))}
     asked = {row['_id']: row['text'] for row in map(json.loads, lines(folder / 'queries.jsonl'))}
     split = folder / 'qrels_test.tsv'
@@ -51,11 +55,11 @@ def test_published_figure_of_korquad():
     assert ndcg(qrels, BM25(texts).run(queries)) == pytest.approx(95.7, abs=POINTS)
 
 
-def test_a_figure_of_made_data_is_not_luck():
-    "The embedded set, or a real one in its place, through the same reader: far above chance, and the same at every run."
-    texts, queries, qrels = collection('tydiqa_ko_goldp')
-    found = [ndcg(qrels, BM25(texts).run(queries)) for _ in range(2)]
-    assert found[0] == found[1] > 40
+def test_a_figure_of_made_data():
+    "What the published figures go through: a hundred queries of the embedded set, far above chance."
+    texts, queries, qrels = read_beir(made_collection())
+    queries = dict(list(queries.items())[:100])
+    assert ndcg({query: qrels[query] for query in queries}, BM25(texts).run(queries)) > 40
 
 
 def test_equal_scores_decide_short_pairs():

@@ -282,13 +282,15 @@ def test_a_server_that_is_down_is_named():
     with nobody() as port, pytest.raises(ConfigError, match=f'http://127.0.0.1:{port}/docs: no answer'):
         OpenSearchIndex.open(f'http://user:secret@127.0.0.1:{port}/docs')
     with serving() as fake:
-        index, port = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(wait=0.001, longest=0.01, patience=0.05)), fake.server_port
+        pace = Pace(wait=0.001, longest=0.01, patience=0.05)
+        index, port = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=pace), fake.server_port
     with nobody(port):
         with pytest.raises(ConfigError, match='no answer'): index.search(VECTORS[:1])
         with pytest.raises(ConfigError, match='nothing taken for 0.05 seconds .no answer'): index.add(IDS, VECTORS)
 
 
-@pytest.mark.parametrize('fault, reason', [(Fault('slow'), 'no answer'), (Fault('breaker'), 'Data too large'), (Fault('unavailable'), '503')])
+@pytest.mark.parametrize('fault, reason', [(Fault('slow'), 'no answer'), (Fault('breaker'), 'Data too large'),
+                                           (Fault('unavailable'), '503')])
 def test_a_search_that_fails_says_so(fake, fault, reason):
     with OpenSearchIndex.new(f'{fake.url}/docs', LABEL) as index:
         fake.always['_search'] = fault
@@ -297,7 +299,7 @@ def test_a_search_that_fails_says_so(fake, fault, reason):
 
 
 def fill(place: str, progress: Path, number: int) -> None:
-    "A child that fills an index, and is killed at the `number`-th moment of it: at a request, or as progress is written."
+    "A child that fills an index, and is killed at the `number`-th moment: at a request, or as progress is written."
     die_at_change(number, sys.modules[__name__], 'ingest', calls=[(opensearch, 'send')])
     with OpenSearchIndex.open(place, LABEL, pace=QUICK) as index: ingest(index, stream(), progress)
 

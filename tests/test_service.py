@@ -32,11 +32,10 @@ def answers(port: int) -> bool:
 
 
 def started(project: Path) -> tuple: # process, port
-    "The service at a free port, once it answers or has ended: between the look for a port and its use another program may take it."
+    "The service at a free port, once it answers or has ended: before it takes the port, another program may."
     port = free_port()
-    with open(project/'log.txt', 'w') as log:
-        process = subprocess.Popen([sys.executable, '-m', 'splade_nb.service', '--model', 'run', '--data', 'toy', '--port', str(port)],
-                                   cwd=project, stderr=log)
+    program = [sys.executable, '-m', 'splade_nb.service', '--model', 'run', '--data', 'toy', '--port', str(port)]
+    with open(project/'log.txt', 'w') as log: process = subprocess.Popen(program, cwd=project, stderr=log)
     until(lambda: process.poll() is not None or listens(process, port) and answers(port), 'the service')
     return process, port
 
@@ -52,7 +51,8 @@ def listens(process, port: int) -> bool:
 def served(project):
     "The service as a person starts it: its process and its address."
     process, port = started(project)
-    while process.poll() is not None and 'address already in use' in (project/'log.txt').read_text(): process, port = started(project)
+    while process.poll() is not None and 'address already in use' in (project/'log.txt').read_text():
+        process, port = started(project)
     assert process.poll() is None, (project/'log.txt').read_text()
     yield psutil.Process(process.pid), f'http://127.0.0.1:{port}'
     process.send_signal(signal.SIGINT)
@@ -151,7 +151,7 @@ def test_a_query_is_typed_and_the_page_says_why(served, browser, width):
     asked = lambda: [e for e in browser.seen('Network.requestWillBeSent') if e['request']['url'].endswith('/api/search')]
     assert fits() and browser.value('document.activeElement.id') == 'query'
     for composed in ('ㅎ', '하', '한'): browser.call('Input.imeSetComposition', text=composed, selectionStart=len(composed), selectionEnd=len(composed))
-    browser.value('new Promise(done => setTimeout(done, 300))')  # fires after every timer of the page, of which none is longer
+    browser.value('new Promise(done => setTimeout(done, 300))')  # fires after every timer of the page: none is longer
     assert browser.value('document.getElementById("query").value') == '한' and not asked(), 'nothing is asked while a syllable is being put together'
     browser.call('Input.insertText', text='한복 입고 경복궁')
     browser.wait('document.querySelectorAll(".hit").length > 0')
