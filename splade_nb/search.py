@@ -108,6 +108,7 @@ class NoIndex(ConfigError):
 # %% ../nbs/12_search.ipynb #write-about
 def write_about(folder: Path, engine: str, label: Label, **more) -> None:
     "`index.json`: from now on the folder is an index."
+    sweep(folder/'index.json')
     with writing(folder/'index.json'): write_json(folder/'index.json', dict(engine=engine, label=asdict(label), **more))
 
 # %% ../nbs/12_search.ipynb #about
@@ -126,7 +127,7 @@ def about(folder: Path | str, engine: str = '') -> Label: # engine: the one that
 def claim(folder: Path | str, engine: str, label: Label) -> Path:
     "Take a folder for a new index, over what a killed process began. Raises `ConfigError` where anything else is in it."
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(not path.match('index.json.*.part') for path in folder.iterdir()): # left by a kill at the very start
         try: about(folder)
         except NoIndex as error:
             if not (folder/'index.json').exists(): raise ConfigError(f'{folder}: not empty, and no index: take another folder') from error

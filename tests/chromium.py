@@ -9,12 +9,16 @@ FLAGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-
 def program() -> str | None: return shutil.which('chromium') or shutil.which('google-chrome')
 
 
-def until(found, seconds: float = 30, what: str = 'the browser'):
-    "What `found` gives once it is true; raises `TimeoutError`."
-    for _ in range(int(seconds / 0.02)):
+HANGS = 300  # seconds: only what hangs takes so long, on whatever machine
+
+
+def until(found, what: str = 'the browser'):
+    "What `found` gives once it is true; raises `TimeoutError` where that never comes."
+    end = time.monotonic() + HANGS
+    while time.monotonic() < end:
         if value := found(): return value
         time.sleep(0.02)
-    raise TimeoutError(f'{what} did not answer in {seconds} s')
+    raise TimeoutError(f'{what} did not answer in {HANGS} s')
 
 
 class Chromium:
@@ -24,7 +28,7 @@ class Chromium:
         self.process = subprocess.Popen([program(), *FLAGS, f'--user-data-dir={folder}', 'about:blank'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         address = folder/'DevToolsActivePort'  # a port and a path, once both are written
         port, path = until(lambda: address.exists() and len(lines := address.read_text().split()) == 2 and lines)
-        self.socket = websocket.create_connection(f'ws://127.0.0.1:{port}{path}', timeout=60)
+        self.socket = websocket.create_connection(f'ws://127.0.0.1:{port}{path}', timeout=HANGS)
         self.numbers, self.session, self.width, self.events, self.said = itertools.count(1), None, 0, [], []
         self.session = self.call('Target.attachToTarget', flatten=True, targetId=self.call('Target.createTarget', url='about:blank')['targetId'])['sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'): self.call(f'{domain}.enable')
@@ -64,7 +68,7 @@ class Chromium:
         if 'exceptionDetails' in found: raise RuntimeError(found['exceptionDetails'].get('exception', {}).get('description') or found['exceptionDetails']['text'])
         return found['result'].get('value')
 
-    def wait(self, script: str, seconds: float = 30): return until(lambda: self.value(script), seconds, script)
+    def wait(self, script: str): return until(lambda: self.value(script), script)
 
     def resize(self, width: int, height: int = 900) -> None:
         if width == self.width: return
@@ -79,7 +83,7 @@ class Chromium:
         Path(path).write_bytes(base64.b64decode(self.call('Page.captureScreenshot', format='png', captureBeyondViewport=whole)['data']))
 
     def close(self) -> None:
-        self.socket.close(); self.process.terminate(); self.process.wait(20)
+        self.socket.close(); self.process.terminate(); self.process.wait(HANGS)
 
 
 LOOK = r'''(async () => {

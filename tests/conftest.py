@@ -1,10 +1,11 @@
-"""What the tests share: the project's folders, its notebooks, a browser."""
-import json
+"""What the tests share: the project's folders, its notebooks, real data or data made in its place, a browser."""
+import functools, json, tempfile
 from pathlib import Path
 import chromium
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent/'shared'
 NOTEBOOKS = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb')
                    if not any(part[0] in '._' for part in p.relative_to(ROOT/'nbs').parts))
 
@@ -27,10 +28,78 @@ def run_cells(notebook: str, **given) -> None:
         if cell.cell_type == 'code': exec(cell.source, names)
 
 
+# Real collections, tokenizers and documents lie beside the project in ../shared; they are not the project's to publish.
+
+SOURCES = {
+    'data/tydiqa_ko_goldp': 'TyDi QA gold passages in Korean, github.com/sagorbrur/tydiqa-language-specific, in BEIR form',
+    'data/question_pair': 'github.com/songys/Question_pair, in BEIR form',
+    'data/ko_strategyqa_facts': 'github.com/sionic-ai/Data_StrategyQA, in BEIR form',
+    'data/techdocs_ko': 'the Korean manuals of React, Vue and Rust, in BEIR form',
+    'data/parakqc': 'github.com/warnikchow/paraKQC, in BEIR form',
+    'data/korquad_v1': 'KorQuAD_v1.0_dev.json of korquad.github.io',
+    'data/nli_ko.jsonl': 'XNLI and KLUE-NLI in Korean as lines of query, positive, negatives',
+    'tokenizers': 'the two folders of tokenizers below',
+    'tokenizers/xlm-roberta-base': 'hf download FacebookAI/xlm-roberta-base tokenizer.json tokenizer_config.json',
+    'tokenizers/ax-encoder-base': 'hf download skt/A.X-Encoder-base tokenizer.json tokenizer_config.json',
+    'seeds': 'the design documents, which are not published',
+    'versions-and-errata.md': 'the table of versions of the design, which is not published'}
+
+
+def why(path: str) -> str:
+    "What a skipped test lacks, and where that comes from."
+    known = next(name for name in sorted(SOURCES, reverse=True) if path.startswith(name))
+    return f'../shared/{path} is missing: {SOURCES[known]}; put it beside the checkout'
+
+
+def real(path: str) -> Path:
+    "A file or folder beside the project. Skips the test where it is missing, and says what that is."
+    if not (SHARED/path).exists(): pytest.skip(why(path))
+    return SHARED/path
+
+
+def is_real(path: str) -> bool: return (SHARED/path).exists()
+
+
+def real_or_made(path: str) -> Path:
+    "A folder beside the project, or a small one of the same form that is made in its place: no code goes untested for want of it."
+    if is_real(path): return SHARED/path
+    return {'data': made_collection, 'tokenizers': made_tokenizer}[path.split('/')[0]]()
+
+
+@functools.cache
+def workshop() -> tempfile.TemporaryDirectory: return tempfile.TemporaryDirectory(prefix='made-')  # until the tests are over
+
+
+@functools.cache
+def made_collection() -> Path:
+    "The embedded set as a folder in BEIR form."
+    from splade_nb.data import load
+    found, folder = load('mini'), Path(workshop().name)/'collection'
+    folder.mkdir()
+    def write(name: str, rows) -> None:
+        (folder/name).write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
+    write('corpus.jsonl', (dict(_id=id, title=one.title, text=one.text) for id, one in found.documents.items()))
+    write('queries.jsonl', (dict(_id=id, text=one.text, metadata=dict(split=one.split)) for id, one in found.queries.items()))
+    for split in ('test', 'train'):
+        rows = [f'{id}\t{document}\t{grade}' for id in found.split(split) for document, grade in found.qrels[id].items()]
+        (folder/f'qrels_{split}.tsv').write_text('\n'.join(['query-id\tcorpus-id\tscore', *rows]) + '\n', encoding='utf-8')
+    return folder
+
+
+@functools.cache
+def made_tokenizer() -> Path:
+    "A tokenizer in XLM-R's form, Unigram with its special pieces, of the embedded set."
+    from splade_nb.data import load
+    from splade_nb.tokens import train_unigram
+    folder = Path(workshop().name)/'tokenizer'
+    train_unigram(list(load('mini').texts.values()), 4000).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope='session')
 def browser(tmp_path_factory):
     "One Chromium without a network, for all pages."
-    if not chromium.program(): pytest.skip('no chromium')
+    if not chromium.program(): pytest.skip('no browser: chromium or google-chrome is not on the path')
     browser = chromium.Chromium(tmp_path_factory.mktemp('chromium'))
     yield browser
     browser.close()

@@ -4,7 +4,7 @@ Not modelled: merging and its thresholds, relevance of analysers (words are cut 
 seismic segment skips (`heap_factor`): its scores are those of a segment that skips none. Classes named below without a package are in
 modules/mapper-extras and server of opensearch-project/OpenSearch; those of `neuralsearch` in opensearch-project/neural-search.
 """
-import base64, json, re, ssl, threading, time, uuid
+import base64, json, re, ssl, threading, uuid
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -363,9 +363,8 @@ def rescored(body: dict, shelf: Shelf, server, how: dict, size: int) -> np.ndarr
 
 @dataclass
 class Fault:
-    "What goes wrong with one request: rejected, breaker, large, unavailable, slow, drop, half."
+    "What goes wrong with one request: rejected, breaker, large, unavailable, slow (until given up), drop, half."
     kind: str
-    seconds: float = 0.0
 
 
 def rejected(size: int) -> Refusal:
@@ -497,11 +496,18 @@ class Handler(BaseHTTPRequestHandler):
         if fault.kind == 'breaker': raise tripped(len(self.text))
         if fault.kind == 'large': return 413, None
         if fault.kind == 'unavailable': raise Refusal(503, 'cluster_manager_not_discovered_exception', None)
-        if fault.kind == 'slow': time.sleep(fault.seconds)
+        if fault.kind == 'slow': self.wait_for_the_end()
         if fault.kind == 'half': return self.bulk(half=True)
         found = self.handled(endpoint)
-        if fault.kind == 'drop': self.close_connection = True; return 0, None
+        if fault.kind in ('drop', 'slow'):
+            self.close_connection = True
+            return 0, None
         return found
+
+    def wait_for_the_end(self) -> None:
+        "Until the client hangs up: it sends nothing more."
+        try: self.rfile.read(1)
+        except OSError: pass
 
     def handled(self, endpoint: str) -> tuple:
         with self.server.lock:

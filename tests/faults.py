@@ -1,15 +1,21 @@
 """Faults that a run survives. Each function lets one really happen, in processes of its own, asserts what must hold, and tells what it saw.
 
+A fault comes at a chosen moment, never after some time: a process kills or interrupts itself, or fills its disk, at the n-th
+call of the model or the n-th change on the disk. Where one process waits for another, it waits for what the other one does.
+
 `test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the ranks that torchrun starts.
 """
-import functools, hashlib, json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, tempfile, threading, time
+import functools, hashlib, itertools, json, multiprocessing, os, resource
+import shutil, signal, subprocess, sys, tempfile, threading, time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 os.environ |= dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE')  # before torch, here and in what is started from here
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
+from moments import TEXTS, die_at_change
 from splade_nb import checkpoints, material, objective, run, training
 from splade_nb.config import ConfigError, read_json, resolve_quietly
 from splade_nb.collection import toy_corpus
@@ -17,6 +23,7 @@ from splade_nb.tokens import morphemes, remembered
 
 SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
 FOREVER = 100_000  # steps: until something ends the run
+HANGS = 600  # seconds: only what hangs takes so long, on whatever machine
 # Imported once, in a process that never trains; every child is forked from it and begins within a tenth of a second.
 NURSERY = multiprocessing.get_context('forkserver')
 NURSERY.set_forkserver_preload(['splade_nb.run', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s', 'kiwipiepy',
@@ -71,6 +78,46 @@ def die_at(call: int) -> None:
     objective.pass_through = dying
 
 
+def interrupt_at(step: int) -> None:
+    "Ctrl-C from within, as a step begins."
+    true = training.train_step
+    def interrupting(run):
+        if run.step == step: os.kill(os.getpid(), signal.SIGINT)
+        return true(run)
+    training.train_step = interrupting
+
+
+def fill_from(disk: Path, call: int) -> None:
+    "No byte is free on the disk from the `call`-th call of the model on: every later call takes what has become free."
+    true, calls = objective.pass_through, itertools.count()
+    def filling(*arguments):
+        if next(calls) >= call: fill(disk)
+        return true(*arguments)
+    objective.pass_through = filling
+
+
+def fill(disk: Path) -> None:
+    "Write ballast until the disk takes no byte more."
+    with open(disk/'ballast', 'ab', buffering=0) as ballast:
+        for size in (1 << 16, 1 << 8, 1):
+            try:
+                while ballast.write(bytes(size)) == size: pass
+            except OSError: pass
+
+
+FILES = TEXTS, (safetensors.torch, 'save_model', 1), (safetensors.torch, 'save_file', 1)
+
+
+def die_saving(number: int) -> None: die_at_change(number, training, 'save_checkpoint', FILES)
+
+
+def die_replacing(number: int) -> None:
+    "While a checkpoint takes its place, where one of the same step stands already: each is saved twice, as by Ctrl-C."
+    true = training.save_checkpoint
+    training.save_checkpoint = lambda *arguments: [true(*arguments) for _ in range(2)]
+    die_at_change(number, checkpoints, 'put_in_place')
+
+
 def spoil(call: int) -> None:
     "Not a number in what the model says at its `call`-th call, and only there."
     true, calls = objective.pass_through, iter(range(call + 1))
@@ -110,7 +157,7 @@ def begin(target, *arguments) -> multiprocessing.Process:
 
 
 def end(child) -> int:  # exit code; minus the number of a signal
-    child.join(60)
+    child.join(HANGS)
     if child.is_alive(): child.kill(); child.join(); raise AssertionError('the child hung')
     return child.exitcode
 
@@ -121,9 +168,9 @@ def once(target, *arguments) -> int: return end(begin(target, *arguments))
 def said(folder: Path) -> str: return folder.with_name('said').read_text(encoding='utf-8')
 
 
-def wait_for(seen, child=None, seconds: float = 60, pause: float = 0.002):
+def wait_for(seen, child=None, pause: float = 0.002):
     "What `seen()` gives, once it gives something; nothing where the child ended before."
-    until = time.monotonic() + seconds
+    until = time.monotonic() + HANGS
     while time.monotonic() < until:
         if found := seen(): return found
         if child and child.exitcode is not None: return None
@@ -168,37 +215,36 @@ def options_of(folder: Path, **changes) -> list:
 
 # Kills
 
-def parts(folder: Path) -> set:
-    "Checkpoints that are not finished; of one name, but begun at another time, they are others."
-    if not (folder/'checkpoints').exists(): return set()
-    return {(entry.name, entry.inode()) for entry in os.scandir(folder/'checkpoints') if entry.name.removeprefix('part-').isdigit()}
+def left_half(folder: Path) -> bool:
+    "Whether something lies there that a kill left: a checkpoint half written, half replaced or half deleted."
+    return any(path.name.startswith(('part-', 'old-')) for path in (folder/'checkpoints').glob('*'))
 
 
-def kill_at(folder: Path, child, delay: float, writing: bool) -> bool:  # whether a checkpoint was being written
-    "SIGKILL after a delay, counted from the moment a checkpoint is begun where `writing`."
-    before = parts(folder)
-    if writing: wait_for(lambda: parts(folder) - before, child, pause=0.0005)
-    time.sleep(delay)
-    child.kill(); child.join()
-    return bool(parts(folder) - before)
+def killed_in_turn(strike, folder: Path, changes: dict, options: dict, steps: int, enough=bool):  # (steps lost, half left)
+    """Runs into one folder, each struck one moment later in its writing of checkpoints than the one before, until
+    `enough()` or no moment is left."""
+    for number in itertools.count():
+        last = dict(max_steps=(checkpoints.number(kept(folder)[-1]) if kept(folder) else 0) + steps)
+        code = once(toy, folder, changes, {**options, **last, 'resume': True}, (strike, number))
+        if code == 0 or enough(): return
+        assert code == -signal.SIGKILL
+        yield lost(folder), left_half(folder)
 
 
-def kills(folder: Path, tries: int = 25, every: int = 2, steps: int = 400, seed: int = 0) -> Seen:
-    "kill -9 at random moments, every second one while a checkpoint is written"
-    chance, worst, hits, number = random.Random(seed), 0, 0, 0
-    changes, options = dict(steps=steps), dict(save_every=every)
-    for number in range(tries):
-        child = begin(toy, folder/'run', changes, {**options, 'resume': True})
-        hits += kill_at(folder/'run', child, chance.uniform(0, 0.02) if number % 2 else chance.uniform(0.05, 0.5), writing=number % 2 == 1)
-        assert child.exitcode == -signal.SIGKILL, 'the run was over before it was killed'
-        worst = max(worst, lost(folder/'run'))
-    assert worst <= every and hits >= tries // 5
-    reached = done(folder/'run')
-    end_at = dict(options, max_steps=reached + 3)
-    assert once(toy, folder/'run', changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
-    assert written(folder/'run') == written(folder/'whole')
-    assert not list((folder/'run'/'checkpoints').glob('part-*')) and [row['step'] for row in lines(folder/'run'/'metrics.jsonl')] == list(range(reached + 3))
-    return Seen(tries, worst, f'{hits} of them left a checkpoint half written; none of these was loaded; after {reached + 3} steps every file equals the uninterrupted run\'s')
+def kills(folder: Path, every: int = 2) -> Seen:
+    "kill -9 at every moment at which a checkpoint is written: the first, a later one, one that stands there already"
+    changes, options, target = dict(steps=400), dict(save_every=every), folder/'run'
+    seen = list(killed_in_turn(die_saving, target, changes, options, 1, lambda: kept(target)))
+    assert len(seen) > 15 and once(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
+    for strike in (die_saving, die_replacing): seen += killed_in_turn(strike, target, changes, options, every)
+    worst, halves, reached = max(steps for steps, _ in seen), sum(half for _, half in seen), done(target)
+    assert len(seen) > 50 and halves > 40 and worst == every
+    assert once(toy, folder/'whole', changes, dict(options, max_steps=reached)) == 0
+    assert written(target) == written(folder/'whole') and not left_half(target)
+    assert [row['step'] for row in lines(target/'metrics.jsonl')] == list(range(reached))
+    return Seen(len(seen), worst, f'before each change on the disk and in the middle of each file: {halves} of them left a '
+                'checkpoint half written, half replaced or half deleted, and none of these was loaded; '
+                f'after {reached} steps every file equals the uninterrupted run\'s')
 
 
 # The disk
@@ -226,25 +272,16 @@ def file_limit(folder: Path) -> Seen:
     return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with room, it equals the uninterrupted run')
 
 
-def fill(disk: Path, child) -> None:
-    "Every byte that is free or becomes free, until the child ends."
-    with open(disk/'ballast', 'wb', buffering=0) as ballast:
-        while child.exitcode is None:
-            try: ballast.write(bytes(1024))
-            except OSError: time.sleep(0.001)
-    (disk/'ballast').unlink()
-
-
 def disk_full(folder: Path) -> Seen:
     "disk full (a small tmpfs)"
     with small_disk(folder/'disk', '2m') as disk:
         if not disk: return Seen(0, None, 'not tried: a tmpfs cannot be mounted here')
         target, changes, options, said_in = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
         said_in.touch(); (disk/'said').symlink_to(said_in)
-        child = begin(toy, target, changes, options)
-        wait_for(lambda: len(kept(target)) >= 3, child)
-        fill(disk, child)
-        assert end(child) == 2 and 'No space left on device' in said(target) and said(target).startswith(f'{target}: cannot be written')
+        seven = 2 * 7  # calls of the model until step 7
+        assert once(toy, target, changes, options, (fill_from, disk, seven)) == 2
+        assert 'No space left on device' in said(target) and said(target).startswith(f'{target}: cannot be written')
+        (disk/'ballast').unlink()
         worst, end_at = lost(target), dict(options, max_steps=done(target) + 3)
         assert len(kept(target)) >= 3
         assert once(toy, target, changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
@@ -362,11 +399,9 @@ def ctrl_c(folder: Path) -> Seen:
     "Ctrl-C"
     target, whole = folder/'run', folder/'whole'
     long = dict(steps=20)
-    child = begin(command, options_of(target, **long), target)
-    wait_for(lambda: done(target) >= 3, child)
-    os.kill(child.pid, signal.SIGINT)
-    assert end(child) == 130 and lost(target) == 0 and 3 <= done(target) < 20
+    assert once(command, options_of(target, **long), target, (interrupt_at, 3)) == 130
     reached = done(target)
+    assert lost(target) == 0 and reached == 4
     assert once(command, [*options_of(target, **long), '--resume'], target) == 0 and once(command, options_of(whole, **long), whole) == 0
     assert written(target) == written(whole) and summary(target) == summary(whole)
     return Seen(1, 0, f'the step is finished, a checkpoint of step {reached} written, exit code 130; resumed, summary.json equals the uninterrupted run\'s')
@@ -405,13 +440,15 @@ def read_only(folder: Path) -> Seen:
 
 # Several processes
 
-def ranks(folder: Path, changes: dict, options: dict) -> None:
-    "One of the processes of a run: its number goes to `rank-N`, its gradient of one batch to `gradient.pt`."
+STRIKES = dict(die=die_at, interrupt=interrupt_at)
+
+
+def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None:
+    "A process of a run; its gradient of a batch goes to `gradient.pt`. `strike`: what befalls the second, and when."
     crew = run.processes()[1]
-    (folder.with_name(f'rank-{crew.rank}')).write_text(str(os.getpid()))
     found = gradient(crew)
     if crew.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
-    toy(folder, changes, options, crew=crew)
+    toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and crew.rank == 1 else None, crew)
 
 
 def gradient(crew=objective.Crew()) -> tuple: # loss, gradients
@@ -432,41 +469,37 @@ def check_gradient(folder: Path) -> float: # largest difference
     return worst
 
 
-def as_rank(rank: int, meeting: int, folder: Path, changes: dict, options: dict) -> None:
-    "What torchrun tells its children."
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(meeting))
-    ranks(folder, changes, options)
+def as_rank(rank: int, meeting: int, *arguments) -> None:
+    "What torchrun tells its children: among the rest, that the store where they meet is there already."
+    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
+    os.environ |= dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(meeting), TORCHELASTIC_USE_AGENT_STORE='True')
+    ranks(*arguments)
 
 
-def free_port() -> int:
-    import socket
-    with socket.socket() as found: found.bind(('127.0.0.1', 0)); return found.getsockname()[1]
+def two_ranks(*arguments) -> list:  # exit codes
+    "A run in two processes. The place where they meet takes a free port and keeps it, so that nobody else can."
+    meeting = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    return [end(child) for child in [begin(as_rank, rank, meeting.port, *arguments) for rank in (0, 1)]]
 
 
-def two_ranks(folder: Path, changes: dict, options: dict) -> list:
-    "The two children of a run."
-    port = free_port()
-    return [begin(as_rank, rank, port, folder, changes, options) for rank in (0, 1)]
-
-
-def torchrun(folder: Path, changes: dict, options: dict) -> subprocess.Popen:
+def torchrun(folder: Path, *arguments) -> int:  # exit code
     program = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', __file__]
     with open(folder.with_name('said'), 'w') as log:
-        return subprocess.Popen([*program, str(folder), json.dumps(changes), json.dumps(options)], stdout=log, stderr=log)
+        command_line = [*program, str(folder), *map(json.dumps, arguments)]
+        return subprocess.run(command_line, stdout=log, stderr=log, timeout=HANGS).returncode
 
 
 def worker_dies(folder: Path) -> Seen:
     "a worker that dies (torchrun, two processes)"
     target, changes, options = folder/'run', dict(batch_size=16, steps=30), dict(save_every=5)
-    started = torchrun(target, changes, options)
-    wait_for(lambda: done(target) >= 14, seconds=90)
-    os.kill(int(target.with_name('rank-1').read_text()), signal.SIGKILL)
-    assert started.wait(60) != 0, said(target)
+    fourteen = 2 * 14  # calls of the model until step 14
+    assert torchrun(target, changes, options, ('die', fourteen)) != 0, said(target)
     check_gradient(folder); worst = lost(target)
-    assert worst <= 5 and kept(target)
+    assert done(target) == 14 and 0 < worst <= 5
     shutil.copytree(target, folder/'alone')
     assert once(toy, folder/'alone', changes, {**options, 'resume': True}) == 0 and done(folder/'alone') == 30
-    for name, resume in ((target, True), (folder/'whole', False)): assert [end(child) for child in two_ranks(name, changes, {**options, 'resume': resume})] == [0, 0]
+    for name, resume in ((target, True), (folder/'whole', False)):
+        assert two_ranks(name, changes, {**options, 'resume': resume}) == [0, 0]
     assert written(target) == written(folder/'whole')
     return Seen(1, worst, 'torchrun ends all with an error; resumed with one process the run goes on, with two it equals the uninterrupted one')
 
@@ -499,4 +532,4 @@ def same_seed(folder: Path) -> Seen:
 
 FAULTS = (kills, file_limit, disk_full, full_at_the_end, broken, foreign, not_a_number, other_data, ctrl_c, two_runs, read_only, worker_dies, collapse, same_seed)
 
-if __name__ == '__main__': ranks(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+if __name__ == '__main__': ranks(Path(sys.argv[1]), *map(json.loads, sys.argv[2:]))

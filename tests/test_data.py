@@ -6,11 +6,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from conftest import real
 from splade_nb.config import root
 from splade_nb.collection import DataError, toy_corpus, train_triplets, with_splits, write_triplets
 from splade_nb.data import load
 
-SHARED = root().parent/'shared'/'data'
 CORPUS = [{'_id': 'd1', 'title': '나주 배', 'text': '나주 배는 달다.'}, {'_id': 'd2', 'text': '제주로 가는 배가 떠난다.'}]
 QUERIES = [{'_id': 'q1', 'text': '과일 배'}, {'_id': 'q2', 'text': '제주 배편', 'metadata': {'kind': 'travel', 'split': 'train'}}]
 TRAIN, TEST = [('q1', 'd1', '1')], [('q2', 'd2', '1')]
@@ -402,12 +402,12 @@ def test_hub_out_of_reach_says_what_to_do(monkeypatch):
 @pytest.mark.parametrize('name, documents, test, train', [
     ('tydiqa_ko_goldp', 1488, 276, 1590), ('question_pair', 7428, 352, 3778), ('ko_strategyqa_facts', 4160, 1647, 2513), ('techdocs_ko', 2567, 858, 1590), ('parakqc', 8987, 1000, 0)])
 def test_real_collection(name, documents, test, train):
-    if not (SHARED/name).exists(): pytest.skip(f'{name} does not lie beside the project')
-    collection = load(SHARED/name)
+    folder = real(f'data/{name}')
+    collection = load(folder)
     assert (len(collection.documents), len(collection.split('test')), len(collection.split('train'))) == (documents, test, train)
     triplets = train_triplets(collection)
     assert len(triplets) == sum(len(collection.qrels[key]) for key in collection.split('train'))
-    given = SHARED/name/'train_triplets.jsonl'
+    given = folder/'train_triplets.jsonl'
     rows = [json.loads(line) for line in given.read_text(encoding='utf-8').splitlines()] if train else []
     assert {(t.query_id, t.positive_id): t.negative_ids for t in triplets} == {(row['query_id'], row['positive_id']): tuple(row['negative_ids']) for row in rows}
     assert bool(triplets) == bool(train)
@@ -415,8 +415,7 @@ def test_real_collection(name, documents, test, train):
 
 def test_real_korquad():
     "964 paragraphs, three of them twice; every question judged; a fifth is test."
-    path = SHARED/'korquad_v1'/'KorQuAD_v1.0_dev.json'
-    if not path.exists(): pytest.skip('KorQuAD does not lie beside the project')
+    path = real('data/korquad_v1')/'KorQuAD_v1.0_dev.json'
     collection = load(path)
     paragraphs = [paragraph for article in json.loads(path.read_text(encoding='utf-8'))['data'] for paragraph in article['paragraphs']]
     assert len(paragraphs) == 964 and len(collection.documents) == len({p['context'] for p in paragraphs}) == 961
@@ -426,8 +425,7 @@ def test_real_korquad():
 
 def test_real_pairs():
     "Lists of negatives without pair type, as inference pairs come."
-    if not (SHARED/'nli_ko.jsonl').exists(): pytest.skip('nli_ko does not lie beside the project')
-    collection = load(SHARED/'nli_ko.jsonl')
+    collection = load(real('data/nli_ko.jsonl'))
     assert len(collection.triplets) == 3500 and len([triplet for triplet in collection.triplets if triplet.negatives]) > 3400
 
 

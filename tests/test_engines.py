@@ -1,19 +1,21 @@
 """Every engine against the exact index over a real collection, and what happens to an index when a file, a process or the disk fails."""
-import functools, multiprocessing, os, random, resource, shutil, time
+import functools, multiprocessing, os, random, resource, shutil, sys
 from pathlib import Path
 import numpy as np
 import pytest
 from scipy import sparse
+from conftest import real_or_made
+from moments import die_at_change, every_moment
 from splade_nb import data
-from splade_nb.config import ConfigError, root
+from splade_nb.config import ConfigError
 from splade_nb.encoding import lookup_documents, lookup_queries
-from splade_nb.engines import INSIDE, new_index, open_index, resume_index
+from splade_nb.embedded import EdgeShelf, MilvusShelf
+from splade_nb.engines import ENGINES, INSIDE, new_index, open_index, resume_index
 from splade_nb.idf import count, idf
-from splade_nb.search import ExactIndex, Label
+from splade_nb.search import ExactIndex, Label, RowsIndex
 from splade_nb.systems import narrowed
 from splade_nb.tokens import load_pieces, vocabulary_hash
 
-SHARED = root().parent/'shared'
 every = pytest.mark.parametrize('engine', INSIDE)
 LABEL = Label('5e1f00', 400, '77aa00')
 NAMES = [f'문서 {i}' for i in range(300)]
@@ -27,10 +29,8 @@ def made_up() -> tuple:  # [300, 400], [20, 400]
 
 @functools.cache
 def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each piece in each document, [200, V] IDF of the pieces of real queries
-    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true."
-    folder, tokenizer = SHARED/'data'/'techdocs_ko', SHARED/'tokenizers'/'xlm-roberta-base'
-    if not (folder.exists() and tokenizer.exists()): pytest.skip('needs techdocs_ko and the XLM-R tokenizer in ../shared')
-    found, pieces = data.load(str(folder)), load_pieces(tokenizer)
+    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true. Made data without them."
+    found, pieces = data.load(str(real_or_made('data/techdocs_ko'))), load_pieces(real_or_made('tokenizers/xlm-roberta-base'))
     asked = list(found.split('test'))[:200]
     found = narrowed(found, asked, 700)
     texts = list(found.texts.values())
@@ -154,7 +154,8 @@ def test_a_damaged_file_is_named(engine, damage, tmp_path):
 # A process that is killed, a disk that is full: in children of a process that has the engines imported and none of them begun
 
 CHILDREN = multiprocessing.get_context('forkserver')
-CHILDREN.set_forkserver_preload(['test_engines'])
+CHILDREN.set_forkserver_preload(['splade_nb.data', 'splade_nb.engines', 'splade_nb.systems', 'pymilvus', 'milvus_lite', 'qdrant_edge',
+                                'seismic', 'pytest'])  # installed ones alone: a forkserver does not find what lies beside a test
 
 
 def child(program, *arguments) -> multiprocessing.Process:
@@ -163,14 +164,29 @@ def child(program, *arguments) -> multiprocessing.Process:
     return process
 
 
-def ingest(engine: str, folder: Path, told: Path) -> None:
-    "Twenty documents at a time; each answer is told."
-    index, documents = resume_index(engine, folder, LABEL), made_up()[0]
-    for done in range(20, 301, 20):
-        index.add(NAMES[done - 20:done], documents[done - 20:done])
-        if engine in ('exact', 'seismic') or done % 60 == 0: index.save()
-        told.write_text(str(done))
-    index.save(); index.close()
+AT_ONCE = 20  # documents
+
+
+def told_by(told: Path) -> int: return int(told.read_text()) if told.exists() else 0
+
+
+def add_some(index, told: Path) -> None:
+    "The next documents, from the first again after the last. Their number is told once they must last, and takes no moment."
+    done = told_by(told) % len(NAMES)
+    index.add(NAMES[done:done + AT_ONCE], made_up()[0][done:done + AT_ONCE])
+    if isinstance(index, RowsIndex): index.save()
+    with open(told, 'w') as file: file.write(str(done + AT_ONCE))
+    if not isinstance(index, RowsIndex): index.save()
+
+
+def ingest(engine: str, folder: Path, told: Path, number: int, watched: str) -> None:
+    "Opens an index and adds to it; dies at the `number`-th moment of a function."
+    kind, shelf = ENGINES[engine], EdgeShelf if engine == 'qdrant' else MilvusShelf
+    calls = [(kind, 'add'), (kind, 'save')] + ([] if issubclass(kind, RowsIndex) else [(shelf, name) for name in ('upsert', 'flush', 'close')])
+    die_at_change(number, sys.modules[__name__], watched, calls=calls)
+    with resume_index(engine, folder, LABEL) as index:
+        assert len(index) >= told_by(told)
+        add_some(index, told)
 
 
 def overfill(engine: str, folder: Path, told: Path) -> None:
@@ -187,17 +203,22 @@ def overfill(engine: str, folder: Path, told: Path) -> None:
 
 @every
 def test_nothing_is_lost_and_nothing_stands_twice_after_a_kill(engine, tmp_path):
-    killed, told = child(ingest, engine, tmp_path/'색인', tmp_path/'told'), tmp_path/'told'
-    while not (told.exists() and int(told.read_text() or 0) >= 100): assert killed.is_alive(); time.sleep(0.001)
-    killed.kill(); killed.join()
-    with open_index(tmp_path/'색인', LABEL) as index: assert 100 <= len(index) < 300 # whatever was answered
-    again = child(ingest, engine, tmp_path/'색인', told)
-    again.join(); assert again.exitcode == 0
+    "Killed at every moment of the making of an index, of opening it, and of adding to it and saving."
+    def killed(watched: str, number: int) -> int:  # exit code
+        process = child(ingest, engine, tmp_path/'색인', tmp_path/'told', number, watched)
+        process.join()
+        return process.exitcode
+    tried = [every_moment(functools.partial(killed, watched)) for watched in ('resume_index', 'resume_index', 'add_some')]
+    assert all(tried)
     documents, queries = made_up()
     with open_index(tmp_path/'색인', LABEL) as index:
+        assert len(index) >= told_by(tmp_path/'told')
+        index.add(NAMES, documents)
+        index.save()
         assert len(index) == 300
-        assert recall(index.search(queries), expected([lambda index: index.add(NAMES, documents)]).search(queries)) >= (0.9 if engine == 'seismic' else 1)
-    assert not [*tmp_path.rglob('*.part')]
+        right = expected([lambda index: index.add(NAMES, documents)]).search(queries)
+        assert recall(index.search(queries), right) >= (0.9 if engine == 'seismic' else 1)
+    assert not [left for left in tmp_path.rglob('*.part') if not Path('/proc', left.name.split('.')[-2]).exists()]
 
 
 @every

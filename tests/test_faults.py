@@ -1,9 +1,10 @@
 """What happens to long runs: every fault really happens, and a resumed run is the run that was never interrupted."""
-import os, signal
+import os, shutil, signal
 import pytest
 pytest.register_assert_rewrite('faults')
 import faults
-from faults import die_at, done, end, kept, lines, once, toy, two_ranks, wait_for, written
+from faults import die_at, done, kept, lines, once, toy, two_ranks, written
+from moments import die_at_change, every_moment
 from splade_nb import checkpoints
 from splade_nb.curriculum import epoch_at, phase_at
 from splade_nb.training import cut
@@ -40,15 +41,13 @@ def test_resumed_equals_uninterrupted(moment, tmp_path):
 
 
 def test_two_ranks_of_eight_equal_one_of_sixteen(tmp_path):
-    assert [end(child) for child in two_ranks(tmp_path/'run', dict(batch_size=16, steps=2), {})] == [0, 0]
+    assert two_ranks(tmp_path/'run', dict(batch_size=16, steps=2), {}) == [0, 0]
     faults.check_gradient(tmp_path)
 
 
 def test_a_request_to_end_that_reaches_one_rank_ends_both(tmp_path):
-    children = two_ranks(tmp_path/'run', dict(batch_size=16, steps=faults.FOREVER), {})
-    wait_for(lambda: done(tmp_path/'run') >= 3, children[0])
-    os.kill(children[1].pid, signal.SIGINT)
-    assert [end(child) for child in children] == [130, 130] and faults.lost(tmp_path/'run') == 0
+    assert two_ranks(tmp_path/'run', dict(batch_size=16, steps=faults.FOREVER), {}, ('interrupt', 3)) == [130, 130]
+    assert done(tmp_path/'run') == 4 and faults.lost(tmp_path/'run') == 0
 
 
 def test_what_follows_the_named_checkpoint_goes(tmp_path):
@@ -64,6 +63,31 @@ def test_a_broken_checkpoint_that_nobody_loads_harms_nobody(tmp_path):
     assert once(toy, target, changes, dict(save_every=2, max_steps=8)) == 0
     (kept(target)[0]/'state.json').write_bytes(b'\xff{')
     assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and kept(target)[-1].name == 'step-20'
+
+
+def clear_away(folder, number: int) -> None:
+    "A child that clears away what a kill left, and is killed at the `number`-th moment of it."
+    die_at_change(number, checkpoints, 'tidy')
+    checkpoints.tidy(folder)
+
+
+def test_a_clean_up_that_is_killed_anywhere_is_finished_by_the_next(tmp_path):
+    target, left = tmp_path/'run', tmp_path/'left'
+    assert once(toy, target, dict(steps=9), dict(save_every=2, max_steps=6)) == 0
+    whole, names = target/'checkpoints', [path.name for path in kept(target)]
+    copies = {'part-8': 'step-6', 'part-step-0': 'step-2', 'old-step-4': 'step-4'}
+    for name, like in copies.items(): shutil.copytree(whole/like, whole/name)
+    (whole/'step-2').rename(whole/'old-step-2')  # its successor did not arrive
+    def cleared(number: int) -> int:
+        shutil.rmtree(left, ignore_errors=True)
+        shutil.copytree(whole, left/'checkpoints')
+        code = once(clear_away, left/'checkpoints', number)
+        for path in kept(left): checkpoints.verify(path)
+        checkpoints.tidy(left/'checkpoints')
+        assert sorted(os.listdir(left/'checkpoints')) == names
+        for path in kept(left): checkpoints.verify(path)
+        return code
+    assert every_moment(cleared) >= 20
 
 
 def test_a_line_that_was_cut_short_is_dropped(tmp_path):

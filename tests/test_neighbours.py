@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import real, real_or_made
 from splade_nb.box import build_box
 from splade_nb.cards import push
 from splade_nb.collection import toy_corpus
@@ -21,7 +22,6 @@ from splade_nb.tokens import Pieces, load_pieces, save_pieces
 from splade_nb.wires import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')
-SHARED = Path(__file__).resolve().parent.parent.parent/'shared'
 SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)
 FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
@@ -31,10 +31,9 @@ GRAPHS = [pytest.param(form, marks=[pytest.mark.slow] * (form in ('v22-mini', 'v
 
 @pytest.fixture(scope='module')
 def texts():
-    "A hundred real ones: long documents and short questions."
-    if not (SHARED/'data'/'tydiqa_ko_goldp').exists(): pytest.skip('no real collection beside the project')
-    real = load_data(str(SHARED/'data'/'tydiqa_ko_goldp'))
-    return [*real.texts.values()][:50] + [query.text for query in real.queries.values()][:50]
+    "A hundred: long documents and short questions, real ones where they lie beside the project."
+    found = load_data(str(real_or_made('data/tydiqa_ko_goldp')))
+    return [*found.texts.values()][:50] + [query.text for query in found.queries.values()][:50]
 
 
 @pytest.fixture(scope='module')
@@ -158,8 +157,7 @@ def test_onnx_runs_by_its_card_without_torch(form, graphs):
 
 @pytest.mark.slow
 def test_the_whole_vocabulary_of_xlmr(tmp_path, texts):
-    if not (SHARED/'tokenizers'/'xlm-roberta-base').exists(): pytest.skip('no tokenizer of XLM-R beside the project')
-    pieces = load_pieces(SHARED/'tokenizers'/'xlm-roberta-base')
+    pieces = load_pieces(real('tokenizers/xlm-roberta-base'))
     model, some = toy_model(len(pieces), context_gate=False, max_length=32), texts[:4] + texts[-4:]
     model.decoder.bias.data.fill_(-0.05)
     wanted = encode(model, pieces, some, most_windows=1)

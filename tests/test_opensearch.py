@@ -1,12 +1,15 @@
 """OpenSearch: against a server that refuses what the real one refuses, or against a real one where OPENSEARCH_URL names it."""
-import http.client, json, multiprocessing, os, shutil, signal, subprocess, sys, time, uuid
+import http.client, json, multiprocessing, os, shutil, socket, subprocess, sys, uuid
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from scipy import sparse
-from conftest import ROOT
+from conftest import ROOT, real_or_made
 from fake_opensearch import Fault, kept, serving
+from moments import die_at_change, every_moment
+from splade_nb import opensearch
 from splade_nb.config import ConfigError, read_json
 from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, Pace, Server, ingest
 from splade_nb.search import Label
@@ -14,8 +17,8 @@ from splade_nb.search import Label
 sys.path.append(str(ROOT/'docs'))
 import opensearch_page as page
 
-REAL, SHARED = os.environ.get('OPENSEARCH_URL', '').rstrip('/'), ROOT.parent/'shared'
-LABEL, QUICK = Label('3f2a', 9, '9c1e'), Pace(documents=16, wait=0.001, longest=0.02, patience=5)
+REAL = os.environ.get('OPENSEARCH_URL', '').rstrip('/')
+LABEL, QUICK = Label('3f2a', 9, '9c1e'), Pace(documents=16, wait=0.001, longest=0.02, patience=600)
 VECTORS = sparse.random(200, 9, 0.5, 'csr', np.float32, np.random.default_rng(3))
 IDS = [f'문서 {n}' for n in range(200)]
 
@@ -90,6 +93,25 @@ def test_a_bulk_is_refused(place, body, kind, status, reason):
     assert found[0] == status and reason in found[1]
 
 
+def hurried(index, fake) -> None:
+    "The client soon gives up an answer that the server never gives, and waits for every other as long as it takes."
+    true = index.server.client.transport.perform_request
+    def perform(method, url, *arguments, **options):
+        endpoint = url.rsplit('/', 1)[-1]
+        due = fake.faults[endpoint][0] if fake.faults[endpoint] else fake.always.get(endpoint)
+        return true(method, url, *arguments, timeout=0.2 if due and due.kind == 'slow' else 600, **options)
+    index.server.client.transport.perform_request = perform
+
+
+@contextmanager
+def nobody(port: int = 0):
+    "A port that is taken and where nobody listens: whoever knocks is refused."
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(('127.0.0.1', port))
+        yield held.getsockname()[1]
+
+
 def sparsely(tokens: dict, /, **more) -> dict: return dict(neural_sparse=dict(vector=dict(query_tokens=tokens, **more)))
 def feature(**more) -> dict: return dict(rank_feature=dict(field='vector.1', **more))
 
@@ -129,11 +151,10 @@ def test_too_many_hits_are_refused_clearly(place):
 
 @pytest.fixture(scope='module')
 def real():
-    "tydiqa_ko_goldp in the vocabulary of XLM-R, 250,002 pieces and the columns of pairs: label, ids, vectors, 200 queries."
+    "tydiqa_ko_goldp in the vocabulary of XLM-R and the columns of pairs, or made data: label, ids, vectors, 200 queries."
     from splade_nb import data
     from splade_nb.tokens import Pieces, vocabulary_hash
-    folder, tokenizer = SHARED/'data'/'tydiqa_ko_goldp', SHARED/'tokenizers'/'xlm-roberta-base'
-    if not folder.exists() or not tokenizer.exists(): pytest.skip('needs tydiqa_ko_goldp and xlm-roberta-base in ../shared')
+    folder, tokenizer = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
     from transformers import AutoTokenizer
     collection, pieces = data.load(folder), Pieces(AutoTokenizer.from_pretrained(tokenizer), pair_columns=page.KO.pair_columns, sounds=True, lead=page.KO.lead)
     asked = dict(list(collection.split('test').items())[:200])
@@ -208,16 +229,16 @@ def test_what_lucene_keeps():
 # What goes wrong
 
 TROUBLE = {'refusing for a while': [Fault('rejected')] * 4, 'short of memory': [Fault('breaker')] * 2, 'half of each': [Fault('half')] * 6, 'restarting': [Fault('unavailable')] * 4,
-           'behind a narrow proxy': [Fault('large')] * 3, 'hanging up after the work': [Fault('drop')] * 3, 'slow': [Fault('slow', 0.4)] * 2,
+           'behind a narrow proxy': [Fault('large')] * 3, 'hanging up after the work': [Fault('drop')] * 3, 'slow': [Fault('slow')] * 2,
            'everything': [Fault(kind) for kind in ('rejected', 'half', 'drop', 'large', 'breaker', 'unavailable', 'half', 'rejected')]}
 
 
 @pytest.mark.parametrize('faults', TROUBLE.values(), ids=TROUBLE)
 def test_a_server_in_trouble_is_filled(fake, faults):
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK, timeout=0.2) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index:
         fake.faults['_bulk'] = list(faults)
+        hurried(index, fake)
         assert ingest(index, stream()).refused == []
-        index.server.client.transport.kwargs['timeout'] = 30
         assert filled(OpenSearchIndex.open(f'{fake.url}/docs')) and not fake.faults['_bulk']
 
 
@@ -258,33 +279,40 @@ def test_a_full_server_is_given_up_and_gone_on_with(fake, tmp_path):
 
 
 def test_a_server_that_is_down_is_named():
-    with pytest.raises(ConfigError, match='http://127.0.0.1:9/docs: no answer'): OpenSearchIndex.open('http://user:secret@127.0.0.1:9/docs')
-    with serving() as fake: index = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(wait=0.001, longest=0.01, patience=0.05))
-    with pytest.raises(ConfigError, match='no answer'): index.search(VECTORS[:1])
-    with pytest.raises(ConfigError, match='nothing taken for 0.05 seconds .no answer'): index.add(IDS, VECTORS)
+    with nobody() as port, pytest.raises(ConfigError, match=f'http://127.0.0.1:{port}/docs: no answer'):
+        OpenSearchIndex.open(f'http://user:secret@127.0.0.1:{port}/docs')
+    with serving() as fake:
+        pace = Pace(wait=0.001, longest=0.01, patience=0.05)
+        index, port = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=pace), fake.server_port
+    with nobody(port):
+        with pytest.raises(ConfigError, match='no answer'): index.search(VECTORS[:1])
+        with pytest.raises(ConfigError, match='nothing taken for 0.05 seconds .no answer'): index.add(IDS, VECTORS)
 
 
-@pytest.mark.parametrize('fault, reason', [(Fault('slow', 1), 'no answer'), (Fault('breaker'), 'Data too large'), (Fault('unavailable'), '503')])
+@pytest.mark.parametrize('fault, reason', [(Fault('slow'), 'no answer'), (Fault('breaker'), 'Data too large'),
+                                           (Fault('unavailable'), '503')])
 def test_a_search_that_fails_says_so(fake, fault, reason):
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, timeout=0.2) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL) as index:
         fake.always['_search'] = fault
+        hurried(index, fake)
         with pytest.raises(ConfigError, match=reason): index.search(VECTORS[:1])
 
 
-def fill(place: str, progress: Path, pause: float) -> None:
-    def slowly():
-        for each in stream(): time.sleep(pause); yield each
-    with OpenSearchIndex.open(place, LABEL, pace=QUICK) as index: ingest(index, slowly(), progress)
+def fill(place: str, progress: Path, number: int) -> None:
+    "A child that fills an index, and is killed at the `number`-th moment: at a request, or as progress is written."
+    die_at_change(number, sys.modules[__name__], 'ingest', calls=[(opensearch, 'send')])
+    with OpenSearchIndex.open(place, LABEL, pace=QUICK) as index: ingest(index, stream(), progress)
 
 
 def test_a_killed_ingest_loses_nothing_and_doubles_nothing(place, tmp_path):
     index, progress = OpenSearchIndex.new(place, LABEL), tmp_path/'progress.json'
-    for goal in (30, 100):
-        child = multiprocessing.get_context('fork').Process(target=fill, args=(place, progress, 0.002)); child.start()
-        while len(index) < goal and child.is_alive(): time.sleep(0.005)
-        os.kill(child.pid, signal.SIGKILL); child.join()
-        assert child.exitcode == -signal.SIGKILL and goal <= len(index) < len(IDS) and len(index) - read_json(progress)['done'] <= QUICK.documents
-    fill(place, progress, 0)
+    def killed(number: int) -> int:  # exit code
+        child = multiprocessing.get_context('fork').Process(target=fill, args=(place, progress, number))
+        child.start()
+        child.join()
+        assert 0 <= len(index) - (read_json(progress)['done'] if progress.exists() else 0) <= QUICK.documents
+        return child.exitcode
+    assert every_moment(killed) > 5, 'each kind of moment came'
     assert filled(index) and read_json(progress)['done'] == len(IDS)
 
 

@@ -7,30 +7,25 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
                           MPNetConfig, PreTrainedTokenizerFast, RobertaConfig, XLMRobertaConfig)
+from conftest import real
 from splade_nb.config import ConfigError, Settings, root
 from splade_nb.data import load
 from splade_nb.model import create
 from splade_nb.surgery import differences, kept_rows, main, open_checkpoint, prune, tokenizer_state
 from splade_nb.tokens import batch, load_pieces, special_ids, train_unigram
 
-SHARED = root().parent/'shared'
 MARKS = dict(pad_token='<pad>', cls_token='<s>', sep_token='</s>', bos_token='<s>', eos_token='</s>', unk_token='<unk>', mask_token='<mask>')
 SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
 
 
-def shared(path: str) -> Path:
-    if not (SHARED/path).exists(): pytest.skip(f'needs {path} in ../shared')
-    return SHARED/path
-
-
 def texts_of(name: str) -> list:
-    collection = load(shared(f'data/{name}'))
+    collection = load(real(f'data/{name}'))
     return [*collection.texts.values(), *(query.text for query in collection.queries.values())]
 
 
 def true_checkpoint(folder: Path, name: str, config) -> Path:
     "A true tokenizer with a small model of its vocabulary from random weights."
-    shutil.copytree(shared(f'tokenizers/{name}'), folder, copy_function=shutil.copyfile); folder.chmod(0o755)
+    shutil.copytree(real(f'tokenizers/{name}'), folder, copy_function=shutil.copyfile); folder.chmod(0o755)
     torch.manual_seed(0); model = AutoModelForMaskedLM.from_config(config)
     with torch.no_grad():
         if model.get_output_embeddings().bias is not None: model.get_output_embeddings().bias.normal_()

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
+from conftest import real
 from splade_nb.config import (ABOUT, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, SCALES, SEED, VERSIONS, ConfigError, Settings, as_dict, differences,
                               from_dict, off, override, read_overrides, resolve, resolve_quietly, root, version_table)
 
-SHARED = root().parent/'shared'
 FILE, LOSSES, GUIDE = 'versions-and-errata.md', 'seeds/2-losses.md', 'seeds/4-training-guide.md'
 NAMES = [setting.name for setting in fields(Settings)]
 
@@ -15,8 +15,7 @@ NAMES = [setting.name for setting in fields(Settings)]
 # ---- reading the documents
 
 def document(path: str) -> str:
-    if not (SHARED/path).exists(): pytest.skip(f'{path} does not lie beside the project')
-    return (SHARED/path).read_text(encoding='utf-8')
+    return real(path).read_text(encoding='utf-8')
 
 
 def section(path: str, number: str) -> str:

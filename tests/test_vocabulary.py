@@ -3,7 +3,7 @@ import sys
 from types import SimpleNamespace
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, real
 sys.path.append(str(ROOT/'experiments'))
 import vocabulary
 from splade_nb import tokens
@@ -31,8 +31,7 @@ def test_only_columns_of_queries_rank(tmp_path):
 
 
 def test_a_cut_vocabulary_splits_as_before(tmp_path):
-    source = ROOT.parent/'shared'/'tokenizers'
-    if not source.exists(): pytest.skip(f'no {source}')
+    source = real('tokenizers')
     collection = vocabulary.without_held_out(['mini'])
     whole, cut = (tokens.load_pieces(vocabulary.settings_for(name, 'none', SimpleNamespace(tokenizers=source, steps=1, morphemes=tmp_path/'found.sqlite'), collection, tmp_path).backbone) for name in ('xlmr', 'xlmr-cut'))
     texts = list(collection.texts.values())[:50]
