@@ -1,7 +1,7 @@
 """As many documents as wanted, with the vectors that today's default makes of real ones.
 
-`splade_ko` learns from the train splits of the collections, 200 steps as in docs/experiments.md. It encodes their documents: passages, for a collection of single sentences would halve the number of terms. The first documents
-are these, in a random order. Each further one is resampled: the columns are parted into two halves once, by chance, and it has
+`splade_ko` learns, as it is declared, from the train splits of the collections, and encodes their documents: passages, for
+collections of single sentences would halve the number of terms. The first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves once, by chance, and it has
 one half of the columns from one document and the other half from another of the same collection. So a term stands in the same
 share of documents with the same weights, and terms keep their number. Its words are the first half of the one and the second
 half of the other. Queries are real test queries, their weights by the document frequencies of the enlarged collection.
@@ -24,7 +24,7 @@ from measure import say
 SHARED = root().parent/'shared'/'data'
 TAUGHT = ('ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko')
 OTHERS = ('korquad_v1/KorQuAD_v1.0_dev.json',)  # no train split
-QUERIES, SEED, STEPS = 200, 42, 200  # steps as `final` in docs/experiments.md: terms hardly change with more
+QUERIES, SEED = 200, 42
 
 
 def halves(text: str) -> tuple:
@@ -49,7 +49,7 @@ def prepare(folder: Path, small: bool) -> None:
     "Read the collections, train, encode: rows of documents and queries, and words by halves of a document."
     taught, others = found_sources(small)
     collections = [data.load(source) for source in (*taught, *others)]
-    settings = resolve_quietly('splade_ko', 'corrected', 'mini', steps=STEPS, **(dict(vocabulary=2000) if small else {}))
+    settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
     say(f'  {settings.steps} steps of splade_ko on {", ".join(taught)}')
     model, pieces, facts = model_in(folder/'model', settings, data.load(','.join(taught)), SEED, folder/'cache', learns=not small)
     texts = {(one.name, id): text for one in collections for id, text in one.texts.items()}

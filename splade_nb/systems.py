@@ -16,7 +16,7 @@ import torch
 from scipy import sparse
 from .config import Settings, read_json, write_json
 from .encoding import prepared_decoder
-from .evaluation import active_terms, blend, dead_rows, flops, fuse, paired_difference, rank, recall_at, retrieval_metrics, summarise
+from .evaluation import active_terms, blend, dead_rows, flops, fuse, index_bytes, paired_difference, rank, recall_at, retrieval_metrics, summarise
 from .lexical import BM25, BigramBM25, best, unit
 from .material import hold_out, numbered, prepare, training_queries
 from .run import asked, indexed, keep_model, load_encoder, make_judge
@@ -26,8 +26,8 @@ from .training import train
 
 # %% ../nbs/16_systems.ipynb #size
 def size(vectors) -> int: # bytes
-    "What rows take in memory: of a sparse matrix its weights, columns and row ends."
-    return sum(part.nbytes for part in (vectors.data, vectors.indices, vectors.indptr)) if sparse.issparse(vectors) else vectors.nbytes
+    "Of a sparse matrix its postings, of a dense one its numbers."
+    return index_bytes(vectors.nnz, 1) if sparse.issparse(vectors) else vectors.nbytes
 
 # %% ../nbs/16_systems.ipynb #system
 @dataclass
