@@ -1,10 +1,12 @@
 """As many documents as wanted, with the vectors that today's default makes of real ones.
 
-`splade_ko` learns, as it is declared, from the train splits of the collections, and encodes their documents: passages, for
-collections of single sentences would halve the number of terms. The first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves once, by chance, and it has
-one half of the columns from one document and the other half from another of the same collection. So a term stands in the same
-share of documents with the same weights, and terms keep their number. Its words are the first half of the one and the second
-half of the other. Queries are real test queries, their weights by the document frequencies of the enlarged collection.
+`splade_ko` as it starts, with all that it counts from texts and training pairs: pieces, pairs, sounds and Model 1's expansions.
+Training leaves the number of its terms and its quality on these collections as they are (docs/leaderboard.md). It encodes
+passages, for collections of single sentences would halve the number of terms. The first documents are these, in a random order.
+Each further one is resampled: the columns are parted into two halves once, by chance, and it has one half of the columns from
+one document and the other half from another of the same collection. So a term stands in the same share of documents with the
+same weights, and terms keep their number. Its words are the first half of the one and the second half of the other.
+Queries are real test queries, their weights by the document frequencies of the enlarged collection.
 """
 import json
 from pathlib import Path
@@ -46,12 +48,12 @@ def asked_queries(collections: list) -> list:  # texts, evenly from each collect
 
 @remembered({})
 def prepare(folder: Path, small: bool) -> None:
-    "Read the collections, train, encode: rows of documents and queries, and words by halves of a document."
+    "Read the collections, count, encode: rows of documents and queries, and words by halves of a document."
     taught, others = found_sources(small)
     collections = [data.load(source) for source in (*taught, *others)]
     settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
-    say(f'  {settings.steps} steps of splade_ko on {", ".join(taught)}')
-    model, pieces, facts = model_in(folder/'model', settings, data.load(','.join(taught)), SEED, folder/'cache', learns=not small)
+    say(f'  the start of splade_ko on {", ".join(Path(source).name for source in taught)}')
+    model, pieces, _ = model_in(folder/'model', settings, data.load(','.join(taught)), SEED, folder/'cache', learns=False)
     texts = {(one.name, id): text for one in collections for id, text in one.texts.items()}
     documents, queries = indexed(model, pieces, texts, progress=True)[0], asked_queries(collections)
     say(f'  {len(texts):,} documents of {", ".join(one.name for one in collections)}')
@@ -59,7 +61,7 @@ def prepare(folder: Path, small: bool) -> None:
     sparse.save_npz(folder/'queries.npz', encode(model, pieces, queries, document=False))
     np.save(folder/'frequencies.npy', model.frequencies.numpy())
     write_json(folder/'prepared.json', dict(
-        names=[one.name for one in collections], sizes=[len(one.texts) for one in collections], steps=facts['steps'],
+        names=[one.name for one in collections], sizes=[len(one.texts) for one in collections],
         taught=[one.name for one in collections[:len(taught)]], index_share=settings.index_share,
         words=split([half for text in texts.values() for half in halves(text)]), asked_words=split(queries)))
 
@@ -73,8 +75,8 @@ class Source:
         *counts, self.trained_on = np.load(folder/'frequencies.npy').tolist()
         self.frequencies = Frequencies(int(self.trained_on), np.array(counts))
         found = json.loads((folder/'prepared.json').read_text(encoding='utf-8'))
-        self.names, self.sizes, self.words, self.asked_words, self.steps, self.taught, self.index_share = (
-            found[name] for name in ('names', 'sizes', 'words', 'asked_words', 'steps', 'taught', 'index_share'))
+        self.names, self.sizes, self.words, self.asked_words, self.taught, self.index_share = (
+            found[name] for name in ('names', 'sizes', 'words', 'asked_words', 'taught', 'index_share'))
 
     def pairs(self, size: int) -> tuple:  # [size] documents that give one half, [size] that give the other
         rng, real = np.random.default_rng(size), sum(self.sizes)

@@ -10,6 +10,7 @@ import numpy as np
 from splade_nb.config import read_json, root, write_json
 from splade_nb.engines import new_index, open_index
 from splade_nb.lexical import BM25, best
+from splade_nb.run import revision
 from splade_nb.search import Label
 import report
 from documents import Source, name
@@ -77,7 +78,7 @@ def cell(engine: str, size: int, work: str, small: bool) -> dict:
     source = Source(Path(work), small)
     found = (words_cell if engine == 'bm25' else vectors_cell)(engine, source, size, Path(work))
     times = found.pop('times')
-    return dict(collections=source.names, real=sum(source.sizes), queries=len(times), latency=dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99))), **found)
+    return dict(collections=source.names, taught=source.taught, real=sum(source.sizes), queries=len(times), latency=dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99))), **found)
 
 
 # All of them
@@ -116,7 +117,7 @@ def go_on(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> No
             began = time.monotonic()
             smaller = [read_json(kept/f'{less}-{engine}.json').get('refused') for less in SIZES if less < size and (kept/f'{less}-{engine}.json').exists()]
             found = dict(refused=f'{why} at fewer documents') if (why := next(filter(None, smaller), None)) else limited(engine, size, work, small)
-            write_json(path, dict(engine=engine, size=size, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **found))
+            write_json(path, dict(engine=engine, size=size, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', revision=revision(), seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **found))
             shutil.rmtree(work/f'{size}-{engine}', ignore_errors=True)
             say(f'  {size:,} {engine}: ' + (found.get('refused') or f'made in {found["index"]["cpu"]:.1f} s, {found["latency"]["median"]:.2f} ms a query'))
 

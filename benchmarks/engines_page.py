@@ -10,9 +10,10 @@ PAGE = """# What engines cost
 
 Written by `make bench PART=engines` (`benchmarks/engines.py`, `benchmarks/engines_page.py`) from `benchmarks/results/engines/`, one file a size and engine.
 
-Documents: {real:,} real ones of {collections}, in a random order; beyond these, each is the first half of one and the second half of another of the same collection, so that terms, lengths and
-words that go together stay as they are. Vectors: untrained `splade_ko` (a document's pieces, pairs and sounds with BM25's count factor, a query's with their IDF), {terms} terms a document, {asked} a query; {queries} real test queries.
-BM25 has the same documents as morphemes, already cut: no figure here holds the time of reading or encoding a text.
+Documents: {real:,} real passages of {collections}, in a random order. Vectors: `splade_ko` as it starts, with pieces, pairs, sounds and the Model 1 expansions of the train splits of {taught}; training leaves its number of terms
+and its quality there as they are ([leaderboard](leaderboard.md)). {terms} terms a document, {asked} a query; {queries} real queries. Beyond the real ones a document is resampled (`benchmarks/documents.py`): columns are parted
+into two halves once, by chance, and it has one half from one document and the other from another of the same collection, so that terms keep their number, their weights and the share of documents that they stand in.
+BM25 has the words of a document's first half and of the other's second, as morphemes, already cut: no figure here holds the time of reading or encoding a text. Of {revisions}.
 
 Each size and engine in a process of its own on one core of {machine}, shared with other work. Making is processor time, with saving. A query is asked alone, wall time, the shortest of three rounds: median and 99th percentile over the queries.
 Disk is what the file system gives. Memory is the kernel's peak above what was held before, with the documents handed over. Opening ends with the first answer. An engine that took more than {seconds:,} s or {memory} GB was ended by the program.
@@ -87,7 +88,7 @@ def page(cells: dict) -> str:
     vectors = [cell for cell in whole if cell['engine'] != 'bm25']
     span = lambda name: ' to '.join(dict.fromkeys(f'{end([cell[name] for cell in vectors]):.0f}' for end in (min, max)))
     one = whole[-1]
-    return PAGE.format(real=one['real'], collections=', '.join(one['collections']), terms=span('terms'), asked=span('asked'), queries=one['queries'], start=FROM, growth=growth(cells),
+    return PAGE.format(real=one['real'], collections=', '.join(one['collections']), taught=', '.join(one.get('taught', [])), revisions=', '.join(dict.fromkeys(f'`{cell.get("revision", "-")}`' for cell in cells.values())), terms=span('terms'), asked=span('asked'), queries=one['queries'], start=FROM, growth=growth(cells),
                        machine=f'{one["machine"]["processor"]}, {one["machine"]["cores"]} cores, {one["machine"]["memory"] / 1e9:.1f} GB', seconds=one['limits']['seconds'], memory=one['limits']['memory'] // 2 ** 30,
                        seismic=', '.join(f'`{name}={value}`' for name, value in vars(Seismic()).items()), versions='; '.join(sorted({f'{cell["package"]}, {cell["date"]}' for cell in cells.values()})),
                        **{name: figures(cells, show, name == 'latency') for name, show in FIGURES.items()})
