@@ -52,7 +52,7 @@ def main() -> None:
         told = {split: {name: round(100 * part[name]['ndcg@10']['mean'], 1) for name in ('bm25', 'bm25_bigrams')}
                 for split, part in found[collection.name]['splits'].items()}
         print(collection.name, told, flush=True)
-        write_json(place, dict(command='python experiments/baselines.py COLLECTION ...', found=found))
+        write_json(place, dict(command='python experiments/baselines.py COLLECTION ...', revision=revision(), found=found))
 
 
 if __name__ == '__main__': main()
