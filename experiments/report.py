@@ -48,7 +48,7 @@ The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks
 
 {judged} A choice among these is not blind any more. Intervals: over queries, of the mean of the seeds. ▲ above, ▼ below: p of the paired t-test, corrected by Holm over all differences of a table, is below 0.05; ≈: neither can be claimed. Document terms and index: of BM25 / BM25 + bigrams / the model.
 {floor} {equal}
-Untrained: the model before its first step, where it was judged; `parakqc` and `KorQuAD_v1.0_dev` have no train split, nothing was learned from them, and all their queries are asked.
+Untrained: the model before its first step, where it was judged; of `final` the leaderboard's start of seed 42, which counted the four Korean train splits and no English pairs. `parakqc` and `KorQuAD_v1.0_dev` have no train split, nothing was learned from them, and all their queries are asked.
 `make evaluate MODEL=... DATA=...` gives each figure of a model that `experiments/train.py --out FOLDER` kept; `SPLIT=all` for a collection without training queries.
 
 ![splade_ko and BM25 on public Korean collections](over-bm25.svg)
@@ -195,9 +195,18 @@ def untrained_of(results: list) -> dict:  # collection -> rows of the start on t
     return found
 
 
-def untrained_results(runs: list) -> list:  # what `train.py --untrained` kept of the same variant
+def board_record(system: str) -> dict:  # of the leaderboard of public sets; empty where it is not kept
+    paths = sorted((HERE/'results'/'leaderboard').glob(f'*+*/{system}-42.json'))
+    return read_json(paths[0]) if paths else {}
+
+
+def untrained_results(runs: list) -> list:
+    "What `train.py --untrained` kept of the same variant, else the leaderboard's start where the variant changes nothing before training."
     names = [f'untrained-{run["version"]}-{run["name"]}-{run["seed"]}.json' for run in runs]
-    return [read_json(HERE/'results'/name) for name in names if (HERE/'results'/name).exists()]
+    own = [read_json(HERE/'results'/name) for name in names if (HERE/'results'/name).exists()]
+    if own or not set(runs[0]['changes']) <= set(LATER): return own
+    found = board_record(f'{runs[0]["version"]}-untrained').get('collections', {})
+    return [dict(untrained=[dict(one, collection=name) for name, one in found.items()])]
 
 
 def sizes_of(collection: str, rows: list) -> dict:
@@ -286,8 +295,8 @@ def judged_often(results: list) -> str:
 def board_means() -> tuple:  # nDCG@10 of the public board's `splade_ko`, of its start; NaN where it is not kept
     "Means over the collections of the leaderboard of public sets, all asked in Korean."
     def mean(system):
-        paths = sorted((HERE/'results'/'leaderboard').glob(f'*+*/{system}-42.json'))
-        return np.mean([row['metrics']['ndcg@10']['mean'] for row in read_json(paths[0])['collections'].values()]) if paths else np.nan
+        found = board_record(system).get('collections', {})
+        return np.mean([row['metrics']['ndcg@10']['mean'] for row in found.values()]) if found else np.nan
     return mean('splade_ko'), mean('splade_ko-untrained')
 
 
