@@ -1,12 +1,13 @@
 """As many documents as wanted, with the vectors that today's default makes of real ones.
 
-`splade_ko` as it starts, with all that it counts from texts and training pairs: pieces, pairs, sounds and Model 1's expansions.
-Training leaves the number of its terms and its quality on these collections as they are (docs/leaderboard.md). It encodes
-passages, for collections of single sentences would halve the number of terms. The first documents are these, in a random order.
-Each further one is resampled: the columns are parted into two halves once, by chance, and it has one half of the columns from
-one document and the other half from another of the same collection. So a term stands in the same share of documents with the
-same weights, and terms keep their number. Its words are the first half of the one and the second half of the other.
-Queries are real test queries, their weights by the document frequencies of the enlarged collection.
+`splade_ko` as it starts, with all that it counts from texts and training pairs: pieces, pairs, sounds and Model 1's
+expansions. Training leaves the number of its terms and its quality on these collections as they are
+(docs/leaderboard.md). It encodes passages, for collections of single sentences would halve the number of terms. The
+first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves
+once, by chance, and it has one half of the columns from one document and the other half from another of the same
+collection. So a term stands in the same share of documents with the same weights, and terms keep their number. Its
+words are the first half of the one and the second half of the other. Queries are real test queries, their weights by
+the document frequencies of the enlarged collection.
 """
 import json
 from pathlib import Path
@@ -43,7 +44,7 @@ def found_sources(small: bool) -> tuple:  # what is learned from, what is only e
 
 def asked_queries(collections: list) -> list:  # texts, evenly from each collection's judged queries
     most = -(-QUERIES // len(collections))
-    of = lambda one: [query.text for query in one.split('test').values()] or [query.text for query in one.queries.values()]
+    of = lambda one: [query.text for query in (one.split('test') or one.queries).values()]
     return [text for one in collections for text in of(one)[::max(1, len(of(one)) // most)][:most]][:QUERIES]
 
 
@@ -54,7 +55,8 @@ def prepare(folder: Path, small: bool) -> None:
     collections = [data.load(source) for source in (*taught, *others)]
     settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
     say(f'  the start of splade_ko on {", ".join(Path(source).name for source in taught)}')
-    model, pieces, _ = model_in(folder/'model', settings, data.load(','.join(taught)), SEED, folder/'cache', learns=False)
+    together = data.load(','.join(taught))
+    model, pieces, _ = model_in(folder/'model', settings, together, SEED, folder/'cache', learns=False)
     texts = {(one.name, id): text for one in collections for id, text in one.texts.items()}
     documents, queries = indexed(model, pieces, texts, progress=True)[0], asked_queries(collections)
     say(f'  {len(texts):,} documents of {", ".join(one.name for one in collections)}')
@@ -72,7 +74,8 @@ class Source:
     def __init__(self, folder: Path, small: bool = False):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder/'prepared.json').exists(): prepare(folder, small)
-        self.documents, self.queries = (sparse.load_npz(folder/f'{name}.npz').tocsr() for name in ('documents', 'queries'))
+        rows = (sparse.load_npz(folder/f'{name}.npz') for name in ('documents', 'queries'))
+        self.documents, self.queries = (one.tocsr() for one in rows)
         *counts, self.trained_on = np.load(folder/'frequencies.npy').tolist()
         self.frequencies = Frequencies(int(self.trained_on), np.array(counts))
         found = json.loads((folder/'prepared.json').read_text(encoding='utf-8'))

@@ -56,7 +56,7 @@ def run_row(run: report.Run, sign: str) -> dict:  # sign: of `marked`
             'untrained': row['before'], 'trained': row['nDCG@10'], 'over BM25 [95 %]': unbroken(f'{readme_table.points(run.evaluation["difference"])} {sign}'),
             'terms': unbroken(f'{row["active query"]:.0f} / {row["active doc"]:.0f}'), 'index, MB': readme_table.megabytes(row['active doc'], documents),
             'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'outcome': row['outcome'],
-            'of': f'`{revision_of(run.folder/"summary.json", run.summary)}`'}
+            'of': revision_of(run.folder/"summary.json", run.summary)}
 
 
 def run_rows(runs: list) -> list:

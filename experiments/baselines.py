@@ -1,4 +1,4 @@
-"""What nothing learned ranks on every collection: BM25 over Kiwi morphemes, alone and with a bigram field, for tables of results kept before.
+"""BM25 over Kiwi morphemes, alone and with a bigram field, on every collection: for tables of results kept before.
 
     python experiments/baselines.py COLLECTION ... [--results experiments/results]
 """
@@ -18,7 +18,8 @@ PLACE = HERE/'results'/'baselines.json'
 def asked_of(collection) -> dict:  # split -> ids
     "Test queries and the held-out fifth of the training queries; all queries of a collection without a train split."
     taught = collection.split('train')
-    if not taught or any(note.startswith('no train') for note in collection.notes): return {'all': list(collection.qrels)}
+    drawn = any(note.startswith('no train') for note in collection.notes)
+    if drawn or not taught: return {'all': list(collection.qrels)}
     return {'test': list(collection.split('test')), 'dev': [id for id in taught if held_out(f'{collection.name}/{id}')]}
 
 

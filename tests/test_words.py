@@ -1,4 +1,4 @@
-"""What tables say: the floor beside every figure, marks corrected over a table, the commit of each result, no claim that is not measured."""
+"""What tables say: the floor beside every figure, marks corrected over a table, the commit of each result."""
 import re, subprocess, sys
 import numpy as np
 import pytest
