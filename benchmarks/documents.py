@@ -1,8 +1,13 @@
-"""As many documents as wanted, with the terms and the lengths of real ones.
+"""As many documents as wanted, with the vectors that today's default makes of real ones.
 
-The first are the real documents of the collections, in a random order. Each further one is the first half of one document and the second half of
-another of the same collection, so a term stands in the same share of documents, lengths keep their mean and their order, and words that go together in a text still do.
-Vectors: untrained `splade_ko`, a document's own pieces, pairs and sounds with BM25's count factor, a query's with their IDF.
+`splade_ko` as it starts, with all that it counts from texts and training pairs: pieces, pairs, sounds and Model 1's
+expansions. Training leaves the number of its terms and its quality on these collections as they are
+(docs/leaderboard.md). It encodes passages, for collections of single sentences would halve the number of terms. The
+first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves
+once, by chance, and it has one half of the columns from one document and the other half from another of the same
+collection. So a term stands in the same share of documents with the same weights, and terms keep their number. Its
+words are the first half of the one and the second half of the other. Queries are real test queries, their weights by
+the document frequencies of the enlarged collection.
 """
 import json
 from pathlib import Path
@@ -10,48 +15,74 @@ import numpy as np
 from scipy import sparse
 from splade_nb import data
 from splade_nb.config import resolve_quietly, root, write_json
-from splade_nb.encoding import counted, saturated
-from splade_nb.idf import Frequencies, idf
+from splade_nb.encoding import encode
+from splade_nb.idf import Frequencies
 from splade_nb.lexical import split
-from splade_nb.material import make_pieces
+from splade_nb.own import collection_factor
+from splade_nb.run import indexed
+from splade_nb.systems import model_in
 from splade_nb.tokens import remembered
 from measure import say
 
 SHARED = root().parent/'shared'/'data'
-COLLECTIONS = ('question_pair', 'parakqc', 'ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko', 'korquad_v1/KorQuAD_v1.0_dev.json')
-KO = resolve_quietly('splade_ko', lead=0.0)  # the beginning of a half is no beginning
-QUERIES = 200
+TAUGHT = ('ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko')
+OTHERS = ('korquad_v1/KorQuAD_v1.0_dev.json',)  # no train split
+QUERIES, SEED = 200, 42
+VECTORS = 'splade_ko at its start, with Model 1, of passages'  # what a kept result was measured with
 
 
 def halves(text: str) -> tuple:
-    words = text.split(); cut = -(-len(words) // 2)
+    words = text.split()
+    cut = -(-len(words) // 2)
     return ' '.join(words[:cut]), ' '.join(words[cut:])
+
+
+def found_sources(small: bool) -> tuple:  # what is learned from, what is only encoded; `mini` where nothing is there
+    there = lambda names: [] if small else [str(SHARED/name) for name in names if (SHARED/name).exists()]
+    return there(TAUGHT) or ['mini'], there(OTHERS)
+
+
+def asked_queries(collections: list) -> list:  # texts, evenly from each collection's judged queries
+    most = -(-QUERIES // len(collections))
+    of = lambda one: [query.text for query in (one.split('test') or one.queries).values()]
+    return [text for one in collections for text in of(one)[::max(1, len(of(one)) // most)][:most]][:QUERIES]
 
 
 @remembered({})
 def prepare(folder: Path, small: bool) -> None:
-    "Read the collections once: halves as counts and as words, queries as lists of columns and as words."
-    sources = [str(SHARED/name) for name in COLLECTIONS if (SHARED/name).exists()] if not small else []
-    collections = [data.load(source) for source in sources or ['mini']]
-    texts = [half for one in collections for text in one.texts.values() for half in halves(text)]
-    queries = [query.text for one in collections for query in list(one.split('test').values())[::max(1, len(one.split('test')) * len(collections) // QUERIES)]][:QUERIES]
-    say(f'  {len(texts) // 2:,} documents of {", ".join(one.name for one in collections)}')
-    pieces = make_pieces(resolve_quietly('splade_ko', lead=0.0, vocabulary=2000) if small else KO, texts)
-    sparse.save_npz(folder/'halves.npz', counted(pieces.bags(texts), len(pieces)))
-    write_json(folder/'source.json', dict(names=[one.name for one in collections], sizes=[len(one.texts) for one in collections], pieces=len(pieces.tokenizer), words=split(texts), asked_words=split(queries),
-                                          asked=[sorted({*map(int, bag)}) for bag in pieces.bags(queries, document=False)]))
+    "Read the collections, count, encode: rows of documents and queries, and words by halves of a document."
+    taught, others = found_sources(small)
+    collections = [data.load(source) for source in (*taught, *others)]
+    settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
+    say(f'  the start of splade_ko on {", ".join(Path(source).name for source in taught)}')
+    together = data.load(','.join(taught))
+    model, pieces, _ = model_in(folder/'model', settings, together, SEED, folder/'cache', learns=False)
+    texts = {(one.name, id): text for one in collections for id, text in one.texts.items()}
+    documents, queries = indexed(model, pieces, texts, progress=True)[0], asked_queries(collections)
+    say(f'  {len(texts):,} documents of {", ".join(one.name for one in collections)}')
+    sparse.save_npz(folder/'documents.npz', documents)
+    sparse.save_npz(folder/'queries.npz', encode(model, pieces, queries, document=False))
+    np.save(folder/'frequencies.npy', model.frequencies.numpy())
+    write_json(folder/'prepared.json', dict(
+        names=[one.name for one in collections], sizes=[len(one.texts) for one in collections],
+        taught=[one.name for one in collections[:len(taught)]], index_share=settings.index_share,
+        words=split([half for text in texts.values() for half in halves(text)]), asked_words=split(queries)))
 
 
 class Source:
     "What `prepare` wrote; prepared where it is not there."
     def __init__(self, folder: Path, small: bool = False):
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder/'source.json').exists(): prepare(folder, small)
-        self.halves = sparse.load_npz(folder/'halves.npz')
-        found = json.loads((folder/'source.json').read_text(encoding='utf-8'))
-        self.names, self.sizes, self.words, self.asked, self.asked_words, self.pieces = (found[name] for name in ('names', 'sizes', 'words', 'asked', 'asked_words', 'pieces'))
+        if not (folder/'prepared.json').exists(): prepare(folder, small)
+        rows = (sparse.load_npz(folder/f'{name}.npz') for name in ('documents', 'queries'))
+        self.documents, self.queries = (one.tocsr() for one in rows)
+        *counts, self.trained_on = np.load(folder/'frequencies.npy').tolist()
+        self.frequencies = Frequencies(int(self.trained_on), np.array(counts))
+        found = json.loads((folder/'prepared.json').read_text(encoding='utf-8'))
+        self.names, self.sizes, self.words, self.asked_words, self.taught, self.index_share = (
+            found[name] for name in ('names', 'sizes', 'words', 'asked_words', 'taught', 'index_share'))
 
-    def pairs(self, size: int) -> tuple:  # [size] documents whose first half is taken, [size] whose second is
+    def pairs(self, size: int) -> tuple:  # [size] documents that give one half, [size] that give the other
         rng, real = np.random.default_rng(size), sum(self.sizes)
         first = np.concatenate([rng.permutation(real), rng.integers(real, size=max(0, size - real))])[:size]
         collection = np.repeat(np.arange(len(self.sizes)), self.sizes)[first]
@@ -61,14 +92,21 @@ class Source:
 
     def vectors(self, size: int) -> tuple:  # [size, V], [Q, V] float32
         first, second = self.pairs(size)
-        counts = (self.halves[2 * first] + self.halves[2 * second + 1]).tocsr()
-        weights = idf(Frequencies(size, counts.getnnz(axis=0))) * np.where(np.arange(counts.shape[1]) < self.pieces, 1, KO.pair_share)
-        ends = np.cumsum([0, *map(len, self.asked)])
-        columns = np.concatenate([np.asarray(row, np.int32) for row in self.asked])
-        return saturated(counts), sparse.csr_matrix((weights[columns].astype(np.float32), columns, ends), shape=(len(self.asked), counts.shape[1]))
+        side = (np.random.default_rng(SEED).random(self.documents.shape[1]) < 0.5).astype(np.float32)
+        one, other = (drop_zeros(self.documents @ sparse.diags_array(part)) for part in (side, 1 - side))
+        found = (one[first] + other[second]).tocsr().astype(np.float32)
+        factor = collection_factor(found.getnnz(axis=0), size, self.frequencies, self.index_share)
+        return found, drop_zeros(self.queries @ sparse.diags_array(factor)).astype(np.float32)
 
     def texts(self, size: int) -> dict:  # {id: words between spaces}
-        return {name(i): ' '.join(self.words[2 * a] + self.words[2 * b + 1]) for i, (a, b) in enumerate(zip(*self.pairs(size)))}
+        of = lambda place, other: ' '.join(self.words[2 * place] + self.words[2 * other + 1])
+        return {name(i): of(*pair) for i, pair in enumerate(zip(*self.pairs(size)))}
+
+
+def drop_zeros(rows) -> sparse.csr_matrix:
+    found = sparse.csr_matrix(rows)
+    found.eliminate_zeros()
+    return found
 
 
 def name(row: int) -> str: return f'문서 {row}'

@@ -10,9 +10,10 @@ import numpy as np
 from splade_nb.config import CommandLine, read_json, root, write_json
 from splade_nb.engines import new_index, open_index
 from splade_nb.lexical import BM25, best
+from splade_nb.run import revision
 from splade_nb.search import Label
 import report
-from documents import Source, name
+from documents import VECTORS, Source, name
 from measure import CHILD, HERE, machine, once, peak, say
 
 SIZES, SMALL = (1_000, 10_000, 100_000, 1_000_000), (200, 400)
@@ -77,7 +78,7 @@ def cell(engine: str, size: int, work: str, small: bool) -> dict:
     source = Source(Path(work), small)
     found = (words_cell if engine == 'bm25' else vectors_cell)(engine, source, size, Path(work))
     times = found.pop('times')
-    return dict(collections=source.names, real=sum(source.sizes), queries=len(times), latency=dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99))), **found)
+    return dict(collections=source.names, taught=source.taught, real=sum(source.sizes), queries=len(times), latency=dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99))), **found)
 
 
 # All of them
@@ -104,19 +105,24 @@ def limited(engine: str, size: int, work: Path, small: bool) -> dict:
         return json.loads(child.stdout.read().splitlines()[-1])
 
 
+def of_today(path: Path) -> bool:  # whether a result is there and was measured with these vectors
+    return path.exists() and read_json(path).get('vectors') == VECTORS
+
+
 def go_on(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> None:
-    "A file a size and engine; those that are there stay. What refused a size is not asked for a larger one."
+    "A file a size and engine; those of today's vectors stay. What refused a size is not asked for a larger one."
     work, kept = WORK/('small' if small else 'whole'), results/'engines'
     for folder in (work, kept): folder.mkdir(parents=True, exist_ok=True)
     Source(work, small)
     for size in (size for size in (SMALL if small else SIZES) if size <= most):
         for engine in PACKAGES:
             path = kept/f'{size}-{engine}.json'
-            if path.exists() and not force: continue
+            if not force and of_today(path): continue
             began = time.monotonic()
-            smaller = [read_json(kept/f'{less}-{engine}.json').get('refused') for less in SIZES if less < size and (kept/f'{less}-{engine}.json').exists()]
+            before = [kept/f'{less}-{engine}.json' for less in SIZES if less < size]
+            smaller = [read_json(less).get('refused') for less in before if of_today(less)]
             found = dict(refused=f'{why} at fewer documents') if (why := next(filter(None, smaller), None)) else limited(engine, size, work, small)
-            write_json(path, dict(engine=engine, size=size, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **found))
+            write_json(path, dict(engine=engine, size=size, vectors=VECTORS, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', revision=revision(), seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **found))
             shutil.rmtree(work/f'{size}-{engine}', ignore_errors=True)
             say(f'  {size:,} {engine}: ' + (found.get('refused') or f'made in {found["index"]["cpu"]:.1f} s, {found["latency"]["median"]:.2f} ms a query'))
 

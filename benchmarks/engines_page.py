@@ -1,8 +1,12 @@
 """docs/engines.md and its picture from benchmarks/results/engines/*.json; `report.py` calls it."""
+import sys
 from pathlib import Path
 from splade_nb.config import read_json
 from splade_nb.embedded import Seismic
-from measure import exponent, table
+from documents import VECTORS
+from measure import HERE, exponent, table
+sys.path.append(str(HERE.parent/'experiments'))
+from revisions import revision_of
 
 NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
 FROM = 10_000  # documents from which on growth is fitted: below, what a call costs by itself hides it
@@ -10,9 +14,7 @@ PAGE = """# What engines cost
 
 Written by `make bench PART=engines` (`benchmarks/engines.py`, `benchmarks/engines_page.py`) from `benchmarks/results/engines/`, one file a size and engine.
 
-Documents: {real:,} real ones of {collections}, in a random order; beyond these, each is the first half of one and the second half of another of the same collection, so that terms, lengths and
-words that go together stay as they are. Vectors: untrained `splade_ko` (a document's pieces, pairs and sounds with BM25's count factor, a query's with their IDF), {terms} terms a document, {asked} a query; {queries} real test queries.
-BM25 has the same documents as morphemes, already cut: no figure here holds the time of reading or encoding a text.
+{documents}
 
 Each size and engine in a process of its own on one core of {machine}, shared with other work. Making is processor time, with saving. A query is asked alone, wall time, the shortest of three rounds: median and 99th percentile over the queries.
 Disk is what the file system gives. Memory is the kernel's peak above what was held before, with the documents handed over. Opening ends with the first answer. An engine that took more than {seconds:,} s or {memory} GB was ended by the program.
@@ -56,6 +58,15 @@ The power of the number of documents that a figure grows with, fitted from {star
 {versions}
 """
 
+TODAY = """Documents: {real:,} real passages of {collections}, in a random order. Vectors: `splade_ko` as it starts, with pieces, pairs, sounds and the Model 1 expansions of the train splits of {taught}; training leaves its number of terms
+and its quality there as they are ([leaderboard](leaderboard.md)). {terms} terms a document, {asked} a query; {queries} real queries. Beyond the real ones a document is resampled (`benchmarks/documents.py`): columns are parted
+into two halves once, by chance, and it has one half from one document and the other from another of the same collection, so that terms keep their number, their weights and the share of documents that they stand in.
+BM25 has the words of a document's first half and of the other's second, as morphemes, already cut: no figure here holds the time of reading or encoding a text. Of {revisions}."""
+EARLIER = """**Measured with vectors of an earlier default**, which has not been run again: {terms} terms a document and {asked} a query. Today's `splade_ko` has more ([test queries](experiments.md#test-queries), document terms).
+`make bench PART=engines` measures every size again with today's vectors (`benchmarks/documents.py`). Until then read the figures as those of a sparser model: a document costs more room and time today.
+Documents: {real:,} real ones of {collections}, in a random order; beyond these, each is the first half of one and the second half of another of the same collection. {queries} real test queries.
+BM25 has the same documents as morphemes, already cut: no figure here holds the time of reading or encoding a text. Of {revisions}."""
+
 
 FIGURES = {'latency': lambda c: f'{c["latency"]["median"]:.2f} / {c["latency"]["p99"]:.2f}', 'recall': lambda c: f'{c["recall"]:.3f}' if 'recall' in c else '', 'index': lambda c: f'{c["index"]["cpu"]:,.1f}',
            'opened': lambda c: f'{c["opened"]["wall"]:.2f}' if 'opened' in c else '', 'disk': lambda c: f'{c["disk"] / 1e6:,.0f}', 'memory_used': lambda c: f'{c["memory"] / 1e6:,.0f}'}
@@ -63,7 +74,9 @@ GROWN = {'a query': lambda c: c['latency']['median'], 'making': lambda c: c['ind
 
 
 def read(folder: Path) -> dict:  # {(size, engine): what was found}
-    found = [read_json(path) for path in (folder/'engines').glob('*.json')]
+    "Those of today's vectors, or where there is none those of earlier ones."
+    found = [dict(of=revision_of(path), **read_json(path)) for path in (folder/'engines').glob('*.json')]
+    found = [cell for cell in found if cell.get('vectors') == VECTORS] or found
     return {(cell['size'], cell['engine']): cell for cell in sorted(found, key=lambda cell: (cell['size'], list(NAMES).index(cell['engine'])))}
 
 
@@ -87,9 +100,13 @@ def page(cells: dict) -> str:
     vectors = [cell for cell in whole if cell['engine'] != 'bm25']
     span = lambda name: ' to '.join(dict.fromkeys(f'{end([cell[name] for cell in vectors]):.0f}' for end in (min, max)))
     one = whole[-1]
-    return PAGE.format(real=one['real'], collections=', '.join(one['collections']), terms=span('terms'), asked=span('asked'), queries=one['queries'], start=FROM, growth=growth(cells),
-                       machine=f'{one["machine"]["processor"]}, {one["machine"]["cores"]} cores, {one["machine"]["memory"] / 1e9:.1f} GB', seconds=one['limits']['seconds'], memory=one['limits']['memory'] // 2 ** 30,
-                       seismic=', '.join(f'`{name}={value}`' for name, value in vars(Seismic()).items()), versions='; '.join(sorted({f'{cell["package"]}, {cell["date"]}' for cell in cells.values()})),
+    versions = '; '.join(sorted({f'{cell["package"]}, {cell["date"]}' for cell in cells.values()}))
+    facts = dict(real=one['real'], collections=', '.join(one['collections']), taught=', '.join(one.get('taught', [])), terms=span('terms'),
+                 asked=span('asked'), queries=one['queries'], revisions=', '.join(dict.fromkeys(f'`{cell["of"]}`' for cell in cells.values())))
+    return PAGE.format(documents=(TODAY if one.get('vectors') == VECTORS else EARLIER).format(**facts), start=FROM, growth=growth(cells),
+                       machine=f'{one["machine"]["processor"]}, {one["machine"]["cores"]} cores, {one["machine"]["memory"] / 1e9:.1f} GB',
+                       seconds=one['limits']['seconds'], memory=one['limits']['memory'] // 2 ** 30, versions=versions,
+                       seismic=', '.join(f'`{name}={value}`' for name, value in vars(Seismic()).items()),
                        **{name: figures(cells, show, name == 'latency') for name, show in FIGURES.items()})
 
 

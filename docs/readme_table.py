@@ -8,11 +8,14 @@ import json, re, shutil, sys
 from pathlib import Path
 import pandas as pd
 from splade_nb.config import ABOUT, VERSIONS
+from splade_nb.evaluation import index_bytes, marked
 from splade_nb.versions import compare_row, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT/'experiments'))
+import baselines
 import report
+from revisions import revision_of
 RESULTS = ROOT/'docs'/'results'
 BEGIN, END = '<!-- results: docs/readme_table.py -->', '<!-- /results -->'
 
@@ -25,14 +28,32 @@ def keep(folder: Path) -> None:
     for name in ('summary.json', 'evaluation.json'): shutil.copy(folder/name, target/name)
 
 
+def words_of(data: str) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
+    "Of summaries kept before they held it: `experiments/baselines.py`."
+    found = baselines.known().get(data)
+    field = found['splits'].get('test') if found else None
+    return {'BM25 + bigrams': field['bm25_bigrams']['ndcg@10']['mean'] if field else float('nan'),
+            'documents': found['documents'] if found else float('nan')}
+
+
 def kept() -> pd.DataFrame:
-    "Every kept run: its summary and the difference to BM25."
+    "Every kept run: its summary, the difference to BM25, both BM25, and of which commit it is."
     rows = []
     for path in sorted(RESULTS.glob('*/summary.json')):
         summary = json.loads(path.read_text(encoding='utf-8'))
         gain = json.loads((path.parent/'evaluation.json').read_text(encoding='utf-8'))['difference']
-        rows.append(compare_row(summary) | {'queries': summary['metrics']['queries'], 'gain': f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'})
+        row, words = compare_row(summary), words_of(summary['data']['name'])
+        own = {'documents': summary['documents']} if 'documents' in summary else {}
+        if 'bm25_bigrams' in summary: own['BM25 + bigrams'] = row['BM25 + bigrams']
+        rows.append(row | words | own | {'queries': summary['metrics']['queries'], 'difference': gain, 'of': revision_of(path, summary)})
     return pd.DataFrame(rows)
+
+
+def points(difference: dict) -> str: return f'{difference["mean"]:+.3f} [{difference["low"]:+.3f}, {difference["high"]:+.3f}]'
+
+
+def megabytes(terms: float, documents: float) -> str:  # of the postings
+    return '-' if pd.isna(documents) else f'{index_bytes(terms, documents) / 1e6:.2f}'
 
 
 def said(runs: pd.DataFrame) -> str:
@@ -45,38 +66,83 @@ def said(runs: pd.DataFrame) -> str:
 
 def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
     "The versions on the embedded set, a row each."
-    runs = runs[runs['data'] == 'mini']
-    of = lambda version, recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
-    terms = lambda found: f'{found["active query"].mean():.0f} / {found["active doc"].mean():.0f}' if len(found) else '-'
-    return pd.DataFrame([{'version': version, 'what changed': ABOUT[version][0], 'as written': said(of(version, 'seed')), 'corrected': said(of(version, 'corrected')),
-                          'terms': terms(of(version, 'corrected')), 'minutes': f'{of(version, "corrected")["minutes"].mean():.1f}' if len(of(version, 'corrected')) else '-'}
-                         for version in VERSIONS])
+    def row(version):
+        of = lambda recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
+        own, both = of('corrected'), runs[runs['version'] == version]
+        mean = lambda name, form: form.format(own[name].mean()) if len(own) else '-'
+        return {'version': version, 'what changed': ABOUT[version][0], 'as written': said(of('seed')), 'untrained': mean('before', '{:.3f}'),
+                'corrected': said(own), 'query terms': mean('active query', '{:.0f}'), 'document terms': mean('active doc', '{:.0f}'),
+                'index, MB': megabytes(own['active doc'].mean(), own['documents'].max()) if len(own) else '-',
+                'minutes': mean('minutes', '{:.1f}'), 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}
+    return pd.DataFrame([row(version) for version in VERSIONS])
+
+
+def words_rows(data: str) -> str:
+    "Both BM25 on a collection's test queries in one line."
+    found = baselines.known().get(data)
+    if not found: return ''
+    one = lambda system: (f'{found["splits"]["test"][system]["ndcg@10"]["mean"]:.3f} ({found["index"][system]["terms"]:.0f} terms a document, '
+                          f'{found["index"][system]["bytes"] / 1e6:.2f} MB)')
+    return f'BM25 {one("bm25")}, BM25 + bigrams {one("bm25_bigrams")}'
 
 
 def public_table(runs: pd.DataFrame) -> pd.DataFrame:
-    "Public collections, a row a run."
+    "Public collections, a row a run; marks corrected over the table."
     runs = runs[runs['data'] != 'mini'].sort_values(['data', 'seed'])
-    return pd.DataFrame([{'version': r['version'], 'data': r['data'], 'seed': str(r['seed']), 'BM25': r['BM25'], 'untrained': r['before'], 'trained': r['nDCG@10'],
-                          'over BM25 [95 %]': r['gain'], 'terms': f'{r["active query"]:.0f} / {r["active doc"]:.0f}', 'minutes': f'{r["minutes"]:.1f}'} for _, r in runs.iterrows()])
+    field = lambda r: '-' if pd.isna(r['BM25 + bigrams']) else f'{r["BM25 + bigrams"]:.3f}'
+    return pd.DataFrame([{'version': r['version'], 'data': r['data'], 'seed': str(r['seed']), 'BM25': f'{r["BM25"]:.3f}', 'BM25 + bigrams': field(r),
+                          'untrained': f'{r["before"]:.3f}', 'trained': f'{r["nDCG@10"]:.3f}', 'over BM25 [95 %]': f'{points(r["difference"])} {sign}',
+                          'query terms': f'{r["active query"]:.0f}', 'document terms': f'{r["active doc"]:.0f}',
+                          'index, MB': megabytes(r['active doc'], r['documents']), 'minutes': f'{r["minutes"]:.1f}', 'of': f'`{r["of"]}`'}
+                         for (_, r), sign in zip(runs.iterrows(), marked(list(runs['difference'])))])
+
+
+def judged_for(results: list) -> str:
+    "How often the public test queries were looked at."
+    recipes = sum(bool(report.rows_of(runs, 'test', 'all')) for runs in report.by_variant(results))
+    board = {path.name.rpartition('-')[0] for path in (ROOT/'experiments'/'results'/'leaderboard').glob('*+*/*.json')}
+    return f'These test queries were judged for {recipes} recipes of `splade_ko` and {len(board)} systems of the leaderboard.'
+
+
+def equal_start() -> str:
+    "What training adds to `splade_ko`, by the leaderboard of public sets."
+    trained, start = report.board_means()
+    return ('' if pd.isna(trained + start) else f'On the public sets `splade_ko` is its untrained start ({100 * trained:.1f} trained, {100 * start:.1f} untrained): '
+            'a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions.')
 
 
 def table() -> str:
     "The block between the marks."
-    runs = kept(); mini = runs[runs['data'] == 'mini']
-    told = f'Embedded set `mini`, {mini["queries"].max()} test queries: BM25 {mini["BM25"].mean():.3f}, corrected start {mini[mini["recipe"] == "corrected"]["before"].mean():.3f}.'
-    return (f'{BEGIN}\n{told}\n\n{markdown_table(versions_table(runs))}\n\nPublic collections, test queries, nDCG@10 in percent. {report.tested(report.widest_first(report.trained_results())[0])}\n\n'
-            f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n{END}')
+    runs, results = kept(), report.trained_results()
+    mini = runs[runs['data'] == 'mini']
+    told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. '
+            f'{words_rows("mini")}:')
+    return (f'{BEGIN}\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for(results)} '
+            f'Document terms and index: of BM25 / BM25 + bigrams / the model.\n\n{report.tested_one(report.widest_first(results)[0])}\n\n'
+            f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n\n{told}\n\n{markdown_table(versions_table(mini))}\n{END}')
 
 
 KOREAN = {  # what the English block says: the same in Korean
-    r'Embedded set `mini`, (\S+) test queries: BM25 (\S+), corrected start (\S+)\.': r'내장 데이터 `mini`, 시험 질의 \1개: BM25 \2, 학습 전(corrected) \3.',
+    r'On the public sets `splade_ko` is its untrained start \((\S+) trained, (\S+) untrained\): a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
+        r'공개 컬렉션에서 `splade_ko`는 학습 전 상태와 같습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
-    r'`(\w+)` as `([\w-]+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread:': r'`\1`(`\2`), 모든 학습 분할을 합쳐 \3 스텝, 시드 \4, 스레드 \6개로 학습 \5분:',
+    r'These test queries were judged for (\d+) recipes of `splade_ko` and (\d+) systems of the leaderboard\.':
+        r'이 시험 질의로 `splade_ko`의 레시피 \1개와 순위표의 시스템 \2개를 평가했습니다.',
+    r'Document terms and index: of BM25 / BM25 \+ bigrams / the model\.': '문서 용어와 색인: BM25 / BM25 + 글자쌍 / 모델.',
+    r'`(\w+)` as `([\w-]+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread, of ([^:]+):':
+        r'`\1`(`\2`), 모든 학습 분할을 합쳐 \3 스텝, 시드 \4, 스레드 \6개로 학습 \5분, 커밋 \7:',
+    r'The same models, Korean texts asked in English: BM25 shares hardly a word with the question, so nothing is measured against it\.':
+        '같은 모델, 한국어 글을 영어로 묻는 경우입니다. BM25는 질문과 겹치는 말이 거의 없으므로 차이를 재지 않습니다.',
     r'V28 corrected, a model a collection:': 'V28 corrected, 컬렉션마다 모델 하나:',
-    r'\| version \| what changed \| as written \| corrected \| terms \| minutes \|': '| 버전 | 달라진 점 | 설계 그대로 | corrected | 활성 용어 | 분 |',
-    r'\| collection \| queries \| BM25 \| mean of seeds \| lowest to highest \| over BM25 \| significant \| terms \|': '| 컬렉션 | 질의 | BM25 | 시드 평균 | 최저~최고 | BM25 대비 | 유의 | 활성 용어 |',
-    r'\| version \| data \| seed \| BM25 \| untrained \| trained \| over BM25 \[95 %\] \| terms \| minutes \|': '| 버전 | 데이터 | 시드 | BM25 | 학습 전 | 학습 후 | BM25 대비 [95 %] | 활성 용어 | 분 |',
-    r'\| mean of those asked in Korean \|': '| 한국어 질의 평균 |', r'\| yes \|': '| 예 |', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
+    r'Embedded set `mini`, (\S+) test queries, which ask for documents that training queries ask for too, so that it shows no transfer\.':
+        r'내장 데이터 `mini`, 시험 질의 \1개. 학습 질의가 찾는 문서를 시험 질의도 찾으므로 다른 문서에서의 성능은 알 수 없습니다.',
+    r'\((\d+) terms a document, (\S+) MB\)': r'(문서당 용어 \1개, \2 MB)',
+    r'over BM25 \+ bigrams': 'BM25 + 글자쌍 대비', r'over BM25': 'BM25 대비', r'BM25 \+ bigrams': 'BM25 + 글자쌍',
+    r'\| collection \|': '| 컬렉션 |', r'\| queries \|': '| 질의 |', r'\| mean of seeds \| lowest to highest \|': '| 시드 평균 | 최저~최고 |',
+    r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |',
+    r'\| version \| what changed \| as written \|': '| 버전 | 달라진 점 | 설계 그대로 |', r'\| version \| data \| seed \|': '| 버전 | 데이터 | 시드 |',
+    r'\| untrained \| trained \|': '| 학습 전 | 학습 후 |', r'\| untrained \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
+    r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
     'curriculum learning, six losses': '커리큘럼 학습, 손실 여섯 가지', 'weights rebalanced, IDF-aware FLOPS, first distillation': '가중치 재조정, IDF를 아는 FLOPS, 첫 증류',
     'XLM-RoBERTa and the BGE-M3 teacher': 'XLM-RoBERTa와 교사 BGE-M3', 'IDF reaches FLOPS, stopwords cost more': 'IDF가 FLOPS에 닿고 불용어 벌점이 커짐',
     'steeper IDF curve, special pieces out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',

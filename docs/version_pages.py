@@ -7,8 +7,10 @@ import inspect, re, shutil
 from pathlib import Path
 import pandas as pd
 import readme_table
+from revisions import revision_of
 from splade_nb import config, report, versions
 from splade_nb.config import ABOUT, PARENTS, VERSIONS, differences, version_table
+from splade_nb.evaluation import marked
 from splade_nb.versions import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,11 +48,19 @@ def figures(run: report.Run, goal: Path) -> list:
 def unbroken(text: str) -> str: return text.replace(' ', '\u00a0')
 
 
-def run_row(run: report.Run) -> dict:
-    row, gain = versions.compare_row(run.summary), run.evaluation['difference']
-    return {'recipe': row['recipe'], 'data': row['data'], 'seed': str(row['seed']), 'BM25': row['BM25'], 'untrained': row['before'], 'trained': row['nDCG@10'],
-            'over BM25 [95 %]': unbroken(f'{gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}]'), 'terms': unbroken(f'{row["active query"]:.0f} / {row["active doc"]:.0f}'),
-            'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'outcome': row['outcome']}
+def run_row(run: report.Run, sign: str) -> dict:  # sign: of `marked`
+    row = versions.compare_row(run.summary)
+    words, own = readme_table.words_of(row['data']), row['BM25 + bigrams']
+    field, documents = words['BM25 + bigrams'] if pd.isna(own) else own, run.summary.get('documents', words['documents'])
+    return {'recipe': row['recipe'], 'data': row['data'], 'seed': str(row['seed']), 'BM25': row['BM25'], 'BM25 + bigrams': '-' if pd.isna(field) else f'{field:.3f}',
+            'untrained': row['before'], 'trained': row['nDCG@10'], 'over BM25 [95 %]': unbroken(f'{readme_table.points(run.evaluation["difference"])} {sign}'),
+            'terms': unbroken(f'{row["active query"]:.0f} / {row["active doc"]:.0f}'), 'index, MB': readme_table.megabytes(row['active doc'], documents),
+            'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'outcome': row['outcome'],
+            'of': revision_of(run.folder/"summary.json", run.summary)}
+
+
+def run_rows(runs: list) -> list:
+    return [run_row(run, sign) for run, sign in zip(runs, marked([run.evaluation['difference'] for run in runs]))]
 
 
 def changed(version: str) -> str:
@@ -88,7 +98,7 @@ def version_page(version: str, runs: list, goal: Path) -> str:
     title, backbone, data = ABOUT[version]
     mini = [run for run in runs if run.summary['data']['name'] == 'mini']
     first = {recipe: next(run for run in mini if run.summary['recipe'] == recipe) for recipe in dict.fromkeys(run.summary['recipe'] for run in mini)}
-    table = cells(pd.DataFrame(map(run_row, runs))) if runs else 'Not run.'
+    table = cells(pd.DataFrame(run_rows(runs))) if runs else 'Not run.'
     return '\n\n'.join([f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
                         '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()],
                         '## What the corrected recipe mends', mended(version)]) + '\n'
@@ -116,7 +126,7 @@ def settings_page() -> str:
 def results_page() -> str:
     told = readme_table.table().removeprefix(readme_table.BEGIN).removesuffix(readme_table.END).strip()
     links = re.sub(r'^\| (\w+) \|', lambda row: f'| [{row[1]}]({row[1]}.md) |' if row[1] in VERSIONS else row[0], told, flags=re.M)
-    return f'# Results\n\n> Every kept run, read by code from its summary.\n\nnDCG@10 on test queries, beside BM25 over Kiwi morphemes. Small models from random weights, on a CPU. `as written` is a version as its design document has it.\n\n{links}\n'
+    return f'# Results\n\n> Every kept run, read by code from its summary.\n\nnDCG@10 on test queries, beside BM25 over Kiwi morphemes, alone and plus 0.4 times BM25 over pairs of characters (BM25 + bigrams, which learns nothing). Small models from random weights, on a CPU. `as written` is a version as its design document has it; "of" is the commit whose files the figures are; ▲ ▼ ≈ by Holm over a table.\n\n{links}\n'
 
 
 def kept_folders() -> list: return sorted(path.parent for path in readme_table.RESULTS.glob('*/summary.json'))

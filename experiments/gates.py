@@ -12,12 +12,14 @@ import torch
 from splade_nb import run
 from splade_nb.config import CommandLine, read_json, resolve_quietly, write_json
 from splade_nb.encoding import encode
-from splade_nb.evaluation import CRITERIA, criteria, paired_difference, summarise
+from splade_nb.evaluation import CRITERIA, criteria, index_bytes, marked, paired_difference, summarise
 from splade_nb.material import Prepared, fix_seeds, prepare
 from splade_nb.model import create
 from splade_nb.tokens import remembered
 from splade_nb.training import train
 from splade_nb.versions import markdown_table, percent
+import baselines
+from revisions import told
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent/'docs'/'gates.md'
@@ -72,7 +74,7 @@ def measure(name: str, seed: int, prepared: Prepared, cache: Path) -> dict:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         done = train(prepared.model, prepared.material, prepared.settings, folder, None, torch.tensor(prepared.masks['korean']), seed, quiet=True, rollbacks=run.rollbacks_of(VARIANTS[name][1]))
-    return dict(name=name, seed=seed, date=date.today().isoformat(), command=f'python experiments/gates.py --seeds {seed} --only "{name}"', threads=torch.get_num_threads(), settings={**SHORT, **VARIANTS[name][2]},
+    return dict(name=name, seed=seed, revision=run.revision(), date=date.today().isoformat(), command=f'python experiments/gates.py --seeds {seed} --only "{name}"', threads=torch.get_num_threads(), settings={**SHORT, **VARIANTS[name][2]},
                 collection=prepared.collection.name, seconds=round(time.perf_counter() - begun, 1), steps=done.step, stopped=done.stopped, parameters=sum(p.numel() for p in prepared.model.parameters()), **findings(prepared))
 
 
@@ -101,7 +103,7 @@ What a form does to logits and states stands in the [gate's notebook](../nbs/05_
 
 ## Ranking and terms
 
-Means over seeds, in brackets smallest and largest; `points` is nDCG@10 in percent less the unfiltered run of the same seed, [95 %] the paired bootstrap over queries and seeds. BM25 has {bm25}. Silenced and raised: the share of active query terms that the gate takes away, and that are there by the gate alone, on the context pairs.
+Means over seeds, in brackets smallest and largest; `points` is nDCG@10 in percent less the unfiltered run of the same seed, [95 %] the paired bootstrap over queries and seeds. ▲ ▼ ≈ as by `evaluation.marked`, corrected by Holm over the table. {words} Untrained: not kept; `mini`'s test queries ask for documents that training queries ask for too. Index: postings of eight bytes. Of {revisions}. Silenced and raised: the share of active query terms that the gate takes away, and that are there by the gate alone, on the context pairs.
 
 {ranking}
 
@@ -161,8 +163,13 @@ def against(rows: dict, reference: dict) -> dict | None:
 def ranking_table(found: dict) -> pd.DataFrame:
     terms = lambda rows, side: spread([row['active_terms'][side] for row in rows.values()], '{:.1f}')
     change = lambda rows, what: percents([row['moved'][what] for row in rows.values()]) if all(row['moved'] for row in rows.values()) else ''
-    return pd.DataFrame([{'gate': ABOUT[name], 'seeds': len(rows), 'nDCG@10': spread([row['ndcg'] for row in rows.values()]), 'points [95 %]': percent(against(rows, found['unfiltered']), '+') if name != 'unfiltered' else '',
-                          'query terms': terms(rows, 'query'), 'document terms': terms(rows, 'doc'), 'silenced %': change(rows, 'silenced'), 'raised %': change(rows, 'raised'),
+    others = {name: against(rows, found['unfiltered']) for name, rows in found.items() if name != 'unfiltered'}
+    signs = dict(zip(others, marked(list(others.values()))))
+    points = {name: f'{percent(difference, "+")} {signs[name]}' for name, difference in others.items()}
+    documents = baselines.known().get('mini', {}).get('documents', 0)
+    size = lambda rows: spread([index_bytes(row['active_terms']['doc'], documents) / 1e6 for row in rows.values()], '{:.2f}') if documents else '-'
+    return pd.DataFrame([{'gate': ABOUT[name], 'seeds': len(rows), 'nDCG@10': spread([row['ndcg'] for row in rows.values()]), 'points [95 %]': points.get(name, ''),
+                          'query terms': terms(rows, 'query'), 'document terms': terms(rows, 'doc'), 'index, MB': size(rows), 'silenced %': change(rows, 'silenced'), 'raised %': change(rows, 'raised'),
                           'parameters': f'{next(iter(rows.values()))["parameters"]:,}'} for name, rows in found.items()])
 
 
@@ -200,6 +207,15 @@ def criteria_table(found: dict) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def words_said(bm25: float) -> str:
+    "Both BM25 on the same queries."
+    found = baselines.known().get('mini')
+    if not found: return f'BM25 has {bm25:.3f}.'
+    size = lambda system: f'{found["index"][system]["terms"]:.0f} terms a document, {found["index"][system]["bytes"] / 1e6:.2f} MB'
+    field = found['splits']['test']['bm25_bigrams']['ndcg@10']['mean']
+    return f'BM25 has {bm25:.3f} ({size("bm25")}), with a bigram field {field:.3f} ({size("bm25_bigrams")}).'
+
+
 def certain(difference: dict) -> str:
     if difference['low'] <= 0 <= difference['high']: return 'no certain difference'
     return 'a gain' if difference['mean'] > 0 else 'a loss'
@@ -231,7 +247,7 @@ def page() -> str:
     conditions = (f'Embedded set `{first["collection"]}`, {len(first["per_query"])} test queries, scale mini, {first["date"]}, {first["threads"]} thread; `python experiments/gates.py`. Short runs: {first["steps"]} steps of '
                   f'{SHORT["batch_size"]} queries, {SHORT["max_length"]} tokens a window, weights as trained. Seeds: {", ".join(map(str, sorted({seed for rows in found.values() for seed in rows})))}.')
     tables = {name: markdown_table(table(found)) for name, table in (('ranking', ranking_table), ('language', language_table), ('context', context_table), ('criteria', criteria_table))}
-    return TEXT.format(conditions=conditions, bm25=f'{bm25["ndcg@10"]["mean"]:.3f}', pairs=first['pairs'], texts=f'{100 * first["context"]["texts"]["mean"]:.1f} %', worth=worth(found), **tables)
+    return TEXT.format(conditions=conditions, words=words_said(bm25['ndcg@10']['mean']), revisions=told((HERE/'results').glob('gates-*-[0-9]*.json')), pairs=first['pairs'], texts=f'{100 * first["context"]["texts"]["mean"]:.1f} %', worth=worth(found), **tables)
 
 
 def main() -> None:

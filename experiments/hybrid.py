@@ -12,10 +12,12 @@ from tqdm import tqdm
 from splade_nb import evaluation
 from splade_nb.collection import resplit
 from splade_nb.config import CommandLine, read_json, write_json
-from splade_nb.run import load_encoder
+from splade_nb.run import load_encoder, revision
 from splade_nb.systems import Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system
 from splade_nb.tokens import remembered
 from splade_nb.versions import markdown_table, percent
+import baselines
+from revisions import told
 from start import HERE
 from train import questions
 
@@ -28,6 +30,7 @@ TEXT = """# Sparse, words and dense together
 Written by `experiments/hybrid.py` from `experiments/results/hybrid-*.json`. {date}; models of seeds {seeds}, `splade_ko` trained on these collections' training queries together. Test queries; nDCG@10 in percent, mean of the seeds.
 
 Reciprocal ranks: `evaluation.fuse`, k 60. Weighted: `evaluation.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that neither the model nor the dense teacher learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
+BM25 + bigrams: BM25 with [a second field of character pairs](../nbs/08_lexical.ipynb), which learns nothing. Terms and index: of documents, postings of eight bytes. `-`: not kept; what `splade_ko` has untrained, and its terms, stand in the [leaderboard](leaderboard.md). Of {revisions}.
 
 ## Quality
 
@@ -70,7 +73,7 @@ def measured(source: str, folder: Path, seed: int) -> dict:
     fitted, held = fitted_on(resplit(collection, dict.fromkeys(held, 'dev'), 'held out'), seed), held[:MOST]
     weights = chosen(systems(model, pieces, narrowed(collection, held), fitted), collection, held)
     parts, ids = systems(model, pieces, collection, fitted), list(collection.split('test'))
-    return dict(seed=seed, date=date.today().isoformat(), queries=len(ids), held=len(held), weights=weights,
+    return dict(seed=seed, date=date.today().isoformat(), revision=revision(), queries=len(ids), held=len(held), weights=weights,
                 found={name: ' '.join(f'{value:.4g}' for value in qualities(system, collection, ids)['ndcg@10']) for name, system in (parts | joined(parts, weights)).items()})
 
 
@@ -98,18 +101,33 @@ def gains_table(found: dict, hybrids: list) -> tuple:  # table, names of those t
     return pd.DataFrame(rows), overall
 
 
+def words_rows(collections) -> list:
+    "Both BM25 of `experiments/baselines.py`, with their terms and index."
+    known, rows = baselines.known(), []
+    if not all('test' in known.get(name, {}).get('splits', {}) for name in collections): return rows
+    value = lambda name, system: known[name]['splits']['test'][system]['ndcg@10']['mean']
+    for said, system in (('BM25', 'bm25'), ('BM25 + bigrams', 'bm25_bigrams')):
+        size = lambda name: f'{known[name]["index"][system]["terms"]:.0f} / {known[name]["index"][system]["bytes"] / 1e6:.1f}'
+        if system != 'bm25':
+            values = [value(name, system) for name in collections]
+            rows.append({'system': said, **dict(zip(collections, map(percent, values))), 'mean': percent(np.mean(values))})
+        rows.append({'system': f'{said}: terms / MB', **{name: size(name) for name in collections}})
+    return rows
+
+
 def page() -> str:
     found = results()
     if not found: return '# Sparse, words and dense together\n\nNot run yet: `python experiments/hybrid.py`.\n'
     runs = [run for rows in found.values() for run in rows]
     names = list(runs[0]['found']); hybrids = names[len(PARTS):]
     quality = pd.DataFrame([{'system': label(name), **{collection: percent(mean(rows, name).mean()) for collection, rows in found.items()},
-                             'mean': percent(np.mean([mean(rows, name).mean() for rows in found.values()]))} for name in names])
+                             'mean': percent(np.mean([mean(rows, name).mean() for rows in found.values()]))} for name in names] + words_rows(list(found)))
     gains, overall = gains_table(found, hybrids)
     weights = pd.DataFrame([{'hybrid': label(f'weighted {name}'), **{collection: '; '.join(' / '.join(f'{weight:.1f}' for weight in row['weights'][name]) for row in rows) for collection, rows in found.items()}} for name in runs[0]['weights']])
     best, worst = (choose(overall, key=lambda name: overall[name]['mean']) for choose in (max, min))
     finding = f'Best over all collections: {label(best)}, {percent(overall[best], "+")} points; worst: {label(worst)}, {percent(overall[worst], "+")}.'
     return TEXT.format(most=MOST, date=', '.join(sorted({run['date'] for run in runs})), seeds=', '.join(str(seed) for seed in sorted({run['seed'] for run in runs})), finding=finding,
+                       revisions=told((HERE/'results').glob('hybrid-*.json')),
                        quality=markdown_table(quality), gains=markdown_table(gains), weights=markdown_table(weights))
 
 

@@ -10,18 +10,21 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 from splade_nb import data
-from splade_nb.board import BASELINE, board_figure, boards, collection_table, summary_table
+from splade_nb.board import BASELINE, FLOOR, board_figure, boards, collection_table, summary_table
 from splade_nb.config import (ABOUT, MINI_CORRECTIONS, VERSIONS, CommandLine, ConfigError, Settings, alternatives, as_dict,
                               read_json, resolve_quietly, write_json)
 from splade_nb.curriculum import PAIR_TYPES
-from splade_nb.run import machine, rollbacks_of
+from splade_nb.run import machine, revision, rollbacks_of
 from splade_nb.report import write_svg
 from splade_nb.systems import Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system
 from splade_nb.teacher import digest, teacher_label
 from splade_nb.tokens import remembered
 from splade_nb.versions import markdown_table
+from revisions import told
 
 HERE = Path(__file__).resolve().parent
+WORDS = {'kiwi': 'Kiwi morphemes', 'kiwi+bigrams': 'Kiwi morphemes, and over pairs of characters as a second field',
+         'whitespace': 'words between spaces', 'bigrams': 'pairs of characters'}
 PAGE, RESULTS = HERE.parent/'docs'/'leaderboard.md', HERE/'results'/'leaderboard'
 
 
@@ -38,7 +41,7 @@ class Entry:
 
 
 def entries() -> dict:  # name -> Entry, in the order of work
-    found = {f'bm25-{words}': Entry('words', f'BM25 over {about}', words) for words, about in dict(kiwi='Kiwi morphemes', whitespace='words between spaces', bigrams='pairs of characters').items()}
+    found = {f'bm25-{words}': Entry('words', f'BM25 over {about}', words) for words, about in WORDS.items()}
     found['lsa'] = Entry('dense', teacher_label('lsa'))
     model = lambda version, recipe='corrected', about='', **options: Entry(recipe, about or ABOUT[version][0], version=version, **options)
     found |= {'splade_ko-untrained': model('splade_ko', about='its start: no step of training', learns=False), 'splade_ko': model('splade_ko')}
@@ -115,7 +118,7 @@ def begun(contest: Contest, name: str, path: Path) -> dict:
     entry, label = SYSTEMS[name], contest.label(name)
     if not path.exists():
         return dict(system=name, about=entry.about, kind=entry.kind, version=entry.version, changes=entry.changes, seed=contest.seed, label=label, data=contest.training.name, taught=contest.taught,
-                    date=date.today().isoformat(), device=machine(), facts={}, collections={})
+                    date=date.today().isoformat(), device=machine(), revision=revision(), facts={}, collections={})
     record = read_json(path)
     if record['label'] != label: raise ConfigError(f'{path} was made with {record["label"]}, asked for is {label}: remove it, or take another --results')
     return record
@@ -142,13 +145,16 @@ TEXT = """# Leaderboard
 Written by `make leaderboard` (`experiments/leaderboard.py`) from `experiments/results/leaderboard/`. Every system ranks the same test queries by exact search; ranking metrics are in percent.
 
 - *Over BM25*: mean paired difference of nDCG@10 to `bm25-kiwi` with its 95 % bootstrap interval. ▲ above, ▼ below: the interval leaves out 0 and, on one collection, the paired t-test's p is below 0.05 after Holm's correction for all systems; ≈: neither can be claimed. A summary counts each collection once.
-- *Terms*: active terms of a query / a document. *FLOPS*: expected multiplications to score one query against one document. *ms*: median / 99th percentile of one query, from its text to its hundred best. *MB*: the rows as they lie in memory. A hybrid pays for both halves.
+- *Terms*: active terms of a query / a document. *FLOPS*: expected multiplications to score one query against one document. *ms*: median / 99th percentile of one query, from its text to its hundred best. *MB*: postings of eight bytes an entry, of dense vectors four bytes a number. A hybrid pays for both halves.
+- What a model has to beat is `{floor}`, which learns nothing. `splade_ko-untrained` is `splade_ko` before its first step: a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions.
+- The test queries are the same for all systems and were judged for each; a system chosen from these tables was not chosen blind.
 - *Collapsed*, *stopped*: what became of the training; shown as it is. Models are small, from random weights (scale mini); one model a system learns from all the training data named.
 """
 BOARD = """
 ## Trained on {name}
 
 {when}
+{caveat}
 
 {collections}
 
@@ -173,15 +179,26 @@ def collections_of(table) -> pd.DataFrame:
 def when(folder: Path) -> str:
     "Dates, machine and seeds of a board's records."
     records = [read_json(path) for path in sorted(folder.glob('*.json'))]
-    told = lambda name: ', '.join(sorted({str(record[name]) for record in records}))
-    return f'{len({record["system"] for record in records})} of {len(SYSTEMS)} systems; measured {told("date")} on {told("device")}; seed {told("seed")}. What else the machine did counts in minutes and milliseconds.'
+    told_of = lambda name: ', '.join(sorted({str(record[name]) for record in records}))
+    return f'{len({record["system"] for record in records})} of {len(SYSTEMS)} systems; measured {told_of("date")} on {told_of("device")}; seed {told_of("seed")}; of {told(folder.glob("*.json"))}. What else the machine did counts in minutes and milliseconds.'
+
+
+def caveat(name: str, table) -> str:
+    "What a board's figures must not be taken for."
+    parts = []
+    if name == 'mini': parts.append('The test queries of `mini` ask for documents that training queries ask for too: what is learned here is not shown to hold for other documents.')
+    if unseen := list(table.loc[~table['taught'], 'collection'].unique()): parts.append(f'{", ".join(f"`{one}`" for one in unseen)}: no train split, so nothing was learned from them.')
+    return ' '.join(parts)
+
+
+def public_first(found: dict) -> dict: return dict(sorted(found.items(), key=lambda pair: pair[0] == 'mini'))
 
 
 def page() -> str:
-    found = boards(RESULTS)
-    parts = [TEXT] if found else [TEXT, '\nNot run yet.\n']
+    text, found = TEXT.replace('{floor}', FLOOR), public_first(boards(RESULTS))
+    parts = [text] if found else [text, '\nNot run yet.\n']
     for name, table in found.items():
-        parts.append(BOARD.format(name=name, when=when(RESULTS/name), collections=markdown_table(collections_of(table)), summary=markdown_table(summary_table(table)), picture=picture(name), caption=board_figure(table)[1]))
+        parts.append(BOARD.format(name=name, when=when(RESULTS/name), caveat=caveat(name, table), collections=markdown_table(collections_of(table)), summary=markdown_table(summary_table(table)), picture=picture(name), caption=board_figure(table)[1]))
         parts += [f'\n### {collection}\n\n{markdown_table(collection_table(table, collection))}\n' for collection in dict.fromkeys(table['collection'])]
     return ''.join(parts)
 

@@ -10,7 +10,7 @@ from splade_nb.config import CommandLine, write_json
 from splade_nb.encoding import prune
 from splade_nb.evaluation import active_terms, paired_difference, rank, retrieval_metrics
 from splade_nb.model import query_weights
-from splade_nb.run import asked, indexed, load_encoder
+from splade_nb.run import asked, indexed, load_encoder, revision
 from start import HERE
 from train import questions
 
@@ -46,7 +46,7 @@ def main() -> None:
     model, pieces = load_encoder(options.model)
     found = {Path(source).name: judge(model, pieces, source) for source in options.collections}
     name = options.model.resolve().name
-    write_json(options.results/f'prune-{name}.json', dict(date=date.today().isoformat(), model=name, found=found))
+    write_json(options.results/f'prune-{name}.json', dict(date=date.today().isoformat(), model=name, revision=revision(), found=found))
 
 
 if __name__ == '__main__': main()

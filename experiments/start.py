@@ -17,6 +17,7 @@ from splade_nb.encoding import counted, saturated
 from splade_nb.evaluation import paired_difference, rank, retrieval_metrics
 from splade_nb.idf import Frequencies, count, idf
 from splade_nb.lexical import BM25
+from splade_nb.run import revision
 from splade_nb.material import make_pieces
 from splade_nb.own import collection_factor
 from splade_nb.tokens import bigrams, pair_column, remembered, sound_names
@@ -133,7 +134,7 @@ def main() -> None:
         print(one.name, len(one.queries), {name: round(row['ndcg'], 4) for name, row in found[one.name].items()}, flush=True)
     options.results.mkdir(parents=True, exist_ok=True)
     write_json(options.results/'start.json', dict(date=date.today().isoformat(), command='python experiments/start.py ' + ' '.join(one.name for one in everything),
-                                                 queries={one.name: len(one.queries) for one in everything}, pieces=size, found=found))
+                                                 revision=revision(), queries={one.name: len(one.queries) for one in everything}, pieces=size, found=found))
 
 
 if __name__ == '__main__': main()

@@ -10,7 +10,7 @@ from splade_nb import data, evaluation
 from splade_nb.collection import resplit
 from splade_nb.config import CommandLine, Settings, no_repeats, resolve_quietly, write_json
 from splade_nb.material import Prepared, device, prepare
-from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting, typed
+from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting, revision, typed
 from splade_nb.tokens import remembered
 from splade_nb.training import mix_with_start, start_weights, train
 from start import HERE, held_out
@@ -65,19 +65,34 @@ class Bench:
             return dict(metrics={'ndcg@10': statistics.mean(row['metrics']['ndcg@10']['mean'] for row in rows)}, active_terms=rows[0]['terms'])
         return mean
 
+    def settings(self, changes: dict) -> Settings:
+        return resolve_quietly(self.options.version, **dict(validations=0, keep_start=(0.0,)) | changes)
+
+    def asked_last(self) -> list:  # (collection, split)
+        "Test queries; all queries of a collection that nothing is learned from."
+        return [(source, 'test' if source in self.options.collections else 'all') for source in self.options.test]
+
+    def untrained(self, name: str, changes: dict) -> dict:
+        "Judge a variant as it starts."
+        with tempfile.TemporaryDirectory() as folder:
+            prepared = prepare(self.settings(changes), self.collection, self.seed, folder)
+        found = [judge(prepared.model, prepared.material.pieces, *each) for each in self.asked_last()]
+        return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(),
+                    revision=revision(), untrained=found)
+
     def run(self, name: str, changes: dict) -> dict:
         "Train a variant and judge it."
-        settings = resolve_quietly(self.options.version, **dict(validations=0, keep_start=(0.0,)) | changes)
+        settings = self.settings(changes)
         prepared, start = self.prepared(settings)
         model, pieces = prepared.model, prepared.material.pieces
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder: run = train(model, prepared.material, settings, folder, self.on_dev(pieces) if len(settings.keep_start) > 1 else None, seed=self.seed, rollbacks=0)
         seconds = time.monotonic() - began
         if self.options.out: keep_model(prepared, self.options.out/f'{name}-{self.seed}')
-        asked = [(source, 'dev') for source in self.options.collections] + [(source, 'test' if source in self.options.collections else 'all') for source in self.options.test]
+        asked = [(source, 'dev') for source in self.options.collections] + self.asked_last()
         found = [judge(model, pieces, *each) for each in asked]
         return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped, shares=run.shares,
-                    seconds=round(seconds), threads=torch.get_num_threads(), device=device(), start=start, found=found)
+                    seconds=round(seconds), threads=torch.get_num_threads(), device=device(), revision=revision(), start=start, found=found)
 
 
 @remembered({})
@@ -88,8 +103,9 @@ def main() -> None:
     reader.add_argument('--seeds', type=int, nargs='+', action='extend', default=[42])
     reader.add_argument('--variant', nargs='+', action='append', metavar=('NAME', 'setting=value'))
     reader.add_argument('--test', nargs='*', action='extend', default=[], metavar='COLLECTION',
-                        help='judge their test queries as well, last and once; all queries of a '
+                        help='judge their test queries as well, last; all queries of a '
                              'collection that nothing is learned from')
+    reader.add_argument('--untrained', action='store_true', help='judge variants on TEST as they start; no step')
     reader.add_argument('--out', type=Path, help='keep the models here')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
@@ -99,10 +115,11 @@ def main() -> None:
     for seed in options.seeds:
         bench = Bench(options, seed)
         for name, changes in variants.items():
-            kept = options.results/f'train-{options.version}-{name}-{seed}.json'
+            kind, work = ('untrained', bench.untrained) if options.untrained else ('train', bench.run)
+            kept = options.results/f'{kind}-{options.version}-{name}-{seed}.json'
             if kept.exists(): print(f'{kept.name} is there already'); continue
             print(f'{options.version}, {name}, seed {seed}', flush=True)
-            write_json(kept, bench.run(name, changes))
+            write_json(kept, work(name, changes))
 
 
 if __name__ == '__main__': main()

@@ -18,10 +18,13 @@ from splade_nb.config import SEED, CommandLine, Settings, read_json, resolve_qui
 from splade_nb.encoding import encode
 from splade_nb.material import Prepared, prepare
 from splade_nb.report import canvas, palette, write_svg
+from splade_nb.run import revision
 from splade_nb.surgery import cut_tokenizer
 from splade_nb.tokens import remembered
 from splade_nb.training import train
 from splade_nb.versions import markdown_table, percent, write_labels
+import baselines
+from revisions import told
 from start import HERE, Judged
 from train import without_held_out
 sys.path.append(str(HERE.parent/'benchmarks'))
@@ -131,7 +134,7 @@ def measured(name: str, segment: str, seed: int, options) -> dict:
         preparation, (start, _) = time.process_time() - began, judged(prepared, parts)
         training = learned(prepared, folder/'run', seed)
         found, asked = judged(prepared, parts)
-    return dict(vocabulary=name, segment=segment, seed=seed, date=date.today().isoformat(), threads=torch.get_num_threads(), hidden=settings.hidden, layers=settings.layers, batch=settings.batch_size,
+    return dict(vocabulary=name, segment=segment, seed=seed, revision=revision(), date=date.today().isoformat(), threads=torch.get_num_threads(), hidden=settings.hidden, layers=settings.layers, batch=settings.batch_size,
                 length=settings.max_length, parameters=sum(value.numel() for value in prepared.model.parameters()), preparation=preparation, **training, **split_of(prepared, parts),
                 **described(prepared, asked, some_texts(parts)), start=start, found=found)
 
@@ -162,7 +165,7 @@ Morphemes: Kiwi's content morphemes are the words that the tokenizer sees. Measu
 
 ## Quality
 
-nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries). All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
+nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries); ▲ above, ▼ below: p of the paired t-test, corrected by Holm over the table, is below 0.05. BM25 + bigrams: with [a second field of character pairs](../nbs/08_lexical.ipynb), nothing trained. Terms a document: the model's of a sample, BM25's of all; the size of an index was not kept. Of {revisions}. All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
 
 {quality}
 
@@ -208,14 +211,33 @@ def read_results(folder: Path) -> Results:
     return Results(sorted(rows, key=lambda row: (order.index((row['vocabulary'], row['segment'])), row['seed'])), read_json(folder/'vocabulary-bm25.json') if rows else {})
 
 
+def words_rows(results: Results, seed: dict) -> list:
+    "Both BM25; the bigram field's of `experiments/baselines.py`."
+    found, known = results.bm25['found'], baselines.known()
+    of = lambda name, system: known[name]['splits']['dev'][system]['ndcg@10']['mean']
+    terms = lambda system: f'{np.mean([known[name]["index"][system]["terms"] for name in found]):.0f}'
+    empty = {'vocabulary': 'BM25', 'pieces': '', 'words': SEGMENTS['kiwi'], **seed}
+    rest = {'all, untrained': '', 'over BM25': '', 'over XLM-R': ''}
+    known_all = all('dev' in known.get(name, {}).get('splits', {}) for name in found)
+    first = {**empty, **{name: percent(unpacked(values).mean()) for name, values in found.items()}, **rest, 'all': percent(results.all(found).mean())}
+    if not known_all: return [first]
+    sizes = [len(unpacked(values)) for values in found.values()]
+    whole = np.average([of(name, 'bm25_bigrams') for name in found], weights=sizes)
+    second = {**empty, 'vocabulary': 'BM25 + bigrams', **{name: percent(of(name, 'bm25_bigrams')) for name in found}, **rest, 'all': percent(whole)}
+    return [first | {'terms a document': terms('bm25')}, second | {'terms a document': terms('bm25_bigrams')}]
+
+
 def quality(results: Results) -> pd.DataFrame:
     bm25 = results.bm25['found']
-    first = {'vocabulary': 'BM25', 'pieces': '', 'words': SEGMENTS['kiwi'], **({'seed': ''} if 'seed' in results.label(results.rows[0]) else {}), **{name: percent(unpacked(values).mean()) for name, values in bm25.items()},
-             'all, untrained': '', 'all': percent(results.all(bm25).mean()), 'over BM25': '', 'over XLM-R': ''}
+    seed = {'seed': ''} if 'seed' in results.label(results.rows[0]) else {}
     of = lambda values, base: f'{percent(values.mean())} {gained(values, base).split(" ", 1)[1]}'
-    return pd.DataFrame([first, *({**results.label(row), **{name: of(unpacked(row['found'][name]), unpacked(bm25[name])) for name in bm25},
-                                   'all, untrained': percent(results.all(row['start']).mean()), 'all': percent(results.all(row['found']).mean()),
-                                   'over BM25': gained(results.all(row['found']), results.all(bm25)), 'over XLM-R': results.over_whole(row)} for row in results.rows)])
+    differences = [evaluation.paired_difference(results.all(row['found']), results.all(bm25)) for row in results.rows]
+    rows = [{**results.label(row), **{name: of(unpacked(row['found'][name]), unpacked(bm25[name])) for name in bm25},
+             'all, untrained': percent(results.all(row['start']).mean()), 'all': percent(results.all(row['found']).mean()),
+             'over BM25': f'{percent(found, "+")} {sign}', 'over XLM-R': results.over_whole(row), 'terms a document': f'{row["terms"]["doc"]:.0f}'}
+            for row, found, sign in zip(results.rows, differences, evaluation.marked(differences))]
+    columns = [*rows[0]]
+    return pd.DataFrame([*words_rows(results, seed), *rows], columns=columns)
 
 
 def sparsity(results: Results) -> pd.DataFrame:
@@ -233,7 +255,7 @@ def page(results: Results | None = None) -> str:
     results = results or read_results(HERE/'results')
     if not results.rows: return '# Which vocabulary\n\nNot run yet: `python experiments/vocabulary.py`.\n'
     common = {name: ' or '.join(sorted({str(row[name]) for row in results.rows})) for name in ('hidden', 'layers', 'length', 'steps', 'batch', 'threads')}
-    return TEXT.format(**common, done=len({(row['vocabulary'], row['segment']) for row in results.rows}), planned=len(VOCABULARIES) * len(SEGMENTS), command=results.bm25['command'], kiwi=results.bm25['kiwi'], queries=len(results.all(results.bm25['found'])), sample=SAMPLE,
+    return TEXT.format(**common, revisions=told((HERE/'results').glob('vocabulary-*-*-*.json')), done=len({(row['vocabulary'], row['segment']) for row in results.rows}), planned=len(VOCABULARIES) * len(SEGMENTS), command=results.bm25['command'], kiwi=results.bm25['kiwi'], queries=len(results.all(results.bm25['found'])), sample=SAMPLE,
                        **{table.__name__: markdown_table(table(results)) for table in (quality, sparsity, cost)})
 
 
@@ -242,6 +264,11 @@ def draw(results: Results, path: Path) -> None:
     panels = {'nDCG@10 of all held-out queries': lambda row: results.all(row['found']).mean(), 'resident peak in training, GB': lambda row: row['peak'] / 1e9}
     figure, axes = canvas(1, 2, height=4)
     axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25')
+    known, found = baselines.known(), results.bm25['found']
+    if all('dev' in known.get(name, {}).get('splits', {}) for name in found):
+        values = [known[name]['splits']['dev']['bm25_bigrams']['ndcg@10']['mean'] for name in found]
+        mean = np.average(values, weights=[len(unpacked(one)) for one in found.values()])
+        axes[0].axhline(mean, color='#8A5A00', linestyle=':', label='BM25 + bigrams')
     for axis, (said, value) in zip(axes, panels.items()):
         points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
         for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
@@ -249,7 +276,7 @@ def draw(results: Results, path: Path) -> None:
         axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
         named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
         write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
     write_svg(figure, path)
 
 

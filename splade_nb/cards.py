@@ -94,7 +94,7 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
 def metric_table(summary: dict) -> str:
     "A row a metric, a column a system."
     import pandas as pd
-    systems = {told: summary[name] for name, told in dict(metrics='this model', bm25='Kiwi-BM25', before_training='before training').items() if name in summary}
+    systems = {told: summary[name] for name, told in dict(metrics='this model', bm25='Kiwi-BM25', bm25_bigrams='with a bigram field', before_training='before training').items() if name in summary}
     names = [name for name, value in summary['metrics'].items() if isinstance(value, float)]
     return markdown_table(pd.DataFrame({'metric': names} | {told: [f'{values[name]:.3f}' for name in names] for told, values in systems.items()}))
 

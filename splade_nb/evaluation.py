@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['MEASURES', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'top_keys', 'rank', 'first',
            'retrieval_metrics', 'recall_at', 'bootstrap_interval', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'holm', 'fuse', 'scaled', 'blend', 'best_weights', 'rows', 'active_terms', 'dead_rows', 'flops',
-           'only', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria']
+           'pooled', 'holm', 'mark', 'marked', 'fuse', 'scaled', 'blend', 'best_weights', 'rows', 'active_terms',
+           'dead_rows', 'index_bytes', 'flops', 'only', 'korean_share', 'context_discrimination', 'lost_terms', 'void',
+           'verdict', 'criteria']
 
 # %% ../nbs/13_evaluation.ipynb #imports
 import functools, hashlib, itertools
@@ -142,6 +143,17 @@ def holm(p_values: list) -> list:  # in the same order
     grown = np.maximum.accumulate([(len(order) - place) * p_values[i] for place, i in enumerate(order)])
     return np.minimum(1, grown)[np.argsort(order)].tolist()
 
+# %% ../nbs/13_evaluation.ipynb #mark
+def mark(difference: dict, p: float) -> str: # ▲, ▼ or ≈; p: corrected
+    "Which way a difference points, if it can be told from chance."
+    if difference['low'] <= 0 <= difference['high'] or p >= 0.05: return '≈'
+    return '▲' if difference['mean'] > 0 else '▼'
+
+def marked(differences: list # {"mean", "low", "high", "p"} each, of `paired_difference`: all that one table compares
+          ) -> list:         # a mark each
+    "The marks of a table, every p corrected by Holm for all its rows."
+    return list(map(mark, differences, holm([each['p'] for each in differences])))
+
 # %% ../nbs/13_evaluation.ipynb #fuse
 def fuse(*runs: dict,         # each {query: {document: score}}
          k: int = 60,         # the larger, the less a first place counts
@@ -201,6 +213,12 @@ def dead_rows(vectors) -> float:  # share of the rows of [B, V], 0 to 1
     "The share of texts without any active term; NaN without rows."
     matrix = rows(vectors)
     return float((np.diff(matrix.indptr) == 0).mean()) if matrix.shape[0] else float('nan')
+
+# %% ../nbs/13_evaluation.ipynb #index-bytes
+def index_bytes(terms: float,   # active terms a document
+                documents: int) -> int:
+    "Bytes of a collection's postings: four for a document's number and four for its weight, an entry."
+    return 8 * round(terms * documents)
 
 # %% ../nbs/13_evaluation.ipynb #flops
 def flops(query_vectors, doc_vectors) -> float:  # [Q, V] and [N, V]

@@ -9,10 +9,10 @@ __all__ = ['palette', 'SYSTEMS', 'CHANGES', 'MARKS', 'STYLE', 'FAMILIES', 'PARTS
            'toy_metrics', 'toy_systems', 'toy_evaluation', 'toy_summary', 'toy_run_folder', 'ends', 'curve',
            'shade_phases', 'loss_curves', 'loss_caption', 'sparsity_curves', 'sparsity_caption', 'collapse',
            'korean_curve', 'korean_caption', 'event_rows', 'guard_timeline', 'guard_caption', 'history_curve',
-           'history_caption', 'mix', 'mix_bars', 'spell', 'against_bm25', 'grouped_bars', 'quality_bars', 'kind_bars',
-           'kind_caption', 'term_change', 'label', 'term_panel', 'term_bars', 'shorten', 'term_caption',
-           'text_distance', 'context_pairs', 'context_panel', 'context_caption', 'summary_table', 'settings_table',
-           'quality_table', 'criteria_of', 'criteria_table']
+           'history_caption', 'mix', 'mix_bars', 'spell', 'against_bm25', 'grouped_bars', 'shown_systems',
+           'quality_bars', 'kind_bars', 'kind_caption', 'term_change', 'label', 'term_panel', 'term_bars', 'shorten',
+           'term_caption', 'text_distance', 'context_pairs', 'context_panel', 'context_caption', 'summary_table',
+           'settings_table', 'difference_rows', 'quality_table', 'criteria_of', 'criteria_table']
 
 # %% ../nbs/14_report.ipynb #imports
 import json, math, re
@@ -21,11 +21,12 @@ from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 from .config import as_dict, differences, off, read_json, resolve, write_json
-from .evaluation import MEASURES, criteria, lost_terms, summarise, verdict
+from .evaluation import MEASURES, criteria, index_bytes, lost_terms, marked, summarise, verdict
 
 # %% ../nbs/14_report.ipynb #palette
 palette = dict(blue='#0072B2', orange='#E69F00', green='#009E73', red='#D55E00', sky='#56B4E9', purple='#CC79A7', yellow='#F0E442', black='#000000')
-SYSTEMS = {'model': ('after training', palette['blue']), 'before_training': ('before training', palette['sky']), 'bm25': ('BM25', palette['orange'])}
+SYSTEMS = {'model': ('after training', palette['blue']), 'before_training': ('before training', palette['sky']), 'bm25': ('BM25', palette['orange']),
+           'bm25_bigrams': ('BM25 + bigrams', '#8A5A00')} # the last is missing in runs of earlier revisions
 CHANGES = dict(kept=palette['blue'], added=palette['green'], dropped=palette['orange'])
 MARKS = dict(text=('the texts alone', '#999999', '|', 70), set=('active terms', palette['orange'], 'o', 18), weighted=('weights', palette['blue'], 'o', 18))
 
@@ -191,7 +192,7 @@ def read_run(folder: Path | str) -> Run:
     missing = [name for name in (*PARTS, 'metrics.jsonl') if not (folder/name).exists()]
     if missing: raise RunError(f'{folder} is not a finished run: {", ".join(missing)} missing')
     summary, config, evaluation, history, samples = [read_part(folder/name) for name in PARTS]
-    missing = [name for name in SYSTEMS if name not in evaluation['systems']]
+    missing = [name for name in ('model', 'before_training', 'bm25') if name not in evaluation['systems']]
     if missing: raise RunError(f'{folder/"evaluation.json"}: systems lacks {", ".join(missing)}')
     events = read_lines(folder/'guard.jsonl') if (folder/'guard.jsonl').exists() else []
     return Run(folder, summary, config, metrics_table(folder/'metrics.jsonl'), history, numbers(evaluation), samples, events)
@@ -212,11 +213,11 @@ def toy_metrics(steps: int) -> list:  # rows of metrics.jsonl
 
 # %% ../nbs/14_report.ipynb #toy-systems
 def toy_systems() -> dict:  # 'systems' of evaluation.json
-    "Three systems over 120 made-up queries."
+    "Four systems over 120 made-up queries."
     import pandas as pd
     scores = lambda base: pd.DataFrame({name: [min(1, max(0, base + shift + 0.3 * math.sin(7.3 * i))) for i in range(120)]
                                         for name, shift in zip(MEASURES.values(), (0, -0.1, -0.1, 0.15, -0.02))})
-    return {name: summarise(scores(base)) for name, base in (('model', 0.66), ('before_training', 0.60), ('bm25', 0.63))}
+    return {name: summarise(scores(base)) for name, base in zip(SYSTEMS, (0.66, 0.60, 0.63, 0.65))}
 
 # %% ../nbs/14_report.ipynb #toy-texts
 TOY_PHRASES = [('가방을 잃어버렸어요', '비행기에서 내렸는데', '기차에서 졸았는데'), ('교통카드 추천', '서울에서 출퇴근하는데', '도쿄로 놀러 가는데'),
@@ -232,10 +233,14 @@ def toy_evaluation() -> dict:  # evaluation.json
     about = lambda mean: dict(mean=mean, low=mean - 0.03, high=mean + 0.03)
     pairs = [dict(phrase=phrase, queries=[f'{first} {phrase}', f'{second} {phrase}'], set=0.5 + 0.12 * i, weighted=0.55 + 0.13 * i)
              for i, (phrase, first, second) in enumerate(TOY_PHRASES)]
-    kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, queries=queries, difference=dict(mean=gain, low=gain - 0.02, high=gain + 0.02, p=0.01))
+    kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, bm25_bigrams=0.62, queries=queries, difference=dict(mean=gain, low=gain - 0.02, high=gain + 0.02, p=0.01))
              for kind, gain, queries in (('original', -0.04, 60), ('multi_term', 0.05, 40), ('cross_lingual', 0.2, 20))}
     korean = {name: dict(mean=mean, low=mean - 0.01, high=mean + 0.01) for name, mean in (('count_share', 0.91), ('weight_share', 0.93), ('noise', 0.03), ('noise_weight', 0.02))}
-    return dict(systems=toy_systems(), by_kind=kinds, korean=korean, difference=dict(mean=0.03, low=0.012, high=0.048, p=0.002),
+    over = lambda mean: dict(mean=mean, low=mean - 0.018, high=mean + 0.018, p=0.002 if mean > 0.02 else 0.2)
+    terms = dict(model=60., before_training=110., bm25=20., bm25_bigrams=55.)
+    return dict(systems=toy_systems(), by_kind=kinds, korean=korean, difference=over(0.03),
+                differences=dict(before_training=over(0.06), bm25=over(0.03), bm25_bigrams=over(0.01)),
+                index={name: dict(terms=value, bytes=index_bytes(value, 1000)) for name, value in terms.items()},
                 context=dict(set=about(0.62), weighted=about(0.68), texts=about(0.60), found=dict(first=0.67, second=1.0, both=0.67, same=0.0), pairs=pairs))
 
 # %% ../nbs/14_report.ipynb #toy-summary
@@ -245,7 +250,8 @@ def toy_summary(evaluation: dict, steps: int) -> dict:  # summary.json
     return dict(version='v28', recipe='corrected', scale='mini', seed=42, backbone='mini', parameters=1_330_000,
                 data=dict(name='toy', hash='0123456789abcdef', train_pairs=400), teacher='latent semantic analysis', steps=steps, stopped='',
                 start_share=dict(chosen=0.25, tried={'0.0': 0.5, '0.25': 0.55}), seconds=90.0, peak_memory_mb=900, device='CPU, 2 threads',
-                metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=dict(query=14.0, doc=60.0),
+                metrics=of('model'), bm25=of('bm25'), bm25_bigrams=of('bm25_bigrams'), before_training=of('before_training'),
+                documents=1000, index=evaluation['index'], revision='0123456', active_terms=dict(query=14.0, doc=60.0),
                 korean={name: value['mean'] for name, value in evaluation['korean'].items()},
                 context_discrimination=dict(set=0.62, weighted=0.68), dead_rows=0.0, guard=[], versions=dict(python='3.11', torch='2.13.0'))
 
@@ -443,41 +449,49 @@ def grouped_bars(axis, groups: list, heights: dict, errors: dict | None = None) 
     for place, (system, values) in enumerate(heights.items()):
         label, colour = SYSTEMS[system]
         error = (errors or {}).get(system)
-        bars = axis.bar([i + 0.27 * (place - 1) for i in range(len(groups))], values, 0.25, color=colour, label=label,
+        width = 0.81 / len(heights)
+        spots = [i + width * (place - (len(heights) - 1) / 2) for i in range(len(groups))]
+        bars = axis.bar(spots, values, 0.93 * width, color=colour, label=label,
                         yerr=error, error_kw=dict(ecolor='#444444', elinewidth=1, capsize=2.5))
         axis.bar_label(bars, [f'{value:.2f}' for value in values], padding=3, fontsize=8)
     axis.set_xticks(range(len(groups)), groups); axis.set_ylim(0, 1.08); axis.grid(axis='x', visible=False)
-    axis.legend(loc='lower left', bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2)
+    axis.legend(loc='lower left', bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
 
 # %% ../nbs/14_report.ipynb #quality-bars
+def shown_systems(found: dict) -> list: # of `SYSTEMS`
+    "Those that an evaluation holds."
+    return [system for system in SYSTEMS if system in found]
+
 def quality_bars(run: Run) -> tuple:  # figure, caption
     "Four metrics of the model, its start and BM25 on the test queries, with intervals."
     names, systems = ['ndcg@10', 'success@1', 'recall@10', 'mrr@10'], run.evaluation['systems']
     of = lambda system, part: np.array([systems[system][name][part] for name in names])
-    heights = {system: of(system, 'mean') for system in SYSTEMS}
-    errors = {system: np.maximum(0, [heights[system] - of(system, 'low'), of(system, 'high') - heights[system]]) for system in SYSTEMS}
+    heights = {system: of(system, 'mean') for system in shown_systems(systems)}
+    low_and_high = lambda system: [heights[system] - of(system, 'low'), of(system, 'high') - heights[system]]
     figure, axis = canvas(height=3.4)
-    grouped_bars(axis, names, heights, errors)
-    now, before, bm25 = (spell(systems[system]['ndcg@10']) for system in SYSTEMS)
-    return figure, (f'nDCG@10 is {now} on {run.summary["metrics"]["queries"]} test queries, before training it was {before}, and BM25 has {bm25}: '
-                    f'the model is {against_bm25(run.evaluation["difference"])}.')
+    grouped_bars(axis, names, heights, {system: np.maximum(0, low_and_high(system)) for system in heights})
+    now, before, bm25, *bigrams = (spell(systems[system]['ndcg@10']) for system in heights)
+    told = f'nDCG@10 is {now} on {run.summary["metrics"]["queries"]} test queries, before training it was {before}, BM25 has {bm25}'
+    told += ''.join(f', with a bigram field {found}' for found in bigrams)
+    return figure, f'{told}: the model is {against_bm25(run.evaluation["difference"])}.'
 
 # %% ../nbs/14_report.ipynb #kind-bars
 def kind_bars(run: Run) -> tuple:  # figure, caption
-    "nDCG@10 of the three systems by kind of query."
+    "nDCG@10 of the systems by kind of query."
     kinds = dict(sorted(run.evaluation['by_kind'].items(), key=lambda item: item[1]['bm25'] - item[1]['model']))
     figure, axis = canvas(height=3.5)
-    heights = {system: [row[system] for row in kinds.values()] for system in SYSTEMS}
+    heights = {system: [row[system] for row in kinds.values()] for system in shown_systems(next(iter(kinds.values())))}
     grouped_bars(axis, [f'{kind}\nn = {row["queries"]}' for kind, row in kinds.items()], heights)
     axis.set_ylabel('nDCG@10')
     return figure, kind_caption({kind: row['difference'] | {'queries': row['queries']} for kind, row in kinds.items()})
 
 # %% ../nbs/14_report.ipynb #kind-caption
-def kind_caption(gains: dict) -> str:  # kind -> {'mean', 'low', 'high', 'queries'} of the model minus BM25, best first
-    "In how many kinds the whole interval is above BM25, in how many below, and the two ends."
+def kind_caption(gains: dict) -> str:  # kind -> {'mean', 'low', 'high', 'p', 'queries'} of the model minus BM25, best first
+    "In how many kinds the model is above BM25 by more than chance, in how many below, and the two ends."
     told = lambda kind: f'{kind} ({gains[kind]["mean"]:+.3f} [{gains[kind]["low"]:+.3f}, {gains[kind]["high"]:+.3f}], n = {gains[kind]["queries"]})'
-    above, below = sum(gain['low'] > 0 for gain in gains.values()), sum(gain['high'] < 0 for gain in gains.values())
-    return f'Of {len(gains)} kinds of query {above} are above BM25 and {below} below with the whole interval; from {told(list(gains)[0])} to {told(list(gains)[-1])}.'
+    signs = marked(list(gains.values()))
+    above, below = signs.count('▲'), signs.count('▼')
+    return f'Of {len(gains)} kinds of query {above} are above BM25 and {below} below by more than chance (Holm); from {told(list(gains)[0])} to {told(list(gains)[-1])}.'
 
 # %% ../nbs/14_report.ipynb #term-change
 def term_change(sample: dict) -> dict:  # 'kept', 'added', 'dropped' -> terms
@@ -594,13 +608,22 @@ def settings_table(run: Run):  # DataFrame, a row a setting
     return pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()], columns=['setting', 'seed', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
 
 # %% ../nbs/14_report.ipynb #quality-table
+def difference_rows(evaluation: dict) -> dict: # row -> {'ndcg@10': text}
+    "The model minus each other system, marked by Holm over these rows."
+    found = evaluation.get('differences') or {'bm25': evaluation['difference']}
+    signs = dict(zip(found, marked(list(found.values()))))
+    told = lambda one: f'{one["mean"]:+.3f} [{one["low"]:+.3f}, {one["high"]:+.3f}], p = {one["p"]:.2g}'
+    return {f'after training minus {SYSTEMS[name][0]}': {'ndcg@10': f'{told(found[name])} {signs[name]}'} for name in found}
+
 def quality_table(run: Run):  # DataFrame, a row a system
-    "Every metric with its interval, and the paired difference to BM25."
+    "Every metric with its interval, terms and index of the documents, and the paired difference to each other system."
     import pandas as pd
-    systems, difference = run.evaluation['systems'], run.evaluation['difference']
-    rows = {name: {metric: spell(systems[system][metric]) for metric in MEASURES.values()} for system, (name, _) in SYSTEMS.items()}
-    rows['after training minus BM25'] = {'ndcg@10': f'{difference["mean"]:+.3f} [{difference["low"]:+.3f}, {difference["high"]:+.3f}], p = {difference["p"]:.2g}'}
-    return pd.DataFrame.from_dict(rows, orient='index').fillna('')
+    systems, index = run.evaluation['systems'], run.evaluation.get('index', {})
+    rows = {}
+    for system in shown_systems(systems):
+        sizes = {'terms a document': f'{index[system]["terms"]:,.1f}', 'index, MB': f'{index[system]["bytes"] / 1e6:,.2f}'} if system in index else {}
+        rows[SYSTEMS[system][0]] = {metric: spell(systems[system][metric]) for metric in MEASURES.values()} | sizes
+    return pd.DataFrame.from_dict(rows | difference_rows(run.evaluation), orient='index').fillna('')
 
 # %% ../nbs/14_report.ipynb #criteria-of
 def criteria_of(run: Run, unfiltered: Run | None = None) -> list:  # of `evaluation.criteria`

@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'COMMANDS', 'OPTIONS', 'check_parameters', 'notebook_names', 'scale_of', 'for_scoring',
-           'indexed', 'asked', 'retrieve', 'judged', 'make_judge', 'bm25_metrics', 'compare_systems', 'first_found',
-           'context_result', 'own_terms', 'language_result', 'sample_texts', 'sample_terms', 'packages',
-           'peak_memory_mb', 'machine', 'contract_metrics', 'evaluate_run', 'summarise_run', 'collect', 'named_config',
-           'weight_bytes', 'require_parts', 'begin_run', 'keep_model', 'processes', 'rollbacks_of', 'run_version',
-           'keep_samples', 'load_encoder', 'evaluate_model', 'text_lines', 'named_texts', 'text_stream',
-           'named_queries', 'to_encode', 'options_for', 'encode_texts', 'finished', 'convert_shards', 'export_model',
-           'parse_setting', 'parser', 'add_encode_options', 'encode_command', 'add_export_options', 'add_train_options',
-           'typed', 'sort_changes', 'wires_command', 'main']
+           'indexed', 'asked', 'retrieve', 'judged', 'make_judge', 'baselines', 'index_facts', 'bm25_metrics',
+           'compare_systems', 'first_found', 'context_result', 'own_terms', 'language_result', 'sample_texts',
+           'sample_terms', 'packages', 'revision', 'peak_memory_mb', 'machine', 'contract_metrics', 'evaluate_run',
+           'summarise_run', 'collect', 'named_config', 'weight_bytes', 'require_parts', 'begin_run', 'keep_model',
+           'processes', 'rollbacks_of', 'run_version', 'keep_samples', 'load_encoder', 'evaluate_model', 'text_lines',
+           'named_texts', 'text_stream', 'named_queries', 'to_encode', 'options_for', 'encode_texts', 'finished',
+           'convert_shards', 'export_model', 'parse_setting', 'parser', 'add_encode_options', 'encode_command',
+           'add_export_options', 'add_train_options', 'typed', 'sort_changes', 'wires_command', 'main']
 
 # %% ../nbs/15_run.ipynb #imports
-import codecs, itertools, json, platform, resource, shutil, sys, time
+import codecs, itertools, json, platform, resource, shutil, subprocess, sys, time
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import version as package_version
 from operator import itemgetter
 from pathlib import Path
 import numpy as np
+import pandas as pd
 import torch
 from . import config, data, evaluation, lexical
 from .cards import card, facts_of, push
@@ -119,6 +120,21 @@ def make_judge(prepared: Prepared):
         return {name: found[name] for name in ('metrics', 'active_terms')}
     return judge
 
+# %% ../nbs/15_run.ipynb #baselines
+def baselines(collection, ids) -> tuple: # name -> DataFrame, one row a query; name -> active terms a document
+    "BM25 over morphemes, alone and with a bigram field, on the same queries."
+    words = lexical.BM25(collection.texts)
+    engines = dict(bm25=words, bm25_bigrams=lexical.BigramBM25(collection.texts, words=words))
+    qrels, queries = {id: collection.qrels[id] for id in ids}, {id: collection.queries[id].text for id in ids}
+    found = {name: evaluation.retrieval_metrics(qrels, engine.run(queries)) for name, engine in engines.items()}
+    return found, {name: engine.entries / len(words.ids) for name, engine in engines.items()}
+
+def index_facts(terms: dict,             # name -> active terms a document
+                documents: int) -> dict: # name -> {"terms", "bytes"}
+    "What each system's documents take."
+    bytes_of = evaluation.index_bytes
+    return {name: dict(terms=round(value, 2), bytes=bytes_of(value, documents)) for name, value in terms.items()}
+
 # %% ../nbs/15_run.ipynb #bm25-metrics
 def bm25_metrics(collection, ids): # DataFrame, one row a query
     "Kiwi-BM25 on the same queries."
@@ -127,16 +143,16 @@ def bm25_metrics(collection, ids): # DataFrame, one row a query
 
 # %% ../nbs/15_run.ipynb #compare-systems
 def compare_systems(systems: dict, collection) -> dict: # systems: name -> per-query DataFrame, in the same order
-    "`evaluation.json`: every system with intervals, the paired difference to BM25, and nDCG@10 by kind of query."
-    model, bm25 = systems['model'], systems['bm25'].loc[systems['model'].index]
-    kinds = {id: collection.queries[id].kind or 'original' for id in model.index}
-    by_kind = {}
-    for kind in sorted(set(kinds.values())):
-        ids = [id for id, k in kinds.items() if k == kind]
-        by_kind[kind] = {name: round(float(rows.loc[ids, 'ndcg@10'].mean()), 5) for name, rows in systems.items()} | {
-            'queries': len(ids), 'difference': evaluation.paired_difference(model.loc[ids, 'ndcg@10'].to_numpy(), bm25.loc[ids, 'ndcg@10'].to_numpy())}
+    "`evaluation.json`: every system with intervals, the model's paired difference to each other, nDCG@10 by kind of query."
+    values = {name: rows.loc[systems['model'].index, 'ndcg@10'] for name, rows in systems.items()}
+    kinds = pd.Series({id: collection.queries[id].kind or 'original' for id in values['model'].index})
+    over = lambda name, ids: evaluation.paired_difference(values['model'].loc[ids], values[name].loc[ids])
+    means = lambda ids: {name: round(float(rows.loc[ids].mean()), 5) for name, rows in values.items()}
+    by_kind = {kind: {**means(ids), 'queries': len(ids), 'difference': over('bm25', ids)}
+               for kind, ids in kinds.groupby(kinds).groups.items()}
+    differences = {name: over(name, values['model'].index) for name in systems if name != 'model'}
     return dict(systems={name: evaluation.summarise(rows) for name, rows in systems.items()}, by_kind=by_kind,
-                difference=evaluation.paired_difference(model['ndcg@10'].to_numpy(), bm25['ndcg@10'].to_numpy()))
+                difference=differences['bm25'], differences=differences)
 
 # %% ../nbs/15_run.ipynb #context-result
 def first_found(ranking: dict) -> str | None: # {document: score}
@@ -191,6 +207,14 @@ def packages() -> dict:
     names = ('torch', 'transformers', 'numpy', 'scikit-learn', 'kiwipiepy', 'bm25s', 'sentencepiece')
     return {'python': platform.python_version(), **{name: package_version(name) for name in names}}
 
+# %% ../nbs/15_run.ipynb #revision
+def revision() -> str: # such as 14fd2ad, 14fd2ad-dirty, or 0.1.0
+    "The commit of this checkout, `-dirty` where files were changed since; the package's version where it is none."
+    told, described = '', ['git', '-C', str(config.root()), 'describe', '--always', '--dirty', '--exclude=*']
+    if (config.root()/'.git').exists() and shutil.which('git'):
+        told = subprocess.run(described, capture_output=True, text=True).stdout.strip()
+    return told or package_version('splade_nb')
+
 # %% ../nbs/15_run.ipynb #peak-memory
 def peak_memory_mb() -> int:
     "The largest resident size of this process so far."
@@ -211,8 +235,11 @@ def evaluate_run(prepared: Prepared, before: dict, folder: Path | str) -> tuple:
     "Judge the trained model on the test queries, its language on the Korean documents, its worst queries one by one; writes `evaluation.json`."
     ids = list(prepared.collection.split('test'))
     found = judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
-    systems = dict(model=found['per_query'], before_training=before['per_query'], bm25=bm25_metrics(prepared.collection, ids))
+    words, terms = baselines(prepared.collection, ids)
+    systems = dict(model=found['per_query'], before_training=before['per_query'], **words)
+    terms |= dict(model=found['active_terms']['doc'], before_training=before['active_terms']['doc'])
     result = compare_systems(systems, prepared.collection)
+    result['index'] = index_facts(terms, len(prepared.collection.texts))
     result['context'] = context_result(prepared.model, prepared.material.pieces, prepared.collection)
     result['korean'] = language_result(prepared, found['vectors'][1])
     result['worst'] = worst_queries(systems, found['vectors'], prepared.collection, prepared.material.pieces)
@@ -236,10 +263,11 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
                                    *filter(None, [found['cut'].get('note')])]),
                    teacher=teacher_label(run.settings.teacher) if run.material.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
                    device=machine(),
-                   metrics=of('model'), bm25=of('bm25'), before_training=of('before_training'), active_terms=found['active_terms'],
+                   metrics=of('model'), bm25=of('bm25'), bm25_bigrams=of('bm25_bigrams'), before_training=of('before_training'),
+                   documents=len(collection.texts), index=result['index'], active_terms=found['active_terms'],
                    korean={key: result['korean'][key]['mean'] for key in ('count_share', 'weight_share', 'noise')},
                    context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},
-                   dead_rows=dead, guard=run.events, versions=packages())
+                   dead_rows=dead, guard=run.events, revision=revision(), versions=packages())
     write_json(run.folder/'summary.json', summary)
     return summary
 
@@ -352,13 +380,17 @@ def evaluate_model(folder: str, source: str,
                    split: str = 'test',  # or all: every judged query, for data the model has not seen
                    windows: int = 8      # of a document; 0: all of it is read
                   ) -> dict: # with `cut` where documents were
-    "Retrieval of a saved model on a judged collection, BM25 beside it; the JSON object of `make evaluate`."
+    "Retrieval of a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`."
     model, pieces = load_encoder(folder)
     collection = collect(source)
     ids = list(collection.split('test') if split == 'test' else collection.qrels)
     found = judged(model, pieces, collection, ids, windows)
-    return {**contract_metrics(collection.name, found['per_query']), 'bm25': contract_metrics(collection.name, bm25_metrics(collection, ids)),
-            'active_terms': found['active_terms'], **({'cut': found['cut']} if found['cut'] else {})}
+    words, terms = baselines(collection, ids)
+    of = lambda rows: contract_metrics(collection.name, rows)
+    index = index_facts(terms | dict(model=found['active_terms']['doc']), len(collection.texts))
+    return {**of(found['per_query']), **{name: of(rows) for name, rows in words.items()},
+            'active_terms': found['active_terms'], 'index': index, 'revision': revision(),
+            **({'cut': found['cut']} if found['cut'] else {})}
 
 # %% ../nbs/15_run.ipynb #text-lines
 def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line

@@ -44,7 +44,7 @@ ROOMS = {
     'engines': 'config search embedded opensearch',
     'evaluation': '',
     'report': 'config evaluation',
-    'versions': 'config report',
+    'versions': 'config evaluation report',
     'findings': 'config encoding search evaluation report versions',
     'board': 'config evaluation report versions',
     'carried': 'tokens own model encoding',

@@ -85,7 +85,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkey
 
 
 def test_every_kind_of_system_stands_beside_bm25(contest, tmp_path):
-    names = ['bm25-kiwi', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-seed']
+    names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-seed']
     contest(*names)
     table, = leaderboard.boards(tmp_path/'results').values()
     assert set(table['system']) == set(names) and len(table) == 2 * len(names) and table[list(METRICS)].notna().all(axis=None)
@@ -110,7 +110,7 @@ def test_a_collection_that_changed_is_measured_again(contest, tmp_path):
 
 
 def test_patterns_choose_and_refuse():
-    assert leaderboard.chosen(['splade_ko', 'bm25*']) == ['bm25-kiwi', 'bm25-whitespace', 'bm25-bigrams', 'splade_ko']
+    assert leaderboard.chosen(['splade_ko', 'bm25*']) == ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-whitespace', 'bm25-bigrams', 'splade_ko']
     assert {f'{version}-{recipe}' for version in ('v22', 'v28', 'v28a', 'v28_retrain') for recipe in ('seed', 'corrected')} <= set(leaderboard.chosen(['*']))
     with pytest.raises(ConfigError, match="did you mean 'splade_v2'"): leaderboard.chosen(['splade_v3'])
 

@@ -1,6 +1,5 @@
 """Every kind of checkpoint through the whole life of a model: create, step, save, load in another process."""
 import copy, json, subprocess, sys, threading
-from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file

@@ -18,7 +18,7 @@ from splade_nb.material import prepare
 from splade_nb.model import save, toy_model
 from splade_nb.neighbours import open_neighbour
 from splade_nb.run import evaluate_model, export_model, load_encoder, retrieve
-from splade_nb.tokens import Pieces, load_pieces, save_pieces
+from splade_nb.tokens import load_pieces, save_pieces
 from splade_nb.wires import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')

@@ -44,7 +44,9 @@ def test_the_folder_holds_what_the_contract_names(run):
     assert {p.suffix for p in (run/'model').iterdir()} <= {'.json', '.safetensors'}
     summary = json.loads((run/'summary.json').read_text(encoding='utf-8'))
     assert CONTRACT <= set(summary) and {'name', 'hash', 'train_pairs'} <= set(summary['data'])
-    for system in ('metrics', 'bm25', 'before_training'): assert set(summary[system]) == METRICS
+    for system in ('metrics', 'bm25', 'bm25_bigrams', 'before_training'): assert set(summary[system]) == METRICS
+    assert summary['revision'] and summary['documents'] > 0
+    assert set(summary['index']) == {'model', 'before_training', 'bm25', 'bm25_bigrams'}
 
 
 def test_the_notebook_stops_at_what_is_misspelt(tmp_path):
@@ -93,7 +95,7 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
     assert first == second, 'one seed, one result'
     assert main(['evaluate', '--model', str(tmp_path), '--data', 'toy']) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert METRICS | {'bm25', 'active_terms'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
+    assert METRICS | {'bm25', 'bm25_bigrams', 'active_terms', 'index', 'revision'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
 
 
 def test_two_processes_encode_one_file(run, tmp_path, capsys):

@@ -1,0 +1,81 @@
+"""What tables say: the floor beside every figure, marks corrected over a table, the commit of each result."""
+import re, subprocess, sys
+import numpy as np
+import pytest
+from conftest import ROOT
+from splade_nb.collection import toy_corpus
+from splade_nb.evaluation import index_bytes, marked, paired_difference
+from splade_nb.lexical import BM25
+from splade_nb.run import baselines, compare_systems, index_facts, revision
+
+sys.path += [str(ROOT/'docs'), str(ROOT/'experiments'), str(ROOT/'benchmarks')]
+import baselines as kept_baselines
+import readme_table, report, revisions
+
+FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}
+
+
+@pytest.mark.parametrize('name', FLOOR)
+def test_the_kept_floor_is_the_published_one(name):
+    found = kept_baselines.known()[name]['splits']
+    part = found.get('test') or found['all']
+    assert 100 * part['bm25_bigrams']['ndcg@10']['mean'] == pytest.approx(FLOOR[name], abs=0.15)
+
+
+def test_an_evaluation_holds_both_bm25_and_a_difference_to_each():
+    collection = toy_corpus()
+    ids = list(collection.split('test'))
+    words, terms = baselines(collection, ids)
+    found = compare_systems(dict(model=words['bm25'], before_training=words['bm25_bigrams'], **words), collection)
+    assert set(found['systems']) == {'model', 'before_training', 'bm25', 'bm25_bigrams'}
+    assert found['difference'] == found['differences']['bm25'] and found['differences']['bm25']['mean'] == 0
+    assert set(found['differences']) == {'before_training', 'bm25', 'bm25_bigrams'}
+    index = index_facts(terms, len(collection.texts))
+    assert index['bm25']['bytes'] == 8 * BM25(collection.texts).entries < index['bm25_bigrams']['bytes']
+
+
+def test_marks_are_corrected_over_the_table():
+    rng = np.random.default_rng(0)
+    gains = [rng.normal(0.2, 1, 150) for _ in range(20)]
+    differences = [paired_difference(one, np.zeros(150)) for one in gains]
+    alone, together = [marked([one])[0] for one in differences], marked(differences)
+    assert alone.count('▲') > together.count('▲') > 0 and all(one == '▲' for one, both in zip(alone, together) if both == '▲')
+
+
+def test_every_kept_result_names_its_commit():
+    silent = [path for path in revisions.silent() if revisions.name_of(path) not in revisions.kept()]
+    assert silent == []
+    assert revisions.revision_of(revisions.silent()[0]) in revisions.kept().values() and re.match('[0-9a-f]{7}|[0-9]', revision())
+
+
+def test_english_questions_stand_apart_and_claim_nothing():
+    page = report.tested_one(report.widest_first(report.trained_results())[0])
+    korean, english = page.split('asked in English')
+    assert 'koen_' not in korean and 'over BM25' not in english and 'koen_terms' in english
+    assert '| BM25 + bigrams |' in korean and 'untrained' in korean and 'index, MB' in korean
+
+
+@pytest.mark.parametrize('name', ['README.md', 'README.ko.md'])
+def test_the_embedded_set_does_not_lead(name):
+    block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
+    assert block.index('tydiqa_ko_goldp') < block.index('`mini`') and 'koen_' in block
+    assert not re.search(r'koen_\w+ \|.*▲', block) and '76.1' in block.splitlines()[1]
+
+
+def test_no_page_says_that_test_queries_were_judged_once():
+    pages = [ROOT/'docs'/'experiments.md', ROOT/'docs'/'leaderboard.md', ROOT/'README.md']
+    assert [path.name for path in pages if re.search('judged once', path.read_text(encoding='utf-8'), re.IGNORECASE)] == []
+
+
+def test_a_run_kept_before_the_bigram_field_takes_it_from_the_baselines():
+    runs = readme_table.kept()
+    assert runs['BM25 + bigrams'].notna().all() and runs['documents'].notna().all() and (runs['of'] != '-').all()
+    one = runs[runs['data'] == 'mini'].iloc[0]
+    assert readme_table.megabytes(one['active doc'], one['documents']) == f'{index_bytes(one["active doc"], one["documents"]) / 1e6:.2f}'
+    assert readme_table.megabytes(1.0, float('nan')) == '-'
+
+
+@pytest.mark.parametrize('command', ['docs/readme_table.py', 'experiments/report.py', 'experiments/leaderboard.py'])
+def test_a_page_is_what_the_results_say(command):
+    done = subprocess.run([sys.executable, command, '--check'], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f'{command}: {done.stderr[-500:]}'
