@@ -13,15 +13,16 @@ import json
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from splade_nb import data
-from splade_nb.config import resolve_quietly, root, write_json
-from splade_nb.encoding import encode
-from splade_nb.idf import Frequencies
-from splade_nb.lexical import split
-from splade_nb.own import collection_factor
-from splade_nb.run import indexed
-from splade_nb.systems import model_in
-from splade_nb.tokens import remembered
+from splade_nb.data import readers as data
+from splade_nb.config.files import root, write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.data.idf import Frequencies
+from splade_nb.data.bm25 import split
+from splade_nb.model.term_weights import collection_factor
+from splade_nb.evaluation.retrieval import indexed
+from splade_nb.evaluation.systems import model_in
+from splade_nb.data.tokenizer import remembered
 from measure import say
 
 SHARED = root().parent/'shared'/'data'

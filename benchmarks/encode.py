@@ -3,8 +3,8 @@ import functools, statistics
 import numpy as np
 import torch
 from scipy import sparse
-from splade_nb.encoding import encode, prepared_decoder
-from splade_nb.tokens import batch, load_pieces, vocabulary_kinds
+from splade_nb.model.encode import encode, prepared_decoder
+from splade_nb.data.tokenizer import batch, load_pieces, vocabulary_kinds
 from measure import alternately, peak, ratios, say, spread, weigh
 from models import FULL, LONGEST, SMALL, folder_of, sparse_encoder, splade, texts
 

@@ -1,8 +1,8 @@
 """docs/engines.md and its picture from benchmarks/results/engines/*.json; `report.py` calls it."""
 import sys
 from pathlib import Path
-from splade_nb.config import read_json
-from splade_nb.embedded import Seismic
+from splade_nb.config.files import read_json
+from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
 from measure import HERE, exponent, table
 sys.path.append(str(HERE.parent/'experiments'))

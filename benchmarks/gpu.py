@@ -1,7 +1,7 @@
 """On a CUDA card: encoding and the training step in bfloat16, and how far they are from what the card's arithmetic allows."""
 from contextlib import ExitStack
 import torch
-from splade_nb.encoding import encode, prepared_decoder
+from splade_nb.model.encode import encode, prepared_decoder
 from encode import Encoders
 from measure import alternately, clock, ratios, say, spread
 from models import FULL, SMALL, folder_of

@@ -2,7 +2,7 @@
 import statistics
 import torch
 from torch.nn import functional as F
-from splade_nb import head
+from splade_nb.model import head
 from measure import alternately, apart, exponent, peak, ratios, say, spread, weigh
 
 VOCABULARY, HIDDEN = 250_002, 768

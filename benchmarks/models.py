@@ -6,10 +6,11 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 from transformers.utils import logging as transformers_logging
-from splade_nb import data
-from splade_nb.config import Settings, root
-from splade_nb.model import SpladeDoc
-from splade_nb.tokens import Pieces, load_pieces, train_unigram
+from splade_nb.data import readers as data
+from splade_nb.config.files import root
+from splade_nb.config.settings import Settings
+from splade_nb.model.splade import SpladeDoc
+from splade_nb.data.tokenizer import Pieces, load_pieces, train_unigram
 
 VOCABULARY, LONGEST = 250_002, 256
 FULL, SMALL = dict(hidden=768, layers=12, vocabulary=VOCABULARY), dict(hidden=32, layers=2, vocabulary=3_000)

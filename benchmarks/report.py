@@ -5,7 +5,7 @@
 import statistics, sys
 from pathlib import Path
 import engines_page
-from splade_nb.config import read_json
+from splade_nb.config.files import read_json
 from measure import HERE, ratios, spread, table
 
 DOCS = HERE.parent/'docs'

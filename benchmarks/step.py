@@ -3,7 +3,7 @@ import statistics
 from contextlib import ExitStack
 import torch
 from torch.nn import functional as F
-from splade_nb.model import accumulated_rows
+from splade_nb.model.splade import accumulated_rows
 from measure import alternately, free, peak, ratios, say, spread, status, weigh
 from models import FULL, SMALL, folder_of, random_rows, sparse_encoder, splade
 

@@ -10,7 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 import faults
-from splade_nb import guard, report
+from splade_nb.training import collapse_guard as guard
+from splade_nb.evaluation import report
 
 PAGE = """# What happens to long runs
 

@@ -13,16 +13,19 @@ from scipy import sparse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT/'tests'))
 import fake_opensearch
-from splade_nb import data
-from splade_nb.config import read_json, resolve_quietly, write_json
-from splade_nb.encoding import lookup_documents, lookup_queries
-from splade_nb.formats import feature_name
-from splade_nb.evaluation import retrieval_metrics
-from splade_nb.idf import count, idf
-from splade_nb.material import make_pieces
-from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of, with_text
-from splade_nb.search import ExactIndex, Label
-from splade_nb.tokens import vocabulary_hash
+from splade_nb.data import readers as data
+from splade_nb.config.files import read_json, write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.serving.formats import feature_name
+from splade_nb.evaluation.metrics import retrieval_metrics
+from splade_nb.data.idf import count, idf
+from splade_nb.training.dataset import make_pieces
+from splade_nb.serving.opensearch import (
+    Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of,
+    with_text)
+from splade_nb.serving.index import ExactIndex, Label
+from splade_nb.data.tokenizer import vocabulary_hash
 
 PAGE, RESULTS = ROOT/'docs'/'opensearch.md', ROOT/'docs'/'results'/'opensearch.json'
 KO = resolve_quietly('splade_ko')
@@ -35,8 +38,8 @@ make opensearch    # a server for a trial on this machine, {url}
 ```
 
 ```python
-from splade_nb.opensearch import Layout, OpenSearchIndex, ingest
-from splade_nb.search import label_of
+from splade_nb.serving.opensearch import Layout, OpenSearchIndex, ingest
+from splade_nb.serving.index import label_of
 
 index = OpenSearchIndex.new('{url}/docs', label_of(model, pieces), Layout(terms='names', analyser='nori'), names=pieces.names)
 report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vectors)), progress='ingest.json')

@@ -7,9 +7,9 @@
 import json, re, shutil, sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import ABOUT, VERSIONS
-from splade_nb.evaluation import index_bytes, marked
-from splade_nb.versions import compare_row, markdown_table
+from splade_nb.config.versions import ABOUT, VERSIONS
+from splade_nb.evaluation.metrics import index_bytes, marked
+from splade_nb.evaluation.compare import compare_row, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT/'experiments'))

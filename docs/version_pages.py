@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 import readme_table
 from revisions import revision_of
-from splade_nb import config, report, versions
-from splade_nb.config import ABOUT, PARENTS, VERSIONS, differences, version_table
-from splade_nb.evaluation import marked
-from splade_nb.versions import markdown_table
+from splade_nb.config import settings as config
+from splade_nb.evaluation import report
+from splade_nb.evaluation import compare as versions
+from splade_nb.config.versions import ABOUT, PARENTS, VERSIONS, differences, version_table
+from splade_nb.evaluation.metrics import marked
+from splade_nb.evaluation.compare import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path('experiments')                     # of these pages in the site

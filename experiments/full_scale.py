@@ -7,10 +7,11 @@
 import sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import CommandLine, read_json, write_json
-from splade_nb.corpus import STANDARD
-from splade_nb.fullscale import published_table, read_results, results_table, whole_table
-from splade_nb.versions import markdown_table
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.data.corpus import STANDARD
+from splade_nb.evaluation.benchmark import published_table, read_results, results_table, whole_table
+from splade_nb.evaluation.compare import markdown_table
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE.parent/'docs'/'full-scale.md', HERE/'results'/'full-scale'

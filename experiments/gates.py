@@ -9,15 +9,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from splade_nb import run
-from splade_nb.config import CommandLine, read_json, resolve_quietly, write_json
-from splade_nb.encoding import encode
-from splade_nb.evaluation import CRITERIA, criteria, index_bytes, marked, paired_difference, summarise
-from splade_nb.material import Prepared, fix_seeds, prepare
-from splade_nb.model import create
-from splade_nb.tokens import remembered
-from splade_nb.training import train
-from splade_nb.versions import markdown_table, percent
+from splade_nb.config import files
+from splade_nb.data import readers
+from splade_nb.evaluation import retrieval
+from splade_nb import experiment
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.evaluation.metrics import CRITERIA, criteria, index_bytes, marked, paired_difference, summarise
+from splade_nb.training.dataset import Prepared, fix_seeds, prepare
+from splade_nb.model.splade import create
+from splade_nb.data.tokenizer import remembered
+from splade_nb.training.trainer import train
+from splade_nb.evaluation.compare import markdown_table, percent
 import baselines
 from revisions import told
 
@@ -61,11 +66,11 @@ def moved(prepared: Prepared) -> dict | None:  # shares of active terms
 def findings(prepared: Prepared) -> dict:
     "Everything the criteria ask for, and each query's nDCG@10."
     ids = list(prepared.collection.split('test'))
-    found = run.judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
-    context = run.context_result(prepared.model, prepared.material.pieces, prepared.collection)
+    found = retrieval.judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
+    context = retrieval.context_result(prepared.model, prepared.material.pieces, prepared.collection)
     documents = found['vectors'][1]
     return dict(metrics=summarise(found['per_query']), per_query=found['per_query']['ndcg@10'].round(5).tolist(), ndcg=float(found['per_query']['ndcg@10'].mean()),
-                korean=run.language_result(prepared, documents), context={name: value for name, value in context.items() if name != 'pairs'}, pairs=len(context['pairs']),
+                korean=retrieval.language_result(prepared, documents), context={name: value for name, value in context.items() if name != 'pairs'}, pairs=len(context['pairs']),
                 active_terms=found['active_terms'], dead_rows=float(np.mean(documents.getnnz(axis=1) == 0)), moved=moved(prepared))
 
 
@@ -73,16 +78,16 @@ def measure(name: str, seed: int, prepared: Prepared, cache: Path) -> dict:
     "Train and judge one variant."
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        done = train(prepared.model, prepared.material, prepared.settings, folder, None, torch.tensor(prepared.masks['korean']), seed, quiet=True, rollbacks=run.rollbacks_of(VARIANTS[name][1]))
-    return dict(name=name, seed=seed, revision=run.revision(), date=date.today().isoformat(), command=f'python experiments/gates.py --seeds {seed} --only "{name}"', threads=torch.get_num_threads(), settings={**SHORT, **VARIANTS[name][2]},
+        done = train(prepared.model, prepared.material, prepared.settings, folder, None, torch.tensor(prepared.masks['korean']), seed, quiet=True, rollbacks=experiment.rollbacks_of(VARIANTS[name][1]))
+    return dict(name=name, seed=seed, revision=files.revision(), date=date.today().isoformat(), command=f'python experiments/gates.py --seeds {seed} --only "{name}"', threads=torch.get_num_threads(), settings={**SHORT, **VARIANTS[name][2]},
                 collection=prepared.collection.name, seconds=round(time.perf_counter() - begun, 1), steps=done.step, stopped=done.stopped, parameters=sum(p.numel() for p in prepared.model.parameters()), **findings(prepared))
 
 
 @remembered({})
 def experiment(results: Path, seeds: list, names: list) -> None:
     "What is not there yet; what is, stays."
-    collection, bm25 = run.collect('mini'), results/'gates-bm25.json'
-    if not bm25.exists(): write_json(bm25, summarise(run.bm25_metrics(collection, list(collection.split('test')))))
+    collection, bm25 = readers.open_collection('mini'), results/'gates-bm25.json'
+    if not bm25.exists(): write_json(bm25, summarise(retrieval.bm25_metrics(collection, list(collection.split('test')))))
     for seed in seeds:
         base, missing = None, [name for name in names if not place_of(results, name, seed).exists()]
         with tempfile.TemporaryDirectory() as cache:
@@ -99,11 +104,11 @@ TEXT = """# What each form of the gate is worth
 
 Written by `experiments/gates.py` from `experiments/results/gates-*.json`. {conditions}
 
-What a form does to logits and states stands in the [gate's notebook](../nbs/05_gate.ipynb), what a criterion asks for in the [evaluation's](../nbs/13_evaluation.ipynb).
+What a form does to logits and states stands in the [gate's notebook](../nbs/2_model/04_gate.ipynb), what a criterion asks for in the [evaluation's](../nbs/4_evaluation/01_metrics.ipynb).
 
 ## Ranking and terms
 
-Means over seeds, in brackets smallest and largest; `points` is nDCG@10 in percent less the unfiltered run of the same seed, [95 %] the paired bootstrap over queries and seeds. ▲ ▼ ≈ as by `evaluation.marked`, corrected by Holm over the table. {words} Untrained: not kept; `mini`'s test queries ask for documents that training queries ask for too. Index: postings of eight bytes. Of {revisions}. Silenced and raised: the share of active query terms that the gate takes away, and that are there by the gate alone, on the context pairs.
+Means over seeds, in brackets smallest and largest; `points` is nDCG@10 in percent less the unfiltered run of the same seed, [95 %] the paired bootstrap over queries and seeds. ▲ ▼ ≈ as by `metrics.marked`, corrected by Holm over the table. {words} Untrained: not kept; `mini`'s test queries ask for documents that training queries ask for too. Index: postings of eight bytes. Of {revisions}. Silenced and raised: the share of active query terms that the gate takes away, and that are there by the gate alone, on the context pairs.
 
 {ranking}
 

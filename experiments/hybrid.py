@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
-from splade_nb import evaluation
-from splade_nb.collection import resplit
-from splade_nb.config import CommandLine, read_json, write_json
-from splade_nb.run import load_encoder, revision
-from splade_nb.systems import Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system
-from splade_nb.tokens import remembered
-from splade_nb.versions import markdown_table, percent
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data.records import resplit
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.config.files import revision
+from splade_nb.model.load import load_encoder
+from splade_nb.evaluation.systems import (
+    Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system)
+from splade_nb.data.tokenizer import remembered
+from splade_nb.evaluation.compare import markdown_table, percent
 import baselines
 from revisions import told
 from start import HERE
@@ -29,8 +32,8 @@ TEXT = """# Sparse, words and dense together
 
 Written by `experiments/hybrid.py` from `experiments/results/hybrid-*.json`. {date}; models of seeds {seeds}, `splade_ko` trained on these collections' training queries together. Test queries; nDCG@10 in percent, mean of the seeds.
 
-Reciprocal ranks: `evaluation.fuse`, k 60. Weighted: `evaluation.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that neither the model nor the dense teacher learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
-BM25 + bigrams: BM25 with [a second field of character pairs](../nbs/08_lexical.ipynb), which learns nothing. Terms and index: of documents, postings of eight bytes. `-`: not kept; what `splade_ko` has untrained, and its terms, stand in the [leaderboard](leaderboard.md). Of {revisions}.
+Reciprocal ranks: `metrics.fuse`, k 60. Weighted: `metrics.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that neither the model nor the dense teacher learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
+BM25 + bigrams: BM25 with [a second field of character pairs](../nbs/1_data/07_bm25.ipynb), which learns nothing. Terms and index: of documents, postings of eight bytes. `-`: not kept; what `splade_ko` has untrained, and its terms, stand in the [leaderboard](leaderboard.md). Of {revisions}.
 
 ## Quality
 

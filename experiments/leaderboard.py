@@ -9,17 +9,21 @@ from datetime import date
 from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
-from splade_nb import data
-from splade_nb.board import BASELINE, FLOOR, board_figure, boards, collection_table, summary_table
-from splade_nb.config import (ABOUT, MINI_CORRECTIONS, VERSIONS, CommandLine, ConfigError, Settings, alternatives, as_dict,
-                              read_json, resolve_quietly, write_json)
-from splade_nb.curriculum import PAIR_TYPES
-from splade_nb.run import machine, revision, rollbacks_of
-from splade_nb.report import write_svg
-from splade_nb.systems import Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system
-from splade_nb.teacher import digest, teacher_label
-from splade_nb.tokens import remembered
-from splade_nb.versions import markdown_table
+from splade_nb.data import readers as data
+from splade_nb.evaluation.leaderboard import BASELINE, FLOOR, board_figure, boards, collection_table, summary_table
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import ConfigError, alternatives, read_json, write_json
+from splade_nb.config.settings import Settings, as_dict
+from splade_nb.config.versions import ABOUT, MINI_CORRECTIONS, VERSIONS, resolve_quietly
+from splade_nb.data.records import PAIR_TYPES
+from splade_nb.config.files import machine, revision
+from splade_nb.experiment import rollbacks_of
+from splade_nb.evaluation.report import write_svg
+from splade_nb.evaluation.systems import (
+    Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system)
+from splade_nb.training.teacher import digest, teacher_label
+from splade_nb.data.tokenizer import remembered
+from splade_nb.evaluation.compare import markdown_table
 from revisions import told
 
 HERE = Path(__file__).resolve().parent

@@ -6,11 +6,14 @@ from datetime import date
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from splade_nb.config import CommandLine, write_json
-from splade_nb.encoding import prune
-from splade_nb.evaluation import active_terms, paired_difference, rank, retrieval_metrics
-from splade_nb.model import query_weights
-from splade_nb.run import asked, indexed, load_encoder, revision
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import write_json
+from splade_nb.model.encode import prune
+from splade_nb.evaluation.metrics import active_terms, paired_difference, rank, retrieval_metrics
+from splade_nb.model.splade import query_weights
+from splade_nb.config.files import revision
+from splade_nb.model.load import load_encoder
+from splade_nb.evaluation.retrieval import asked, indexed
 from start import HERE
 from train import questions
 

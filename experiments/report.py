@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import baselines
 from revisions import revision_of, told
-from splade_nb.config import read_json
-from splade_nb.evaluation import index_bytes, marked, paired_difference
-from splade_nb.report import canvas, palette, write_svg
-from splade_nb.versions import markdown_table, percent
+from splade_nb.config.files import read_json
+from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
+from splade_nb.evaluation.report import canvas, palette, write_svg
+from splade_nb.evaluation.compare import markdown_table, percent
 from start import COLUMNS, HERE, SHARE
 from train import LATER
 
@@ -20,8 +20,8 @@ TEXT = """# What helps, and what does not
 
 Written by `experiments/report.py` from `experiments/results/`. nDCG@10 in percent. A fifth of the training queries judges, by hash of the query id, up to the last section.
 Brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries).
-BM25 + bigrams: the same plus 0.4 times BM25 over [pairs of characters](../nbs/08_lexical.ipynb), nothing trained (`python experiments/baselines.py COLLECTION ...`, {baselines}).
-Index: postings of eight bytes (`evaluation.index_bytes`), from terms a document and the number of documents. `-`: not kept. "Of" names the commit whose files the figures are; none was run again since.
+BM25 + bigrams: the same plus 0.4 times BM25 over [pairs of characters](../nbs/1_data/07_bm25.ipynb), nothing trained (`python experiments/baselines.py COLLECTION ...`, {baselines}).
+Index: postings of eight bytes (`metrics.index_bytes`), from terms a document and the number of documents. `-`: not kept. "Of" names the commit whose files the figures are; none was run again since.
 
 ## Before anything is learned
 
@@ -34,7 +34,7 @@ Index: postings of eight bytes (`evaluation.index_bytes`), from terms a document
 One model on all collections' training queries but the held-out fifth. Corpus text is used unlabelled for vocabulary, IDF and the start's directions.
 The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks for sections of pages whose other sections were trained on, while the test queries ask for other pages.
 `koen_terms` and `koen_parallel` ask Korean texts in English (`experiments/bilingual.py`); where they have a number they were trained along. `mean` is over the collections of all rows; `untrained`: what a variant begins with, no step of gradient descent.
-`translate`: a document also counts as what questions say in place of its pieces, by [Model 1](../nbs/08_translation.ipynb) over the same training pairs. Index: of the four collections together. Of {variants_of}.
+`translate`: a document also counts as what questions say in place of its pieces, by [Model 1](../nbs/1_data/08_model1.ipynb) over the same training pairs. Index: of the four collections together. Of {variants_of}.
 
 {variants}
 

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 from scipy import sparse
 from scipy.special import logsumexp
-from splade_nb import data, evaluation
-from splade_nb.collection import collect, resplit
-from splade_nb.config import ModelSettings, StartSettings
-from splade_nb.material import prepare
-from splade_nb.objective import batch_at, encoded, objective, weights_at
-from splade_nb.run import bm25_metrics, judged
-from splade_nb.tokens import piece_kind
-from splade_nb.training import texts_in_step, train
+from splade_nb.data import readers as data
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data.records import collect, resplit
+from splade_nb.config.settings import ModelSettings, StartSettings
+from splade_nb.training.dataset import prepare
+from splade_nb.training.objective import batch_at, encoded, objective, weights_at
+from splade_nb.evaluation.retrieval import bm25_metrics, judged
+from splade_nb.data.tokenizer import piece_kind
+from splade_nb.training.trainer import texts_in_step, train
 from start import held_out
 
 ENDS = 5  # the first and last steps that a mean is taken over

@@ -11,16 +11,18 @@ import numpy as np
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
-from splade_nb import data
-from splade_nb.config import CommandLine, resolve_quietly, write_json
-from splade_nb.encoding import counted, saturated
-from splade_nb.evaluation import paired_difference, rank, retrieval_metrics
-from splade_nb.idf import Frequencies, count, idf
-from splade_nb.lexical import BM25
-from splade_nb.run import revision
-from splade_nb.material import make_pieces
-from splade_nb.own import collection_factor
-from splade_nb.tokens import bigrams, pair_column, remembered, sound_names
+from splade_nb.data import readers as data
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import counted, saturated
+from splade_nb.evaluation.metrics import paired_difference, rank, retrieval_metrics
+from splade_nb.data.idf import Frequencies, count, idf
+from splade_nb.data.bm25 import BM25
+from splade_nb.config.files import revision
+from splade_nb.training.dataset import make_pieces
+from splade_nb.model.term_weights import collection_factor
+from splade_nb.data.tokenizer import bigrams, pair_column, remembered, sound_names
 
 HERE = Path(__file__).resolve().parent
 KO = resolve_quietly('splade_ko')

@@ -6,13 +6,21 @@ import functools, statistics, tempfile, time
 from datetime import date
 from pathlib import Path
 import torch
-from splade_nb import data, evaluation
-from splade_nb.collection import resplit
-from splade_nb.config import CommandLine, Settings, no_repeats, resolve_quietly, write_json
-from splade_nb.material import Prepared, device, prepare
-from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting, revision, typed
-from splade_nb.tokens import remembered
-from splade_nb.training import mix_with_start, start_weights, train
+from splade_nb.data import readers as data
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data.records import resplit
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import no_repeats, write_json
+from splade_nb.config.settings import Settings
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.config.files import device
+from splade_nb.training.dataset import Prepared, prepare
+from splade_nb.config.files import revision
+from splade_nb.training.dataset import keep_model
+from splade_nb.evaluation.retrieval import bm25_metrics, judged
+from splade_nb.cli import parse_setting, typed
+from splade_nb.data.tokenizer import remembered
+from splade_nb.training.trainer import mix_with_start, start_weights, train
 from start import HERE, held_out
 
 LATER = {name: getattr(Settings, name) for name in (  # read by the training alone: variants in these share all that comes before it

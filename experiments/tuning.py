@@ -7,9 +7,12 @@ import json, re, sys, tempfile
 from datetime import date
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import CommandLine, as_dict, choose, read_json, resolve_quietly, write_json
-from splade_nb.report import palette
-from splade_nb.versions import markdown_table
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import choose, read_json, write_json
+from splade_nb.config.settings import as_dict
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.evaluation.report import palette
+from splade_nb.evaluation.compare import markdown_table
 from symptoms import CASES, MEASURES, SMALL, Case
 
 HERE = Path(__file__).resolve().parent
@@ -207,7 +210,7 @@ def page() -> str:
     cases, about, spent = whole(), read_json(RESULTS/'collection.json'), sum(found['seconds'] for found in kept().values()) / 60
     missing = ', '.join(heading(case).lower() for case in CASES if case not in cases)
     return TEXT.format(**{name: about[name] for name in ('documents', 'queries')}, command='python experiments/tuning.py', minutes=spent, missing=f' Not run yet: {missing}.' if missing else '', date=max(result_of(case)['date'] for case in cases), files=SEEN, steps=SMALL['steps'],
-                       bm25=f'{about["bm25"]:.3f}', config='../nbs/00_config.ipynb', table=markdown_table(overview(cases, about['bm25'])), small=spelled(SMALL), sections='\n'.join(map(section, cases)))
+                       bm25=f'{about["bm25"]:.3f}', config='../nbs/0_config/03_settings.ipynb', table=markdown_table(overview(cases, about['bm25'])), small=spelled(SMALL), sections='\n'.join(map(section, cases)))
 
 
 # A picture: one line a side, the mean of its seeds

@@ -13,16 +13,21 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import sparse
-from splade_nb import evaluation, lexical, tokens
-from splade_nb.config import SEED, CommandLine, Settings, read_json, resolve_quietly, root, write_json
-from splade_nb.encoding import encode
-from splade_nb.material import Prepared, prepare
-from splade_nb.report import canvas, palette, write_svg
-from splade_nb.run import revision
-from splade_nb.surgery import cut_tokenizer
-from splade_nb.tokens import remembered
-from splade_nb.training import train
-from splade_nb.versions import markdown_table, percent, write_labels
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data import bm25 as lexical
+from splade_nb.data import tokenizer as tokens
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import SEED, read_json, root, write_json
+from splade_nb.config.settings import Settings
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.training.dataset import Prepared, prepare
+from splade_nb.evaluation.report import canvas, palette, write_svg
+from splade_nb.config.files import revision
+from splade_nb.model.prune_vocabulary import cut_tokenizer
+from splade_nb.data.tokenizer import remembered
+from splade_nb.training.trainer import train
+from splade_nb.evaluation.compare import markdown_table, percent, write_labels
 import baselines
 from revisions import told
 from start import HERE, Judged
@@ -160,12 +165,12 @@ TEXT = """# Which vocabulary
 
 Written by `experiments/vocabulary.py` from its results. `{command}`: the control `splade_v2` at mini scale (hidden size {hidden}, {layers} layers, texts of {length} pieces a window) from the near-identity start,
 {steps} steps of {batch} pairs on the training queries of all collections but a held-out fifth, which judges; no test query. Same data, loss, steps and seed in every row; only the vocabulary differs.
-XLM-R's and A.X's tokenizers are the published ones, without their weights. XLM-R cut: the same tokenizer cut by `splade_nb.surgery` to what documents and training queries hold. Own: Unigram learned from the same texts.
+XLM-R's and A.X's tokenizers are the published ones, without their weights. XLM-R cut: the same tokenizer cut by `splade_nb.model.prune_vocabulary` to what documents and training queries hold. Own: Unigram learned from the same texts.
 Morphemes: Kiwi's content morphemes are the words that the tokenizer sees. Measured: {done} of {planned} pairs of vocabulary and words.
 
 ## Quality
 
-nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries); ▲ above, ▼ below: p of the paired t-test, corrected by Holm over the table, is below 0.05. BM25 + bigrams: with [a second field of character pairs](../nbs/08_lexical.ipynb), nothing trained. Terms a document: the model's of a sample, BM25's of all; the size of an index was not kept. Of {revisions}. All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
+nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries); ▲ above, ▼ below: p of the paired t-test, corrected by Holm over the table, is below 0.05. BM25 + bigrams: with [a second field of character pairs](../nbs/1_data/07_bm25.ipynb), nothing trained. Terms a document: the model's of a sample, BM25's of all; the size of an index was not kept. Of {revisions}. All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
 
 {quality}
 

@@ -73,7 +73,7 @@ def workshop() -> tempfile.TemporaryDirectory: return tempfile.TemporaryDirector
 @functools.cache
 def made_collection() -> Path:
     "The embedded set as a folder in BEIR form."
-    from splade_nb.data import load
+    from splade_nb.data.readers import load
     found, folder = load('mini'), Path(workshop().name)/'collection'
     folder.mkdir()
     def write(name: str, rows) -> None:
@@ -89,8 +89,8 @@ def made_collection() -> Path:
 @functools.cache
 def made_tokenizer() -> Path:
     "A tokenizer in XLM-R's form, Unigram with its special pieces, of the embedded set."
-    from splade_nb.data import load
-    from splade_nb.tokens import train_unigram
+    from splade_nb.data.readers import load
+    from splade_nb.data.tokenizer import train_unigram
     folder = Path(workshop().name)/'tokenizer'
     train_unigram(list(load('mini').texts.values()), 4000).save_pretrained(folder)
     return folder

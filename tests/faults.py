@@ -16,10 +16,17 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 from moments import TEXTS, die_at_change
-from splade_nb import checkpoints, material, objective, run, training
-from splade_nb.config import ConfigError, read_json, resolve_quietly
-from splade_nb.collection import toy_corpus
-from splade_nb.tokens import morphemes, remembered
+from splade_nb.training import checkpoints
+from splade_nb.training import dataset as material
+from splade_nb.training import objective
+from splade_nb.data import readers
+from splade_nb import experiment
+from splade_nb import cli
+from splade_nb.training import trainer as training
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.data.records import toy_corpus
+from splade_nb.data.tokenizer import morphemes, remembered
 
 SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
 FOREVER = 100_000  # steps: until something ends the run
@@ -62,10 +69,10 @@ def toy(folder: Path, changes: dict, options: dict, before=None, crew=objective.
 def command(arguments: list, folder: Path, before=None) -> None:
     "A child that is the command line; what it prints goes to `said` beside the run folder. The live-wire check has tests of its own."
     if before: before[0](*before[1:])
-    run.require_wires = lambda *settings: ()
+    experiment.require_wires = lambda *settings: ()
     with open(folder.with_name('said'), 'w', encoding='utf-8') as file:
         sys.stdout = sys.stderr = file
-        code = run.main(arguments)
+        code = cli.main(arguments)
     sys.exit(code)
 
 
@@ -82,7 +89,7 @@ def interrupt_at(step: int) -> None:
     "Ctrl-C from within, as a step begins."
     true = training.train_step
     def interrupting(run):
-        if run.step == step: os.kill(os.getpid(), signal.SIGINT)
+        if experiment.step == step: os.kill(os.getpid(), signal.SIGINT)
         return true(run)
     training.train_step = interrupting
 
@@ -386,7 +393,7 @@ def other_data(folder: Path) -> Seen:
     text = (data/'corpus.jsonl').read_text(encoding='utf-8')
     (data/'corpus.jsonl').write_text(text.replace('다', '까', 1), encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 2
-    second = run.collect(str(data)).hash
+    second = readers.open_collection(str(data)).hash
     assert first != second and first in said(target) and second in said(target), said(target)
     (data/'corpus.jsonl').write_text(text, encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 0
@@ -445,7 +452,7 @@ STRIKES = dict(die=die_at, interrupt=interrupt_at)
 
 def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None:
     "A process of a run; its gradient of a batch goes to `gradient.pt`. `strike`: what befalls the second, and when."
-    crew = run.processes()[1]
+    crew = experiment.processes()[1]
     found = gradient(crew)
     if crew.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
     toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and crew.rank == 1 else None, crew)
@@ -510,8 +517,8 @@ def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
     "The first steps of V28 on the embedded set, of the 400 that it takes."
     settings = resolve_quietly('v28', recipe, 'mini', log_every=1, validations=1)
     assert settings.steps == 400
-    prepared = material.prepare(settings, run.collect('mini'), 42, folder/'cache')
-    return training.train(prepared.model, prepared.material, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=run.rollbacks_of(recipe))
+    prepared = material.prepare(settings, readers.open_collection('mini'), 42, folder/'cache')
+    return training.train(prepared.model, prepared.material, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=experiment.rollbacks_of(recipe))
 
 
 def collapse(folder: Path, steps: int = 8) -> Seen:

@@ -7,11 +7,11 @@ PROGRAM = '''
 import json, os, sys
 from pathlib import Path
 from splade_nb import box as room, store, tokens
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, resolve
-from splade_nb.material import prepare
-from splade_nb.run import keep_model
-from splade_nb.search import ExactIndex
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError; from splade_nb.config.versions import resolve
+from splade_nb.training.dataset import prepare
+from splade_nb.training.dataset import keep_model
+from splade_nb.serving.index import ExactIndex
 
 folder = Path(sys.argv[1])
 

@@ -3,9 +3,16 @@ name is told what is near."""
 import ast, importlib, json, re, subprocess, sys
 import pytest
 from conftest import ROOT
-from splade_nb import box, run, service, surgery
-from splade_nb.config import CommandLine, ConfigError, from_text, nearest, read_overrides, resolve
-from splade_nb.run import OPTIONS, SETTINGS, check_parameters, sort_changes
+from splade_nb.serving import searcher as box
+from splade_nb import cli as run
+from splade_nb.serving import web as service
+from splade_nb.model import prune_vocabulary as surgery
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import ConfigError, nearest
+from splade_nb.config.settings import from_text, read_overrides
+from splade_nb.config.versions import resolve
+from splade_nb.experiment import SETTINGS, check_parameters
+from splade_nb.cli import OPTIONS, sort_changes
 
 PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'experiments', 'benchmarks', 'docs')
                   for path in (ROOT/folder).glob('*.py'))

@@ -4,8 +4,10 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 import pytest
-from splade_nb import curriculum, wires
-from splade_nb.config import Settings, off, resolve_quietly
+from splade_nb.training import curriculum
+from splade_nb.training import check_settings as wires
+from splade_nb.config.settings import Settings, off
+from splade_nb.config.versions import resolve_quietly
 
 READERS = 'config curriculum idf lexical gate model start teacher losses checkpoints guard material objective training'.split()
 # Settings that V28 switches off are cut in a version that uses them.

@@ -7,14 +7,19 @@ import pytest
 import torch
 from scipy import sparse
 from conftest import ROOT
-from splade_nb import encoding
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, read_json, resolve
-from splade_nb.encoding import encode, encode_shards, prepared_decoder, read_shards, shard_ids
-from splade_nb.evaluation import rank, retrieval_metrics
-from splade_nb.formats import read_vectors
-from splade_nb.material import prepare
-from splade_nb.run import collect, keep_model, load_encoder, main, retrieve
+from splade_nb.model import encode as encoding
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.versions import resolve
+from splade_nb.model.encode import encode, encode_shards, prepared_decoder, read_shards, shard_ids
+from splade_nb.evaluation.metrics import rank, retrieval_metrics
+from splade_nb.serving.formats import read_vectors
+from splade_nb.training.dataset import prepare
+from splade_nb.data.readers import open_collection
+from splade_nb.model.load import load_encoder
+from splade_nb.training.dataset import keep_model
+from splade_nb.evaluation.retrieval import retrieve
+from splade_nb.cli import main
 
 VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'seed'}  # the last scores by cosine
 SMALL = dict(hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
@@ -66,7 +71,7 @@ def ranked(documents: Path, queries: Path) -> tuple:
 
 @pytest.mark.parametrize('version', VERSIONS)
 def test_shards_have_the_scores_that_are_judged(version, models, source, tmp_path, capsys):
-    model, collection = models(version), collect(str(source))
+    model, collection = models(version), open_collection(str(source))
     command('evaluate', '--model', model, '--data', source, '--split', 'all')
     wanted = json.loads(capsys.readouterr().out.splitlines()[-1])
     queries = {id: collection.queries[id].text for id in collection.qrels}
@@ -106,7 +111,7 @@ def test_a_query_needs_its_collection(models, source, tmp_path, capsys):
     assert 'not whole' in refused(capsys, 'convert', '--vectors', documents, '--format', 'csr', '--out', tmp_path/'csr')
     command(*half, 1)
     command(*over(documents, tmp_path/'queries'))
-    texts = [query.text for query in collect(str(source)).queries.values()]
+    texts = [query.text for query in open_collection(str(source)).queries.values()]
     found = sparse.vstack(list(read_shards(tmp_path/'queries')))
     plain = encode(*load_encoder(model), texts, document=False)
     assert abs(plain - found).max() > 0.1, 'the IDF of the collection acts'
@@ -144,7 +149,7 @@ def test_an_interrupted_encoding_goes_on(version, moment, models, source, tmp_pa
 
 def test_the_mean_length_is_that_of_the_whole_collection(models, source, tmp_path, monkeypatch):
     model, pieces = load_encoder(models('splade_ko'))
-    texts, counts = list(collect(str(source)).texts.values()), []
+    texts, counts = list(open_collection(str(source)).texts.values()), []
     true = encoding.count_collection
     monkeypatch.setattr(encoding, 'count_collection', lambda *given: counts.append(1) or true(*given))
     for part in range(3): encode_shards(model, pieces, texts, tmp_path, SIZE, part, 3)
@@ -219,7 +224,7 @@ def test_an_evaluation_says_what_of_its_documents_was_cut(models, source, tmp_pa
     long = json.dumps(record | dict(text=record['text'] + ' 아주 긴 글' * 400), ensure_ascii=False)
     (folder/'corpus.jsonl').write_text('\n'.join([long, *others]), encoding='utf-8')
     told, pieces = {}, load_encoder(models('v28'))[1]
-    long = sum(len(row) > 8 * 30 for row in pieces.ids(list(collect(str(folder)).texts.values())))
+    long = sum(len(row) > 8 * 30 for row in pieces.ids(list(open_collection(str(folder)).texts.values())))
     for windows in (8, 0):
         command('evaluate', '--model', models('v28'), '--data', folder, '--split', 'all', '--windows', windows)
         told[windows] = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -267,7 +272,7 @@ def test_a_queries_file_holds_each_id_once(models, source, tmp_path, capsys):
 
 
 def test_converted_shards_keep_ids_and_take_only_their_own_texts(models, source, tmp_path, capsys):
-    model, collection, documents = models('v28'), collect(str(source)), tmp_path/'documents'
+    model, collection, documents = models('v28'), open_collection(str(source)), tmp_path/'documents'
     command('encode', '--model', model, '--data', source, '--out', documents, '--size', SIZE)
     command('encode', '--model', model, '--queries', source, '--collection', documents, '--out', tmp_path/'queries')
     asked = {id: query.text for id, query in collection.queries.items()}

@@ -6,15 +6,15 @@ import pytest
 from scipy import sparse
 from conftest import real_or_made
 from moments import die_at_change, every_moment
-from splade_nb import data
-from splade_nb.config import ConfigError
-from splade_nb.encoding import lookup_documents, lookup_queries
-from splade_nb.embedded import EdgeShelf, MilvusShelf
-from splade_nb.engines import ENGINES, INSIDE, new_index, open_index, resume_index
-from splade_nb.idf import count, idf
-from splade_nb.search import ExactIndex, Label, RowsIndex
-from splade_nb.systems import narrowed
-from splade_nb.tokens import load_pieces, vocabulary_hash
+from splade_nb.data import readers as data
+from splade_nb.config.files import ConfigError
+from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.serving.embedded_engines import EdgeShelf, MilvusShelf
+from splade_nb.serving.engines import ENGINES, INSIDE, new_index, open_index, resume_index
+from splade_nb.data.idf import count, idf
+from splade_nb.serving.index import ExactIndex, Label, RowsIndex
+from splade_nb.evaluation.systems import narrowed
+from splade_nb.data.tokenizer import load_pieces, vocabulary_hash
 
 every = pytest.mark.parametrize('engine', INSIDE)
 LABEL = Label('5e1f00', 400, '77aa00')

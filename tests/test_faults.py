@@ -5,9 +5,9 @@ pytest.register_assert_rewrite('faults')
 import faults
 from faults import die_at, done, kept, lines, once, toy, two_ranks, written
 from moments import die_at_change, every_moment
-from splade_nb import checkpoints
-from splade_nb.curriculum import epoch_at, phase_at
-from splade_nb.training import cut
+from splade_nb.training import checkpoints
+from splade_nb.training.curriculum import epoch_at, phase_at
+from splade_nb.training.trainer import cut
 
 
 SLOW = {faults.worker_dies: [pytest.mark.slow], faults.collapse: [pytest.mark.slow]} # twenty seconds each

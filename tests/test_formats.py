@@ -7,14 +7,15 @@ import pytest
 from scipy import sparse
 from conftest import ROOT, is_real, real_or_made
 from moments import TEXTS, die_at_change, every_moment
-from splade_nb import data, formats
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, read_json
-from splade_nb.encoding import lookup_queries
-from splade_nb.evaluation import rank, retrieval_metrics
-from splade_nb.formats import FORMATS, by_name, part_path, read_vectors, rounded, write_vectors
-from splade_nb.idf import count, idf
-from splade_nb.tokens import Pieces, load_pieces, train_unigram
+from splade_nb.data import readers as data
+from splade_nb.serving import formats
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.model.encode import lookup_queries
+from splade_nb.evaluation.metrics import rank, retrieval_metrics
+from splade_nb.serving.formats import FORMATS, by_name, part_path, read_vectors, rounded, write_vectors
+from splade_nb.data.idf import count, idf
+from splade_nb.data.tokenizer import Pieces, load_pieces, train_unigram
 
 each_format = pytest.mark.parametrize('name', FORMATS)
 
@@ -155,7 +156,7 @@ MEASURE = """
 import json, re, sys
 from pathlib import Path
 from test_formats import toy_pieces, toy_rows
-from splade_nb.formats import read_vectors, write_vectors
+from splade_nb.serving.formats import read_vectors, write_vectors
 pieces = toy_pieces()
 status = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) / 1024
 def peak(name, parts):

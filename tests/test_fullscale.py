@@ -4,11 +4,11 @@ from functools import partial
 from pathlib import Path
 import pytest
 from conftest import ROOT, run_cells
-from splade_nb.collection import DataError, toy_corpus
-from splade_nb.config import ConfigError
-from splade_nb.corpus import STANDARD, of_collection, open_corpus
-from splade_nb.data import load
-from splade_nb.fullscale import evaluate_all, gather
+from splade_nb.data.records import DataError, toy_corpus
+from splade_nb.config.files import ConfigError
+from splade_nb.data.corpus import STANDARD, of_collection, open_corpus
+from splade_nb.data.readers import load
+from splade_nb.evaluation.benchmark import evaluate_all, gather
 
 MINI = load('mini')
 DOCUMENTS = [{'_id': document.id, 'title': document.title, 'text': document.text} for document in MINI.documents.values()][:300]
@@ -98,8 +98,9 @@ def test_what_is_broken_is_named(stand_ins, tmp_path):
 @pytest.fixture(scope='module')
 def model(tmp_path_factory) -> Path:
     "A small model from its start, as a run folder keeps it."
-    from splade_nb.config import resolve
-    from splade_nb.run import keep_model, prepare
+    from splade_nb.config.versions import resolve
+    from splade_nb.training.dataset import keep_model
+    from splade_nb.experiment import prepare
     folder = tmp_path_factory.mktemp('runs')/'v28'
     keep_model(prepare(resolve('v28', hidden=64, layers=1, vocabulary=400), toy_corpus(), 42, folder/'cache'), folder)
     return folder
@@ -145,7 +146,8 @@ def test_a_misspelt_parameter_stops_it():
 # ---- work that was cut off
 
 def test_a_cut_off_evaluation_goes_on_at_its_first_missing_shard(model, tmp_path, monkeypatch):
-    from splade_nb import encoding, fullscale
+    from splade_nb.model import encode as encoding
+    from splade_nb.evaluation import benchmark as fullscale
     corpus, system = of_collection(toy_corpus()), fullscale.model_system(str(model))
     whole = fullscale.evaluate_system(system, corpus, tmp_path/'whole')
     monkeypatch.setattr(fullscale, 'encode_shards', partial(encoding.encode_shards, size=3))
@@ -164,10 +166,10 @@ def test_a_cut_off_evaluation_goes_on_at_its_first_missing_shard(model, tmp_path
 def test_a_local_encoder_in_shards_ranks_as_in_one_piece(tmp_path):
     import torch
     from transformers import XLMRobertaConfig, XLMRobertaModel
-    from splade_nb import fullscale
-    from splade_nb.teacher import sentence_encoder
-    from splade_nb.evaluation import rank
-    from splade_nb.tokens import train_unigram
+    from splade_nb.evaluation import benchmark as fullscale
+    from splade_nb.training.teacher import sentence_encoder
+    from splade_nb.evaluation.metrics import rank
+    from splade_nb.data.tokenizer import train_unigram
     torch.manual_seed(0)
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300); tokenizer.save_pretrained(tmp_path/'BGE-tiny')
     XLMRobertaModel(XLMRobertaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, max_position_embeddings=66,
@@ -186,8 +188,8 @@ def test_a_local_encoder_in_shards_ranks_as_in_one_piece(tmp_path):
 def test_the_page_takes_only_the_public_collections(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT/'experiments')
     import full_scale
-    from splade_nb import fullscale
-    from splade_nb.versions import percent
+    from splade_nb.evaluation import benchmark as fullscale
+    from splade_nb.evaluation.compare import percent
     monkeypatch.setattr(full_scale, 'RESULTS', tmp_path/'kept')
     result = fullscale.evaluate_system(fullscale.bm25_system(), of_collection(toy_corpus()), tmp_path/'full')
     full_scale.keep(tmp_path/'full')

@@ -4,7 +4,7 @@ import pytest, torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from splade_nb.head import max_logits, naive_max, rows_in_cache
+from splade_nb.model.head import max_logits, naive_max, rows_in_cache
 from conftest import ROOT
 
 HIDDEN, CHUNK = 64, 512
@@ -155,7 +155,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, sys.argv[1])
 from test_head import Model
-from splade_nb.objective import Crew
+from splade_nb.training.objective import Crew
 
 dist.init_process_group('gloo')
 torch.manual_seed(2)

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 from fake_opensearch import Fault, serving
-from splade_nb import box as room
-from splade_nb.collection import Document
-from splade_nb.config import ConfigError
-from splade_nb.opensearch import OpenSearchIndex
-from splade_nb.search import Label
+from splade_nb.serving import searcher as room
+from splade_nb.data.records import Document
+from splade_nb.config.files import ConfigError
+from splade_nb.serving.opensearch import OpenSearchIndex
+from splade_nb.serving.index import Label
 
 SIZE = 97
 LABEL = Label('5e1f00', SIZE, '77aa00')

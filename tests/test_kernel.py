@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 import pytest
 import torch
-from splade_nb import kernel
+from splade_nb.model import kernel
 
 if not importlib.util.find_spec('triton'): pytest.skip('no Triton here', allow_module_level=True)
 runs = pytest.mark.skipif(not (torch.cuda.is_available() or kernel._interpreted), reason='no CUDA card, and TRITON_INTERPRET=1 is not set')

@@ -2,10 +2,10 @@
 import json, sys
 import pytest
 from conftest import ROOT
-from splade_nb.board import METRICS
-from splade_nb import systems
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, read_json, write_json
+from splade_nb.evaluation.leaderboard import METRICS
+from splade_nb.evaluation import systems
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError, read_json, write_json
 
 sys.path.insert(0, str(ROOT/'experiments'))
 import leaderboard

@@ -6,10 +6,19 @@ import pytest
 import torch
 import faults
 from faults import begin, end, free_port, kept, lines
-from splade_nb import checkpoints, material, objective, run, training
-from splade_nb.checkpoints import CheckpointError
-from splade_nb.config import read_json, resolve_quietly
+from splade_nb.training import checkpoints
+from splade_nb.training import dataset as material
+from splade_nb.training import objective
+from splade_nb.data import readers
 from splade_nb.model import load
+from splade_nb.evaluation import retrieval
+from splade_nb import experiment
+from splade_nb import cli
+from splade_nb.training import trainer as training
+from splade_nb.training.checkpoints import CheckpointError
+from splade_nb.config.files import read_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.splade import load
 
 TRUE_TOY = material.toy_material
 
@@ -81,7 +90,7 @@ def rank_of_two(rank: int, port: int, folder, way: str) -> None:
     os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2',
                        MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    found = gradient(way, run.processes()[1])
+    found = gradient(way, experiment.processes()[1])
     torch.save(found, folder/f'{way}-{rank}.pt')
 
 
@@ -177,21 +186,21 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     settings = resolve_quietly('splade_ko', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
                                validations=6, keep_start=[0.0], learning_rate=0.01)
-    prepared = material.prepare(settings, run.collect('toy'), 42, tmp_path/'cache')
+    prepared = material.prepare(settings, readers.open_collection('toy'), 42, tmp_path/'cache')
     prepared = replace(prepared, held=set(list(prepared.collection.split('train'))[:8]))
-    training.train(prepared.model, prepared.material, settings, tmp_path, run.make_judge(prepared), quiet=True)
+    training.train(prepared.model, prepared.material, settings, tmp_path, retrieval.make_judge(prepared), quiet=True)
     best, history = tmp_path/'checkpoints'/'best', read_json(tmp_path/'training_history.json')
     state = read_json(best/'state.json')
     recorded = [{name: row[name] for name in ('metrics', 'active_terms')} for row in history]
     wanted, = [row for row, found in zip(history, recorded) if row['step'] == state['best']['step'] == state['step']]
-    model, pieces = run.load_encoder(best)
-    found = run.judged(model, pieces, prepared.collection, sorted(prepared.held))
+    model, pieces = load.load_encoder(best)
+    found = retrieval.judged(model, pieces, prepared.collection, sorted(prepared.held))
     assert {name: found[name] for name in recorded[0]} == {name: wanted[name] for name in recorded[0]}
     assert found['metrics']['ndcg@10'] == state['best']['ndcg@10']
     assert recorded.count(recorded[-1]) < len(recorded), 'other weights give other numbers'
-    assert run.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
+    assert cli.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    whole = run.judged(model, pieces, prepared.collection, list(prepared.collection.split('test')))
+    whole = retrieval.judged(model, pieces, prepared.collection, list(prepared.collection.split('test')))
     assert told['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
 
 
@@ -201,5 +210,5 @@ def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch)
     monkeypatch.setattr(run, 'require_wires', lambda *arguments: ())
     with pytest.raises(RuntimeError, match='out of memory'):
         small = dict(steps=2, hidden=64, layers=1, vocabulary=300, batch_size=8)
-        run.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)
-    assert len(run.load_encoder(tmp_path)[1]) > 5
+        experiment.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)
+    assert len(load.load_encoder(tmp_path)[1]) > 5

@@ -4,8 +4,9 @@ import json
 import zlib
 import pytest
 from conftest import made_collection, real, real_or_made
-from splade_nb.evaluation import retrieval_metrics
-from splade_nb.lexical import BM25, BigramBM25, bm25_candidates, draw, read_candidates, write_candidates
+from splade_nb.evaluation.metrics import retrieval_metrics
+from splade_nb.data.bm25 import BM25, BigramBM25
+from splade_nb.training.negatives import bm25_candidates, draw, read_candidates, write_candidates
 
 PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
 FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from splade_nb import encoding
-from splade_nb.model import toy_model
-from splade_nb.tokens import Pieces, train_unigram
+from splade_nb.model import encode as encoding
+from splade_nb.model.splade import toy_model
+from splade_nb.data.tokenizer import Pieces, train_unigram
 
 # Memory that is given back goes back at once: what is measured is what tensors take.
 PLAIN = dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE', MALLOC_MMAP_THRESHOLD_='1000000', MALLOC_TRIM_THRESHOLD_='1000000')
@@ -15,10 +15,10 @@ import json, re, sys
 from pathlib import Path
 import torch.utils.tensorboard
 from splade_nb import material, objective, run, training
-from splade_nb.config import resolve_quietly
+from splade_nb.config.versions import resolve_quietly
 
 settings, folder = resolve_quietly('v28', 'corrected', 'mini', steps=20, validations=1, **json.loads(sys.argv[1])), Path(sys.argv[2])
-prepared = material.prepare(settings, run.collect('mini'), 42, folder.parent/'cache')
+prepared = material.prepare(settings, run.open_collection('mini'), 42, folder.parent/'cache')
 plan = objective.memory_plan(prepared.model, objective.widest_batch(20, prepared.material, settings, 42), settings)
 status = lambda name: int(re.search(name + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024
 true, held = training.loop, []

@@ -6,9 +6,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
                           GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
 from conftest import SHARED, is_real, real_or_made
-from splade_nb.config import ConfigError, Settings
-from splade_nb.model import create, encode_documents, load, save, token_weights, toy_model
-from splade_nb.xlmr import create_splade_xlmr
+from splade_nb.config.files import ConfigError
+from splade_nb.config.settings import Settings
+from splade_nb.model.splade import create, encode_documents, load, save, token_weights, toy_model
+from splade_nb.model.xlmr import create_splade_xlmr
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=20)
 MARKS = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2)
@@ -64,7 +65,7 @@ def test_a_life(family, form, checkpoints, tmp_path):
 
 def test_another_process_reads_the_same_model(tmp_path):
     model = toy_model(gate_pooler='heads'); save(model, tmp_path/'model')
-    script = ('import sys, torch; from splade_nb.model import load\n'
+    script = ('import sys, torch; from splade_nb.model.splade import load\n'
               f'ids = torch.tensor({IDS.tolist()}); m = load(sys.argv[1])\n'
               'torch.save(m(ids, (ids != 1).long())[0].detach(), sys.argv[2])')
     subprocess.run([sys.executable, '-c', script, str(tmp_path/'model'), str(tmp_path/'vectors')], check=True)
@@ -217,18 +218,18 @@ def test_seed_names_take_every_family(family, checkpoints, tmp_path):
 def test_the_published_tokenizers_keep_their_pieces_apart():
     folders = list((SHARED/'tokenizers').iterdir()) if is_real('tokenizers') else [real_or_made('tokenizers/xlm-roberta-base')]
     from transformers import AutoTokenizer
-    from splade_nb.xlmr import top_k_tokens
+    from splade_nb.model.xlmr import top_k_tokens
     for folder in folders:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert len(top_k_tokens(torch.ones(len(tokenizer)), tokenizer, len(tokenizer))) == len(tokenizer)
 
 
 def test_a_document_also_counts_as_what_it_stands_for(tmp_path):
-    from splade_nb.collection import toy_corpus
-    from splade_nb.config import resolve_quietly
-    from splade_nb.encoding import encode
-    from splade_nb.material import prepare
-    from splade_nb.tokens import Pieces, reading_of
+    from splade_nb.data.records import toy_corpus
+    from splade_nb.config.versions import resolve_quietly
+    from splade_nb.model.encode import encode
+    from splade_nb.training.dataset import prepare
+    from splade_nb.data.tokenizer import Pieces, reading_of
     corpus = toy_corpus()
     settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, translate=0.05)
     prepared = prepare(settings, corpus, 42, tmp_path, 'cpu')

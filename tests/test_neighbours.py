@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 import torch
 from conftest import real, real_or_made
-from splade_nb.box import build_box
-from splade_nb.cards import push
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, resolve_quietly
-from splade_nb.data import load as load_data
-from splade_nb.encoding import encode
-from splade_nb.exports import beyond_pooling, whole_tokenizer, write_form
-from splade_nb.light import Light
-from splade_nb.material import prepare
-from splade_nb.model import save, toy_model
-from splade_nb.neighbours import open_neighbour
-from splade_nb.run import evaluate_model, export_model, load_encoder, retrieve
-from splade_nb.tokens import load_pieces, save_pieces
-from splade_nb.wires import quiet, tiny_checkpoint
+from splade_nb.serving.searcher import build_box
+from splade_nb.hub.model_card import push
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.data.readers import load as load_data
+from splade_nb.model.encode import encode
+from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
+from splade_nb.hub.onnx import Light
+from splade_nb.training.dataset import prepare
+from splade_nb.model.splade import save, toy_model
+from splade_nb.model.load import open_neighbour
+from splade_nb.model.load import load_encoder
+from splade_nb.evaluation.retrieval import evaluate_model, retrieve
+from splade_nb.cli import export_model
+from splade_nb.data.tokenizer import load_pieces, save_pieces
+from splade_nb.training.check_settings import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')
 SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)

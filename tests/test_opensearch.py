@@ -9,10 +9,10 @@ from scipy import sparse
 from conftest import ROOT, real_or_made
 from fake_opensearch import Fault, kept, serving
 from moments import die_at_change, every_moment
-from splade_nb import opensearch
-from splade_nb.config import ConfigError, read_json
-from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, Pace, Server, ingest
-from splade_nb.search import Label
+from splade_nb.serving import opensearch
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.serving.opensearch import Asking, Layout, OpenSearchIndex, Pace, Server, ingest
+from splade_nb.serving.index import Label
 
 sys.path.append(str(ROOT/'docs'))
 import opensearch_page as page
@@ -152,8 +152,8 @@ def test_too_many_hits_are_refused_clearly(place):
 @pytest.fixture(scope='module')
 def real():
     "tydiqa_ko_goldp in the vocabulary of XLM-R and the columns of pairs, or made data: label, ids, vectors, 200 queries."
-    from splade_nb import data
-    from splade_nb.tokens import Pieces, vocabulary_hash
+    from splade_nb.data import readers as data
+    from splade_nb.data.tokenizer import Pieces, vocabulary_hash
     folder, tokenizer = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
     from transformers import AutoTokenizer
     collection, pieces = data.load(folder), Pieces(AutoTokenizer.from_pretrained(tokenizer), pair_columns=page.KO.pair_columns, sounds=True, lead=page.KO.lead)
@@ -187,11 +187,11 @@ def test_saturation_two_phases_and_clusters_lose(place, real):
 
 
 def test_a_box_keeps_its_vectors_on_a_server(place, tmp_path):
-    from splade_nb.box import build_box, open_box
-    from splade_nb.collection import toy_corpus
-    from splade_nb.config import resolve
-    from splade_nb.material import prepare
-    from splade_nb.run import keep_model
+    from splade_nb.serving.searcher import build_box, open_box
+    from splade_nb.data.records import toy_corpus
+    from splade_nb.config.versions import resolve
+    from splade_nb.training.dataset import prepare
+    from splade_nb.training.dataset import keep_model
     keep_model(prepare(resolve('v28', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
     asked = lambda box: [(hit.id, round(hit.score, 1)) for hit in box.ask('한복 입고 경복궁', 3)]
     with build_box(tmp_path/'run', 'toy', tmp_path/'exact') as box: wanted = asked(box)
@@ -212,7 +212,7 @@ def test_large_segments_fold_ids(place):
 
 
 def test_text_is_searched_beside(place):
-    from splade_nb.opensearch import neural_sparse, with_text
+    from splade_nb.serving.opensearch import neural_sparse, with_text
     with OpenSearchIndex.new(place, LABEL, Layout(analyser='standard')) as index:
         ingest(index, [('가', VECTORS[0], '제주 올레길'), ('나', VECTORS[1], '서울 지하철')])
         hits = lambda query: {hit['_id']: hit['_score'] for hit in index.server.client.search(index=index.server.name, body=dict(query=query))['hits']['hits']}

@@ -5,9 +5,12 @@ import pytest
 from chromium import faults
 from conftest import ROOT, run_cells
 from faults import begin, command, end, said, summary
-from splade_nb.collection import DataError, toy_corpus
-from splade_nb.config import ConfigError, resolve
-from splade_nb.run import begin_run, load_encoder, main, run_version
+from splade_nb.data.records import DataError, toy_corpus
+from splade_nb.config.files import ConfigError
+from splade_nb.config.versions import resolve
+from splade_nb.model.load import load_encoder
+from splade_nb.experiment import begin_run, run_version
+from splade_nb.cli import main
 
 SMALL = 'settings: {steps: 6, hidden: 64, layers: 1, vocabulary: 300, batch_size: 8}'
 CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'data', 'steps', 'seconds', 'peak_memory_mb', 'device', 'metrics', 'bm25',
@@ -100,8 +103,8 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
 
 def test_two_processes_encode_one_file(run, tmp_path, capsys):
     from scipy import sparse
-    from splade_nb.encoding import encode, read_shards
-    from splade_nb.formats import read_vectors
+    from splade_nb.model.encode import encode, read_shards
+    from splade_nb.serving.formats import read_vectors
     texts = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(25)]
     (tmp_path/'texts.txt').write_text('\n'.join(texts), encoding='utf-8')
     given = [str(part) for part in ('encode', '--model', run, '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2, '--part')]
@@ -120,7 +123,7 @@ def test_two_processes_encode_one_file(run, tmp_path, capsys):
 
 
 def test_shards_are_written_as_texts_are_read(run, tmp_path):
-    from splade_nb.encoding import encode_shards
+    from splade_nb.model.encode import encode_shards
     def stream():
         for number in range(20):
             assert len(list(tmp_path.glob('shard-*.npz'))) == number // 5, 'no more than a shard of texts is held'
@@ -130,8 +133,8 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
 
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path, monkeypatch):
     monkeypatch.setattr('splade_nb.run.require_wires', lambda *given: ()) # proven at full scale in test_wires.py
-    from splade_nb.model import mini_backbone
-    from splade_nb.tokens import train_unigram
+    from splade_nb.model.splade import mini_backbone
+    from splade_nb.data.tokenizer import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)
     folder = tmp_path/'backbone'; tokenizer.save_pretrained(folder)
     mini_backbone(resolve('v28', hidden=64, layers=1), len(tokenizer)).save_pretrained(folder)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from urllib.request import urlopen
 import httpx, psutil, pytest
 from chromium import HANGS, until
-from splade_nb import service
-from splade_nb.box import Hit, Term
-from splade_nb.config import ConfigError
+from splade_nb.serving import web as service
+from splade_nb.serving.searcher import Hit, Term
+from splade_nb.config.files import ConfigError
 
 MEGABYTE = 2 ** 20
 CLIENTS = 200
@@ -16,10 +16,10 @@ CLIENTS = 200
 @pytest.fixture(scope='module')
 def project(tmp_path_factory) -> Path:
     "A folder with a model that was not trained: its start has expansions already."
-    from splade_nb.collection import toy_corpus
-    from splade_nb.config import resolve
-    from splade_nb.material import prepare
-    from splade_nb.run import keep_model
+    from splade_nb.data.records import toy_corpus
+    from splade_nb.config.versions import resolve
+    from splade_nb.training.dataset import prepare
+    from splade_nb.training.dataset import keep_model
     folder = tmp_path_factory.mktemp('project')
     (folder/'settings.ini').touch()
     keep_model(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=folder/'cache'), folder/'run')
@@ -38,7 +38,7 @@ def answers(port: int) -> bool:
 def started(project: Path) -> tuple: # process, port
     "The service at a free port, once it answers or has ended: before it takes the port, another program may."
     port = free_port()
-    program = [sys.executable, '-m', 'splade_nb.service', '--model', 'run', '--data', 'toy', '--port', str(port)]
+    program = [sys.executable, '-m', 'splade_nb.serving.web', '--model', 'run', '--data', 'toy', '--port', str(port)]
     with open(project/'log.txt', 'w') as log: process = subprocess.Popen(program, cwd=project, stderr=log)
     until(lambda: process.poll() is not None or listens(process, port) and answers(port), 'the service')
     return process, port

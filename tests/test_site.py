@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 from chromium import faults
 from conftest import NOTEBOOKS, ROOT, name, read, text
-from splade_nb.config import VERSIONS
+from splade_nb.config.versions import VERSIONS
 
 SITE = ROOT/'docs/_build/html'
 pytestmark = pytest.mark.skipif(not (SITE/'index.html').exists(), reason='no site: make docs')

@@ -8,11 +8,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
                           MPNetConfig, PreTrainedTokenizerFast, RobertaConfig, XLMRobertaConfig)
 from conftest import real
-from splade_nb.config import ConfigError, Settings, root
-from splade_nb.data import load
-from splade_nb.model import create
-from splade_nb.surgery import differences, kept_rows, main, open_checkpoint, prune, tokenizer_state
-from splade_nb.tokens import batch, load_pieces, special_ids, train_unigram
+from splade_nb.config.files import ConfigError, root
+from splade_nb.config.settings import Settings
+from splade_nb.data.readers import load
+from splade_nb.model.splade import create
+from splade_nb.model.prune_vocabulary import differences, kept_rows, main, open_checkpoint, prune, tokenizer_state
+from splade_nb.data.tokenizer import batch, load_pieces, special_ids, train_unigram
 
 MARKS = dict(pad_token='<pad>', cls_token='<s>', sep_token='</s>', bos_token='<s>', eos_token='</s>', unk_token='<unk>', mask_token='<mask>')
 SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
@@ -269,7 +270,7 @@ def test_a_python_tokenizer_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(small, corpus, tmp_path):
-    done = subprocess.run([sys.executable, '-m', 'splade_nb.surgery', str(small), 'mini', str(tmp_path/'cut'), '--kinds', 'korean,english', '--held-out', str(corpus)],
+    done = subprocess.run([sys.executable, '-m', 'splade_nb.model.prune_vocabulary', str(small), 'mini', str(tmp_path/'cut'), '--kinds', 'korean,english', '--held-out', str(corpus)],
                           capture_output=True, text=True, cwd=root(), env=os.environ | dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE'))
     assert done.returncode == 0, done.stderr
     assert 'before' in done.stdout and '0 in 0 of' in done.stdout and 'held-out: 100.00%' in done.stdout and 'hidden states 0.0e+00' in done.stdout

@@ -5,8 +5,11 @@ from dataclasses import fields
 
 import pytest
 from conftest import real
-from splade_nb.config import (ABOUT, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, SCALES, SEED, VERSIONS, ConfigError, Settings, as_dict, differences,
-                              from_dict, off, override, read_overrides, resolve, resolve_quietly, version_table)
+from splade_nb.config.files import SEED, ConfigError
+from splade_nb.config.settings import Settings, as_dict, from_dict, off, override, read_overrides
+from splade_nb.config.versions import (
+    ABOUT, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, SCALES, VERSIONS, differences, resolve, resolve_quietly,
+    version_table)
 
 FILE, LOSSES, GUIDE = 'versions-and-errata.md', 'seeds/2-losses.md', 'seeds/4-training-guide.md'
 NAMES = [setting.name for setting in fields(Settings)]

@@ -6,10 +6,10 @@ import pytest
 from conftest import ROOT, real
 sys.path.append(str(ROOT/'experiments'))
 import vocabulary
-from splade_nb import tokens
-from splade_nb.config import resolve_quietly
-from splade_nb.encoding import encode
-from splade_nb.material import prepare
+from splade_nb.data import tokenizer as tokens
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.training.dataset import prepare
 
 
 def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):

@@ -2,9 +2,10 @@
 import tempfile
 from pathlib import Path
 import pytest
-from splade_nb import wires
-from splade_nb.config import PARENTS, VERSIONS, as_dict, off, resolve_quietly
-from splade_nb.tokens import remembered
+from splade_nb.training import check_settings as wires
+from splade_nb.config.settings import as_dict, off
+from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly
+from splade_nb.data.tokenizer import remembered
 
 
 WHOLE = (('v22', 'corrected'), ('v22', 'seed'), ('v28', 'corrected'), ('v28', 'seed'), ('splade_v2', 'corrected'), ('splade_ko', 'corrected'))
@@ -70,7 +71,7 @@ def test_a_run_with_a_dead_setting_ends_by_name(monkeypatch):
 
 @pytest.mark.parametrize('state, code', (('live', 0), ('dead', 1)))
 def test_the_command_line_says_so(monkeypatch, capsys, state, code):
-    from splade_nb import run
+    from splade_nb import cli as run
     monkeypatch.setattr(run, 'check_wires', lambda settings: [wires.Wire('top_k', settings.top_k, state)])
     assert run.main(['train', 'v28', '--check-wires', '--set', 'top_k=7', 'scale=mini']) == code
     assert capsys.readouterr().out.startswith(f'{state}  top_k = 7')

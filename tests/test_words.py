@@ -3,10 +3,11 @@ import re, subprocess, sys
 import numpy as np
 import pytest
 from conftest import ROOT
-from splade_nb.collection import toy_corpus
-from splade_nb.evaluation import index_bytes, marked, paired_difference
-from splade_nb.lexical import BM25
-from splade_nb.run import baselines, compare_systems, index_facts, revision
+from splade_nb.data.records import toy_corpus
+from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
+from splade_nb.data.bm25 import BM25
+from splade_nb.config.files import revision
+from splade_nb.evaluation.retrieval import baselines, compare_systems, index_facts
 
 sys.path += [str(ROOT/'docs'), str(ROOT/'experiments'), str(ROOT/'benchmarks')]
 import baselines as kept_baselines
