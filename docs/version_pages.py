@@ -121,7 +121,7 @@ def settings_table(recipe: str, scale: str) -> str:
 
 
 def settings_page() -> str:
-    return ('# Settings of all versions\n\nRead from the objects of [config](../library/config.ipynb). Bold: not as in the parent. In brackets: switched off by another setting.\n\n'
+    return ('# Settings of all versions\n\nRead from the objects of [versions](../library/config/versions.ipynb). Bold: not as in the parent. In brackets: switched off by another setting.\n\n'
             f'## As written, full scale\n\n{settings_table("seed", "full")}\n\n## Corrected, mini scale\n\nWhat `make train` runs on a CPU.\n\n{settings_table("corrected", "mini")}\n')
 
 

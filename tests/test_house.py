@@ -7,59 +7,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from conftest import NOTEBOOKS, ROOT, name, read, text
 
-# What each room may import from the package. Numbers only grow: the order of the rows is the order of the rooms.
-ROOMS = {
-    'config': '',
-    'collection': 'config',
-    'data': 'config collection',
-    'corpus': 'config collection data',
-    'sounds': '',
-    'tokens': 'config sounds',
-    'idf': 'config tokens',
-    'kernel': '',
-    'head': 'kernel',
-    'screen': 'head',
-    'gate': 'config',
-    'own': 'tokens idf',
-    'model': 'config idf head screen gate own',
-    'start': '',
-    'surgery': 'config data tokens model',
-    'xlmr': 'config tokens head model',
-    'losses': '',
-    'curriculum': 'config',
-    'lexical': 'config data tokens',
-    'translation': 'tokens',
-    'teacher': 'config data',
-    'checkpoints': 'config',
-    'guard': '',
-    'material': 'config collection data tokens idf model start curriculum lexical translation teacher',
-    'objective': 'config tokens own losses curriculum material',
-    'training': 'config tokens model curriculum checkpoints guard material objective',
-    'wires': 'config collection tokens model curriculum material objective training',
-    'encoding': 'config tokens idf own model',
-    'formats': 'config collection tokens encoding',
-    'search': 'config data tokens model lexical encoding',
-    'embedded': 'config formats search',
-    'opensearch': 'config formats search',
-    'engines': 'config search embedded opensearch',
-    'evaluation': '',
-    'report': 'config evaluation',
-    'versions': 'config evaluation report',
-    'findings': 'config encoding search evaluation report versions',
-    'board': 'config evaluation report versions',
-    'carried': 'tokens own model encoding',
-    'light': 'config tokens',
-    'exports': 'config tokens head own model surgery search',
-    'neighbours': 'config tokens model carried',
-    'cards': 'config data surgery report versions',
-    'run': 'config collection data tokens model curriculum lexical teacher checkpoints material objective training wires encoding formats search evaluation report versions findings exports neighbours cards',
-    'fullscale': 'config collection corpus model lexical teacher encoding evaluation versions run',
-    'systems': 'config tokens lexical teacher material training encoding evaluation run',
-    'store': 'config',
-    'box': 'config collection data sounds tokens model checkpoints encoding search engines run store',
-    'service': 'config collection tokens search box',
-}
-OUTSIDE = {'config': '', 'losses': 'torch', 'evaluation': 'numpy pandas scipy pytrec_eval'}  # rooms that need little else
+# A package imports only packages before it, a module only modules before it in its package: the order of the notebooks.
+PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli')
+OUTSIDE = {'config.settings': '', 'config.versions': '', 'training.losses': 'torch',
+           'evaluation.metrics': 'numpy pandas scipy pytrec_eval'}  # modules that need little else
 FLAGS = {'slow', 'cuda', 'net'}
 DIRECTIVES = FLAGS | {'default_exp', 'export', 'exports', 'exporti', 'hide', 'hide_line', 'eval:'}
 PROGRAMS = Path(sys.executable).parent  # of the environment that runs the tests
@@ -94,7 +45,18 @@ def default_export(notebook: Path) -> str | None:
     return found[1] if found else None
 
 
-def modules() -> list[str]: return sorted(p.stem for p in (ROOT/'splade_nb').glob('*.py') if p.name[0] != '_')
+def dotted(path: Path) -> str: return '.'.join(path.relative_to(ROOT/'splade_nb').with_suffix('').parts)
+
+
+def modules() -> list[str]:
+    "Every exported module: `model.head`. `__init__` and `__main__` are written by hand."
+    return sorted(dotted(p) for p in (ROOT/'splade_nb').rglob('*.py') if p.name[0] != '_')
+
+
+def order() -> dict[str, tuple]:
+    "Where each module stands: by its package, then by the number of its notebook."
+    places = {default_export(n): n.relative_to(ROOT/'nbs').as_posix() for n in NOTEBOOKS}
+    return {module: (PACKAGES.index(module.split('.')[0]), places[module]) for module in modules()}
 
 
 PARAMETERISED = ('train', 'compare', 'evaluate_full')  # what papermill runs
@@ -124,42 +86,36 @@ def test_export_gives_the_package(tmp_path):
     project(tmp_path, *NOTEBOOKS)
     done = program(str(PROGRAMS/'nbdev_export'), folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    contents = lambda folder: {p.name: p.read_text(encoding='utf-8') for p in (folder/'splade_nb').glob('*.py')}
+    def contents(folder):
+        exported = [p for p in (folder/'splade_nb').rglob('*.py') if p.name not in ('__init__.py', '__main__.py')]
+        return {p.relative_to(folder).as_posix(): p.read_text(encoding='utf-8') for p in exported}
     made, kept = contents(tmp_path), contents(ROOT)
     assert made.keys() == kept.keys()
     assert [m for m in made if made[m] != kept[m]] == [], 'run nbdev_export'
 
 
-def imported(tree: ast.Module) -> set[str]:
-    "Dotted names of everything that a module imports, also inside functions; ours begin with splade_nb. A module's command line (its `__main__` guard) may wire rooms."
-    found = set()
-    body = [node for node in tree.body if not (isinstance(node, ast.If) and '__main__' in ast.unparse(node.test))]
-    for node in ast.walk(ast.Module(body, [])):
+def imported(module: str) -> set[str]:
+    "Dotted names of everything that a module imports, also inside functions; ours begin with splade_nb."
+    found, package = set(), ['splade_nb', *module.split('.')[:-1]]
+    for node in ast.walk(ast.parse((ROOT/'splade_nb').joinpath(*module.split('.')).with_suffix('.py').read_text(encoding='utf-8'))):
         if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = '.'.join(filter(None, ['splade_nb' if node.level else '', node.module]))
-            found |= {f'{base}.{alias.name}' for alias in node.names} if base == 'splade_nb' else {base}
+            base = '.'.join([*package[:len(package) - node.level + 1], *filter(None, [node.module])]) if node.level else node.module
+            found |= {f'{base}.{alias.name}' if f'{base}.{alias.name}'.removeprefix('splade_nb.') in modules() else base for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split('.')[-1] in ('import_module', '__import__'):
             found |= {a.value.lstrip('.') for a in node.args[:1] if isinstance(a, ast.Constant)}
     return found
 
 
-def test_the_table_points_downwards():
-    order = list(ROOMS)
-    assert all(order.index(other) < order.index(room) for room, allowed in ROOMS.items() for other in allowed.split())
-    numbered = {default_export(n): int(n.name[:2]) for n in NOTEBOOKS if n.name[0].isdigit() and default_export(n)}
-    numbers = [numbered[room] for room in order if room in numbered]
-    assert numbers == sorted(numbers) and len(numbers) == len(numbered)
-
-
-@pytest.mark.parametrize('room', modules())
-def test_room_imports_only_what_it_may(room):
-    found = imported(ast.parse((ROOT/f'splade_nb/{room}.py').read_text(encoding='utf-8')))
-    ours = {f.split('.')[1] for f in found if f.startswith('splade_nb.')}
-    assert ours <= set(ROOMS[room].split()), f'{room} may import {ROOMS[room] or "nothing of ours"}'
+@pytest.mark.parametrize('module', modules())
+def test_a_module_imports_only_what_stands_before_it(module):
+    places, found = order(), imported(module)
+    ours = {f.removeprefix('splade_nb.') for f in found if f.split('.')[0] == 'splade_nb' and f != 'splade_nb'}
+    assert ours <= places.keys(), f'{module} imports a package, not a module'
+    assert [other for other in sorted(ours) if places[other] >= places[module]] == []
     others = {f.split('.')[0] for f in found} - set(sys.stdlib_module_names) - {'splade_nb'}
     assert not others & {'nbdev', 'fastcore', 'execnb'}
-    if room in OUTSIDE: assert others <= set(OUTSIDE[room].split())
+    if module in OUTSIDE: assert others <= set(OUTSIDE[module].split())
 
 
 def test_import_without_the_tools_of_development():
@@ -285,7 +241,7 @@ def test_reports_need_no_formula():
 def test_make_passes_parameters_that_exist():
     lines = [line for line in (ROOT/'Makefile').read_text().splitlines() if 'parameters' in line or 'papermill' in line]
     for line in lines:
-        named = re.search(r'nbs/(\w+)\.ipynb', line)
+        named = re.search(r'nbs/([\w/]+)\.ipynb', line)
         assert set(re.findall(r'-[rp] (\w+)', line)) <= parameters(named[1] if named else 'train').keys(), line
 
 
@@ -299,9 +255,10 @@ def test_make_hands_a_whole_evaluation_on():
 def test_commands_that_are_named_exist(document):
     said = commands(document)
     assert set(re.findall(r'\bmake ([a-z][a-z-]*)', said)) <= targets()
-    assert set(re.findall(r'python3? -m splade_nb\.(\w+)', said)) <= set(modules())
+    runnable = {dotted(path.parent if path.stem == '__main__' else path) for path in (ROOT/'splade_nb').rglob('*.py')}
+    assert {name.rstrip('.') for name in re.findall(r'python3? -m splade_nb\.([\w.]+)', said)} <= runnable
     for command in re.findall(r'papermill .*(?:\\\n.*)*', said):
-        named = re.search(r'nbs/(\w+)\.ipynb', command)
+        named = re.search(r'nbs/([\w/]+)\.ipynb', command)
         assert set(re.findall(r'-[rp] (\w+)', command)) <= parameters(named[1] if named else 'train').keys(), command
     assert [p for p in re.findall(r'\bnbs/[\w/]+\.ipynb', said) if not (ROOT/p).exists()] == []
 

@@ -20,7 +20,7 @@ def root() -> Path:  # the folder that holds settings.ini
     "The project's root, found by walking up from the working folder, else the package's parent."
     here = Path.cwd().resolve()
     found = [p for p in (here, *here.parents) if (p/'settings.ini').exists()]
-    return found[0] if found else Path(__file__).resolve().parent.parent
+    return found[0] if found else Path(__file__).resolve().parents[2]
 
 # %% ../../nbs/0_config/01_files.ipynb #plain
 def plain(value: object) -> object: # what JSON can hold

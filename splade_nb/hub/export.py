@@ -4,18 +4,17 @@
 
 # %% auto #0
 __all__ = ['EXPORTS', 'beyond_pooling', 'whole_tokenizer', 'masked_state', 'write_backbone', 'to_mlm', 'cut_limit',
-           'collection_limit', 'travel', 'sentence_modules', 'write_carried', 'to_sentence_transformers',
+           'collection_limit', 'copy_module', 'sentence_modules', 'write_carried', 'to_sentence_transformers',
            'traced_states', 'largest', 'Graph', 'graph_inputs', 'plain_attention', 'write_graph', 'to_onnx',
            'write_form']
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports
-import copy, shutil
+import copy, re, shutil
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from ..config import settings
 from ..config.files import ConfigError, choose, write_json
 from ..model.head import naive_max
 from ..model.splade import KEPT, SpladeDoc, counts_act, on_logits, query_weights, save, weighed
@@ -83,14 +82,31 @@ def collection_limit(model: SpladeDoc) -> list:
     return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts those of the collection and multiplies the queries by the ratio.'] * (model.settings.index_share > 0)
 
 # %% ../../nbs/5_hub/03_export.ipynb #travel
-def travel(room: str, folder: Path) -> list: # names of the files
-    "A room of this package and all that it imports, copied into a folder."
-    from transformers.dynamic_module_utils import get_relative_import_files
-    first = Path(__file__).with_name(f'{room}.py')
-    files = sorted({first, *map(Path, get_relative_import_files(first))})
+def _flat_source(module: str) -> tuple: # source with flat imports, modules it imports
+    "`from ..model.head import x` becomes `from .model_head import x`: loaders of custom code read one folder."
+    package, imported = Path(__file__).parent.parent, []
+    def flat(match):
+        inside = module.split('.')[:-len(match[2])]
+        imported.append('.'.join([*inside, match[3]]))
+        return f'{match[1]}.{imported[-1].replace(".", "_")} import'
+    source = package.joinpath(*module.split('.')).with_suffix('.py').read_text(encoding='utf-8')
+    return re.sub(r'^(\s*from )(\.+)([\w.]+) import', flat, source, flags=re.M), imported
+
+def copy_module(module: str,  # of this package, such as `hub.onnx`
+                folder: Path,
+                name: str     # what its file is called there
+               ) -> list:     # names of the files
+    "A module and all that it imports, copied flat into a folder."
     folder.mkdir(exist_ok=True)
-    for file in files: shutil.copy(file, folder/file.name)
-    return [file.name for file in files]
+    waiting, written = [module], {}
+    while waiting:
+        current = waiting.pop()
+        if current in written: continue
+        written[current] = f'{name if current == module else current.replace(".", "_")}.py'
+        source, imported = _flat_source(current)
+        (folder/written[current]).write_text(source, encoding='utf-8')
+        waiting += imported
+    return sorted(written.values())
 
 # %% ../../nbs/5_hub/03_export.ipynb #own-modules
 def sentence_modules(model: SpladeDoc, backbone: Path, pieces: Pieces) -> list:
@@ -105,7 +121,7 @@ def sentence_modules(model: SpladeDoc, backbone: Path, pieces: Pieces) -> list:
 # %% ../../nbs/5_hub/03_export.ipynb #carried-folder
 def write_carried(model: SpladeDoc, pieces: Pieces, folder: Path) -> None:
     "Weights, pieces, code, and the files that tell sentence-transformers about them."
-    save(model, folder); save_pieces(pieces, folder); travel('carried', folder)
+    save(model, folder); save_pieces(pieces, folder); copy_module('hub.sentence_transformers', folder, 'carried')
     write_json(folder/'modules.json', [dict(idx=0, name='0', path='', type='carried.Carried')])
     write_json(folder/'config_sentence_transformers.json', dict(model_type='SparseEncoder', similarity_fn_name=model.settings.similarity, prompts={}, default_prompt_name=None,
                requirements={'sentence-transformers': dict(specifier='>=6', reason='the module that the folder carries is written for it')}))
@@ -194,7 +210,7 @@ def to_onnx(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
     save_pieces(Pieces(whole_tokenizer(pieces), **reading_of(pieces)), folder)
     write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in KEPT})
     if model.query_shift is not None: np.save(folder/'queries.npy', query_weights(model).detach().numpy())
-    travel('light', folder/'light')
+    copy_module('hub.onnx', folder/'light', 'light')
     return [cut_limit(model), *collection_limit(model)]
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-form

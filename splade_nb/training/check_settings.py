@@ -237,7 +237,7 @@ def check_wires(settings: Settings,
 def code_digest() -> str: # 16 hex digits
     "Of the package's own code: what was proven for other code is not proven."
     found = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(Path(splade_nb.__file__).parent.glob('*.py')): found.update(path.read_bytes())
+    for path in sorted(Path(splade_nb.__file__).parent.rglob('*.py')): found.update(path.read_bytes())
     return found.hexdigest()[:16]
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #checked

@@ -401,8 +401,3 @@ def train(model, material: Material, settings: Settings,
         if run.interrupted: checkpoint(run); raise KeyboardInterrupt
         finish(run, start, judge)
     return run
-
-# %% ../../nbs/3_training/09_trainer.ipynb #main-guard
-if __name__ == '__main__' and '__file__' in globals(): # python -m splade_nb.training v28 --resume
-    from splade_nb.cli import main
-    sys.exit(main(['train', *sys.argv[1:]]))
