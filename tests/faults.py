@@ -33,7 +33,7 @@ FOREVER = 100_000  # steps: until something ends the run
 HANGS = 600  # seconds: only what hangs takes so long, on whatever machine
 # Imported once, in a process that never trains; every child is forked from it and begins within a tenth of a second.
 NURSERY = multiprocessing.get_context('forkserver')
-NURSERY.set_forkserver_preload(['splade_nb.run', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s', 'kiwipiepy',
+NURSERY.set_forkserver_preload(['splade_nb.cli', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s', 'kiwipiepy',
                                 'transformers.models.xlm_roberta.modeling_xlm_roberta'])
 
 

@@ -10,7 +10,7 @@ from splade_nb.training import checkpoints
 from splade_nb.training import dataset as material
 from splade_nb.training import objective
 from splade_nb.data import readers
-from splade_nb.model import load
+from splade_nb.model.load import load_encoder
 from splade_nb.evaluation import retrieval
 from splade_nb import experiment
 from splade_nb import cli
@@ -193,7 +193,7 @@ def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     state = read_json(best/'state.json')
     recorded = [{name: row[name] for name in ('metrics', 'active_terms')} for row in history]
     wanted, = [row for row, found in zip(history, recorded) if row['step'] == state['best']['step'] == state['step']]
-    model, pieces = load.load_encoder(best)
+    model, pieces = load_encoder(best)
     found = retrieval.judged(model, pieces, prepared.collection, sorted(prepared.held))
     assert {name: found[name] for name in recorded[0]} == {name: wanted[name] for name in recorded[0]}
     assert found['metrics']['ndcg@10'] == state['best']['ndcg@10']
@@ -206,9 +206,9 @@ def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
 
 def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch):
     def fails(*arguments): raise RuntimeError('out of memory')
-    monkeypatch.setattr(run, 'keep_samples', fails)
-    monkeypatch.setattr(run, 'require_wires', lambda *arguments: ())
+    monkeypatch.setattr(experiment, 'keep_samples', fails)
+    monkeypatch.setattr(experiment, 'require_wires', lambda *arguments: ())
     with pytest.raises(RuntimeError, match='out of memory'):
         small = dict(steps=2, hidden=64, layers=1, vocabulary=300, batch_size=8)
         experiment.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)
-    assert len(load.load_encoder(tmp_path)[1]) > 5
+    assert len(load_encoder(tmp_path)[1]) > 5

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ..config.files import nearest, root
-from . import readers
 from .records import (
     Collection, ContextPair, DataError, Document, PAIR_TYPES, Query, SPLITS, Triplet, collect, difficulty,
     given_triplets, merge, ready, toy_corpus, with_splits)
@@ -453,8 +452,8 @@ def load(source: Path | str,
 
 # %% ../../nbs/1_data/02_readers.ipynb #collect
 def open_collection(source: str): # Collection
-    "`toy`, or whatever `readers.load` takes; without a train split one is drawn by hash. Raises `DataError`."
-    collection = toy_corpus() if source == 'toy' else readers.load(source, pair_types=PAIR_TYPES)
+    "`toy`, or whatever `load` takes; without a train split one is drawn by hash. Raises `DataError`."
+    collection = toy_corpus() if source == 'toy' else load(source, pair_types=PAIR_TYPES)
     return collection if collection.split('train') else with_splits(collection)
 
 # %% ../../nbs/1_data/02_readers.ipynb #text-lines
@@ -472,7 +471,7 @@ def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-lines-2
 def named_texts(source: str) -> Iterator: # id, text
-    "Lines of a `.txt` file by number, as they are read, or documents of what `readers.load` takes. Raises `DataError`."
+    "Lines of a `.txt` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
     yield from text_lines(source) if source.endswith('.txt') else open_collection(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
@@ -484,7 +483,7 @@ def named_queries(source: str) -> Iterator: # id, text
     "Lines of a `.txt` file, records of a BEIR `queries.jsonl`, or queries of a collection. Raises `DataError`."
     if source.endswith('.txt'): yield from text_lines(source)
     elif source.endswith('.jsonl'):
-        faults = readers.Faults()
-        found = readers.read_queries(readers.read_rows(readers.locate(source), faults), faults)
+        faults = Faults()
+        found = read_queries(read_rows(locate(source), faults), faults)
         yield from ((query.id, query.text) for query in found.values())
     else: yield from ((id, query.text) for id, query in open_collection(source).queries.items())

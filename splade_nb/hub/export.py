@@ -22,7 +22,6 @@ from ..model.term_weights import ABSENT, spread_counts
 from ..config.files import needs
 from ..model.prune_vocabulary import plainly, whole_folder
 from ..data.tokenizer import Pieces, reading_of, save_pieces
-from ..config.settings import __file__
 
 # %% ../../nbs/5_hub/03_export.ipynb #beyond
 def beyond_pooling(model: SpladeDoc, pieces: Pieces) -> list: # reasons
