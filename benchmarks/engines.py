@@ -1,4 +1,4 @@
-"""What each engine costs at 1,000 to 1,000,000 documents: time to make, room, time of a query, what it misses. One process a size and engine, on one core.
+"""What each engine costs at 1,000 to 1,000,000 documents: time to make, module, time of a query, what it misses. One process a size and engine, on one core.
 
     python benchmarks/engines.py [--most DOCUMENTS] [--small] [--force] [--results FOLDER]
 """

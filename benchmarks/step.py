@@ -14,8 +14,8 @@ TIMES, MEMORY = ((4, 64), (4, 192)), ((4, 192), (8, 192), (12, 192))
 GOAL = (24, 192)                      # pairs, tokens of a document
 
 
-def batch(pieces: int, pairs: int, length: int, device: str = 'cpu') -> tuple:  # queries, documents
-    return random_rows(pieces, pairs, QUERY, 1, device), random_rows(pieces, pairs, length, 2, device)
+def batch(tokenizer: int, pairs: int, length: int, device: str = 'cpu') -> tuple:  # queries, documents
+    return random_rows(tokenizer, pairs, QUERY, 1, device), random_rows(tokenizer, pairs, length, 2, device)
 
 
 def objective(queries, documents):

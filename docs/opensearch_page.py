@@ -1,4 +1,4 @@
-"""Write docs/opensearch.md: the requests, as the room makes them, what they find, and what the tests' server refuses.
+"""Write docs/opensearch.md: the requests, as the module makes them, what they find, and what the tests' server refuses.
 
     python docs/opensearch_page.py            ask a server of every kind about the embedded set, then write
     python docs/opensearch_page.py --check    exit 1 if the page is not what the code and the kept figures say
@@ -20,7 +20,7 @@ from splade_nb.model.encode import lookup_documents, lookup_queries
 from splade_nb.serving.formats import feature_name
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.data.idf import count, idf
-from splade_nb.training.dataset import make_pieces
+from splade_nb.training.dataset import make_tokenizer
 from splade_nb.serving.opensearch import (
     Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of,
     with_text)
@@ -41,12 +41,12 @@ make opensearch    # a server for a trial on this machine, {url}
 from splade_nb.serving.opensearch import Layout, OpenSearchIndex, ingest
 from splade_nb.serving.index import label_of
 
-index = OpenSearchIndex.new('{url}/docs', label_of(model, pieces), Layout(terms='names', analyser='nori'), names=pieces.names)
+index = OpenSearchIndex.new('{url}/docs', label_of(model, tokenizer), Layout(terms='names', analyser='nori'), names=tokenizer.names)
 report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vectors)), progress='ingest.json')
-index.search(asked(model, pieces, ['제주도 여행 어디가 좋아요'], factor), k=10)
+index.search(encode_queries(model, tokenizer, ['제주도 여행 어디가 좋아요'], factor), k=10)
 ```
 
-`model`, `pieces`, `vectors` and `factor` are those of [run](../nbs/15_run.ipynb): `load_encoder`, `indexed`, `asked`.
+`model`, `tokenizer`, `vectors` and `factor` are those of [run](../nbs/15_run.ipynb): `load_encoder`, `indexed`, `asked`.
 
 ## Whose documents
 
@@ -59,7 +59,7 @@ curl -X DELETE {url}/docs                                   # when it is not nee
 
 ## Requests
 
-Made for pieces by name, which people can read; by default pieces are called by their ids, and `sparse_vector` takes nothing else.
+Made for tokenizer by name, which people can read; by default tokenizer are called by their ids, and `sparse_vector` takes nothing else.
 
 {requests}
 
@@ -79,10 +79,10 @@ A feature is *saturated* unless the query says `linear`: w / (w + pivot), the pi
 """
 
 
-def start_vectors(pieces, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
-    "What `splade_ko` says before it learned anything: the pieces, pairs and sounds of a text, queries weighted by IDF."
-    weights = idf(count(pieces.bags(texts), len(pieces))) * np.where(np.arange(len(pieces)) < len(pieces.tokenizer), 1, KO.pair_share)
-    return lookup_documents(pieces, texts), lookup_queries(pieces, weights, queries)
+def start_vectors(tokenizer, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
+    "What `splade_ko` says before it learned anything: the tokens, pairs and sounds of a text, queries weighted by IDF."
+    weights = idf(count(tokenizer.bags(texts), len(tokenizer))) * np.where(np.arange(len(tokenizer)) < len(tokenizer.backend), 1, KO.bigram_query_weight)
+    return lookup_documents(tokenizer, texts), lookup_queries(tokenizer, weights, queries)
 
 
 def cut(vectors: sparse.csr_matrix) -> sparse.csr_matrix:
@@ -130,9 +130,9 @@ def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layo
 def measure() -> dict:
     collection = data.load('mini')
     asked = collection.split('test')
-    pieces = make_pieces(resolve_quietly('splade_ko', scale='mini'), list(collection.texts.values()))
-    vectors, queries = start_vectors(pieces, list(collection.texts.values()), [query.text for query in asked.values()])
-    label, ids = Label(vocabulary_hash(pieces), len(pieces), 'start'), list(collection.texts)
+    tokenizer = make_tokenizer(resolve_quietly('splade_ko', scale='mini'), list(collection.texts.values()))
+    vectors, queries = start_vectors(tokenizer, list(collection.texts.values()), [query.text for query in asked.values()])
+    label, ids = Label(vocabulary_hash(tokenizer), len(tokenizer), 'start'), list(collection.texts)
     wanted, same = exact(label, ids, vectors, queries), exact(label, ids, cut(vectors), queries)
     ndcg = lambda run: float(retrieval_metrics({id: collection.qrels[id] for id in asked}, dict(zip(asked, (dict(row[:10]) for row in run))))['ndcg@10'].mean())
     found = {'exact product': dict(exact=1.0, same=shared([row[:10] for row in wanted], same), ndcg=ndcg(wanted))}
@@ -141,7 +141,7 @@ def measure() -> dict:
             run = found_by(f'{server.url}/mini', label, ids, vectors, queries, *how)
             found[name] = dict(exact=shared(run, wanted), same=shared(run, same), ndcg=ndcg(run))
             print(name, found[name], flush=True)
-    return dict(date=date.today().isoformat(), queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), pieces=len(pieces), found=found)
+    return dict(date=date.today().isoformat(), queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), tokenizer=len(tokenizer), found=found)
 
 
 def block(method: str, path: str, body) -> str:
@@ -150,7 +150,7 @@ def block(method: str, path: str, body) -> str:
 
 
 def requests() -> str:
-    "One of each, for a vocabulary of three pieces."
+    "One of each, for a vocabulary of three tokens."
     names = [feature_name(name) for name in ('▁제주', '여행', '3.14')]
     label, document, query = Label('3f2a', 3, '9c1e'), sparse.csr_matrix(np.array([[1.62, 0.9, 0.25]], np.float32)), sparse.csr_matrix(np.array([[2.5, 1.1, 0]], np.float32))
     index = type('Shown', (), dict(label=label, names=names))

@@ -53,9 +53,9 @@ In points, with the 95 % interval of the paired difference (bootstrap over queri
 """
 
 
-def systems(model, pieces, collection, fitted) -> dict:
+def systems(model, tokenizer, collection, fitted) -> dict:
     texts = collection.texts
-    return dict(sparse=sparse_system(model, pieces, texts), bm25=words_system(texts), dense=dense_system(fitted, texts))
+    return dict(sparse=sparse_system(model, tokenizer, texts), bm25=words_system(texts), dense=dense_system(fitted, texts))
 
 
 def joined(parts: dict, weights: dict) -> dict:  # name -> system
@@ -72,10 +72,10 @@ def chosen(parts: dict, collection, ids) -> dict:  # hybrid -> weights
 
 def measured(source: str, folder: Path, seed: int) -> dict:
     "One model on one collection."
-    (collection, held, _), (model, pieces) = questions(source, 'dev'), load_encoder(folder)
+    (collection, held, _), (model, tokenizer) = questions(source, 'dev'), load_encoder(folder)
     fitted, held = fitted_on(resplit(collection, dict.fromkeys(held, 'dev'), 'held out'), seed), held[:MOST]
-    weights = chosen(systems(model, pieces, narrowed(collection, held), fitted), collection, held)
-    parts, ids = systems(model, pieces, collection, fitted), list(collection.split('test'))
+    weights = chosen(systems(model, tokenizer, narrowed(collection, held), fitted), collection, held)
+    parts, ids = systems(model, tokenizer, collection, fitted), list(collection.split('test'))
     return dict(seed=seed, date=date.today().isoformat(), revision=revision(), queries=len(ids), held=len(held), weights=weights,
                 found={name: ' '.join(f'{value:.4g}' for value in qualities(system, collection, ids)['ndcg@10']) for name, system in (parts | joined(parts, weights)).items()})
 

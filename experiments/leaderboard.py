@@ -20,7 +20,7 @@ from splade_nb.config.files import machine, revision
 from splade_nb.experiment import rollbacks_of
 from splade_nb.evaluation.report import write_svg
 from splade_nb.evaluation.systems import (
-    Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system)
+    Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, result_row, words_system)
 from splade_nb.training.teacher import digest, teacher_label
 from splade_nb.data.tokenizer import remembered
 from splade_nb.evaluation.compare import markdown_table
@@ -50,7 +50,7 @@ def entries() -> dict:  # name -> Entry, in the order of work
     model = lambda version, recipe='corrected', about='', **options: Entry(recipe, about or ABOUT[version][0], version=version, **options)
     found |= {'splade_ko-untrained': model('splade_ko', about='its start: no step of training', learns=False), 'splade_ko': model('splade_ko')}
     found |= {f'splade_ko+{other}': Entry('hybrid', 'reciprocal ranks of both', parts=('splade_ko', other)) for other in ('bm25-kiwi', 'lsa')}
-    by_encoder = dict(query_table=False, output_idf=MINI_CORRECTIONS['output_idf'].value)
+    by_encoder = dict(inference_free_query=False, output_idf=MINI_CORRECTIONS['output_idf'].value)
     found |= {'splade_ko-encoded-query': model('splade_ko', about='the same with queries through the encoder', changes=by_encoder), 'splade_v2': model('splade_v2')}
     numbered = [version for version in VERSIONS if version not in ('splade_ko', 'splade_v2')]
     return found | {f'{version}-{recipe}': model(version, recipe) for recipe in ('corrected', 'seed') for version in numbered}
@@ -101,7 +101,7 @@ class Contest:
     def fitted(self): return fitted_on(self.training, self.seed)
 
     @functools.cache
-    def model(self, name: str) -> tuple:  # model, pieces, facts
+    def model(self, name: str) -> tuple:  # model, tokens, facts
         entry, settings = SYSTEMS[name], self.settings(SYSTEMS[name])
         folder = self.work/f'{name}-{self.seed}-{digest([json.dumps(self.label(name))])}'
         return model_in(folder, settings, self.training, self.seed, self.work/'cache', entry.learns, rollbacks=rollbacks_of(entry.kind))
@@ -136,7 +136,7 @@ def take_part(contest: Contest, name: str, folder: Path) -> dict:
         if record['collections'].get(collection, {}).get('hash') == known.hash: continue
         system = contest.system(name, collection)
         if SYSTEMS[name].version: record['facts'] = contest.model(name)[2]
-        record['collections'][collection] = standing(system, known, ids, contest.baseline(collection))
+        record['collections'][collection] = result_row(system, known, ids, contest.baseline(collection))
         write_json(path, record)
         tqdm.write(f'{name}, seed {contest.seed}, {collection}: nDCG@10 {record["collections"][collection]["metrics"]["ndcg@10"]["mean"]:.4f}')
     return record

@@ -25,7 +25,7 @@ Index: postings of eight bytes (`metrics.index_bytes`), from terms a document an
 
 ## Before anything is learned
 
-`{command}`, {date}. BM25's formula over {pieces:,} pieces of morphemes, and pairs of neighbouring characters beside them, in hashed columns. Where a row says nothing else: pairs in {columns:,} columns at weight {share}, IDF and mean length of the collection itself. How many terms the mixtures have was not kept. Of {start_of}.
+`{command}`, {date}. BM25's formula over {tokens:,} tokens of morphemes, and pairs of neighbouring characters beside them, in hashed columns. Where a row says nothing else: pairs in {columns:,} columns at weight {share}, IDF and mean length of the collection itself. How many terms the mixtures have was not kept. Of {start_of}.
 
 {start}
 
@@ -34,13 +34,13 @@ Index: postings of eight bytes (`metrics.index_bytes`), from terms a document an
 One model on all collections' training queries but the held-out fifth. Corpus text is used unlabelled for vocabulary, IDF and the start's directions.
 The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks for sections of pages whose other sections were trained on, while the test queries ask for other pages.
 `koen_terms` and `koen_parallel` ask Korean texts in English (`experiments/bilingual.py`); where they have a number they were trained along. `mean` is over the collections of all rows; `untrained`: what a variant begins with, no step of gradient descent.
-`translate`: a document also counts as what questions say in place of its pieces, by [Model 1](../nbs/1_data/08_model1.ipynb) over the same training pairs. Index: of the four collections together. Of {variants_of}.
+`translate`: a document also counts as what questions say in place of its tokens, by [Model 1](../nbs/1_data/08_model1.ipynb) over the same training pairs. Index: of the four collections together. Of {variants_of}.
 
 {variants}
 
 ## Documents cut short
 
-`python experiments/prune.py MODEL COLLECTION ...`: each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document, MB of its index. `as-declared-100` has no translations, which weigh as own pieces do and take their place.
+`python experiments/prune.py MODEL COLLECTION ...`: each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document, MB of its index. `as-declared-100` has no translations, which weigh as input tokens do and take their place.
 
 {cut}
 
@@ -370,7 +370,7 @@ def page() -> str:
     start, trained = HERE/'results'/'start.json', trained_results()
     result = read_json(start)
     pruned = [read_json(path) for path in sorted((HERE/'results').glob('prune-*.json'))]
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, columns=COLUMNS, share=SHARE,
+    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'tokenizer')}, columns=COLUMNS, share=SHARE,
                        start=markdown_table(start_table(result)), start_of=told([start]), baselines=f'of {baselines_of()}',
                        variants=variants_table(trained), variants_of=told(files_of(trained)), cut='\n\n'.join(map(cut_table, pruned)),
                        judged=judged_often(trained), floor=floor_sentence(trained), equal=equal_start(), tested=tested(trained))

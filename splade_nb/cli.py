@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'OPTIONS', 'to_encode', 'options_for', 'encode_texts', 'finished', 'convert_shards', 'export_model',
            'parse_setting', 'parser', 'add_encode_options', 'encode_command', 'add_export_options', 'add_train_options',
-           'typed', 'sort_changes', 'wires_command', 'main']
+           'typed', 'sort_changes', 'settings_command', 'main']
 
 # %% ../nbs/8_cli.ipynb #imports
 import itertools, json, sys
@@ -16,13 +16,13 @@ from .config.command_line import CommandLine
 from .config.files import ConfigError, choose, no_repeats, read_json
 from .config.settings import Settings, cast, read_overrides
 from .config.versions import resolve, version_name
-from .data.readers import named_queries, named_texts, text_stream
+from .data.readers import named_queries, iterate_texts, text_stream
 from .data.records import DataError
-from .data.tokenizer import Pieces, load_pieces, masks, save_pieces, vocabulary_hash
+from .data.tokenizer import SpladeTokenizer, load_tokenizer, masks, save_tokenizer, vocabulary_hash
 from .model.encode import (
     Again, collection_factor_of, encode_shards, read_shards, shard_ids, shard_notes, shard_texts)
 from .model.load import load_encoder
-from .training.check_settings import check_wires
+from .training.check_settings import check_settings
 from .evaluation.retrieval import evaluate_model
 from .hub.export import EXPORTS, write_form
 from .hub.model_card import card, facts_of, push
@@ -33,24 +33,24 @@ from .experiment import SETTINGS, run_version, scale_of
 def to_encode(source: str, queries: bool = False) -> tuple: # texts, ids; None for line numbers
     "What `encode_shards` reads: a text file anew each time, whatever else is held."
     if source.endswith('.txt'): return Again(lambda: text_stream(source)), None
-    found = dict(named_queries(source) if queries else named_texts(source))
+    found = dict(named_queries(source) if queries else iterate_texts(source))
     return list(found.values()), list(found)
 
 # %% ../nbs/8_cli.ipynb #options-for
-def options_for(model, pieces: Pieces, queries: bool = False, collection: str = '',
-                korean: bool = False,  # only pieces that are not of another language
+def options_for(model, tokenizer: SpladeTokenizer, queries: bool = False, collection: str = '',
+                korean: bool = False,  # only tokens that are not of another language
                 windows: int = 8,      # of a text; 0: all of it is read
                 **options              # of `encode`: screen, precision, top_k, threshold
                ) -> dict:              # of `encode_shards`
     "What the command line says, as `encode_shards` takes it. Raises `ConfigError`."
-    own = len(pieces.tokenizer) # columns after these stay
-    keep = np.flatnonzero(~masks(pieces)['foreign'][:own]) if korean else None
+    own = len(tokenizer.backend) # columns after these stay
+    keep = np.flatnonzero(~masks(tokenizer)['foreign'][:own]) if korean else None
     options |= dict(keep=keep, most_windows=windows, unit=model.settings.similarity == 'cosine')
     if collection and not queries: raise ConfigError('collection: it is for queries, name them with --queries')
-    if queries and model.settings.index_share and not collection:
-        raise ConfigError(f'index_share={model.settings.index_share}: the weights of a query depend on the collection; '
+    if queries and model.settings.idf_prior_documents and not collection:
+        raise ConfigError(f'idf_prior_documents={model.settings.idf_prior_documents}: the weights of a query depend on the collection; '
                           'name its shards with --collection')
-    factor = collection_factor_of(collection, model, pieces) if collection else None
+    factor = collection_factor_of(collection, model, tokenizer) if collection else None
     return options | (dict(document=False, factor=factor) if queries else {})
 
 # %% ../nbs/8_cli.ipynb #encode-command
@@ -60,13 +60,13 @@ def encode_texts(folder: str, source: str, out: str,
                  size: int = 10_000, part: int = 0, parts: int = 1,
                  **options                  # of `options_for`: korean, windows, screen, precision, top_k, threshold
                 ) -> dict:                  # of `shards.json`, how many were written, and whether all are there
-    "Encode texts into shards of rows, pieces beside; goes on where it stopped. Raises `ConfigError`, `DataError`."
+    "Encode texts into shards of rows, tokens beside; goes on where it stopped. Raises `ConfigError`, `DataError`."
     if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
-    model, pieces = load_encoder(folder)
-    how = options_for(model, pieces, queries, collection, **options)
+    model, tokenizer = load_encoder(folder)
+    how = options_for(model, tokenizer, queries, collection, **options)
     texts, ids = to_encode(source, queries)
-    written = encode_shards(model, pieces, texts, out, size, part, parts, ids=ids, **how)
-    save_pieces(pieces, Path(out)/'pieces')
+    written = encode_shards(model, tokenizer, texts, out, size, part, parts, ids=ids, **how)
+    save_tokenizer(tokenizer, Path(out)/'tokenizer')
     label = read_json(Path(out)/'shards.json')
     for note in shard_notes(label): print(note, file=sys.stderr)
     cut = label.get('collection', {}).get('cut', {}).get('texts')
@@ -74,15 +74,15 @@ def encode_texts(folder: str, source: str, out: str,
     return dict(written=written, whole='collection' in label, **label)
 
 # %% ../nbs/8_cli.ipynb #finished
-def finished(folder: Path) -> tuple: # of `shards.json`, Pieces
+def finished(folder: Path) -> tuple: # of `shards.json`, Tokens
     "What encoding left beside shards. Raises `ConfigError` where it has not come to its end."
-    absent = [name for name in ('shards.json', 'pieces') if not (folder/name).exists()]
+    absent = [name for name in ('shards.json', 'tokenizer') if not (folder/name).exists()]
     if absent:
         raise ConfigError(f'{folder} holds no finished shards: {", ".join(absent)} missing; encode again, it goes on')
-    label, pieces = read_json(folder/'shards.json'), load_pieces(folder/'pieces')
-    if label['vocabulary'] == vocabulary_hash(pieces): return label, pieces
+    label, tokenizer = read_json(folder/'shards.json'), load_tokenizer(folder/'tokenizer')
+    if label['vocabulary'] == vocabulary_hash(tokenizer): return label, tokenizer
     raise ConfigError(f'{folder}: vocabulary {label["vocabulary"]} made these shards, '
-                      f'its pieces have {vocabulary_hash(pieces)}')
+                      f'its tokens have {vocabulary_hash(tokenizer)}')
 
 # %% ../nbs/8_cli.ipynb #convert-command
 def convert_shards(vectors: str,     # a folder of `encode_texts`
@@ -92,12 +92,12 @@ def convert_shards(vectors: str,     # a folder of `encode_texts`
                   ) -> dict:         # of the new `shards.json`, and how many documents there are
     "Write shards in another form, under their own ids; goes on where it was interrupted. Raises `ConfigError`."
     folder = Path(vectors)
-    label, pieces = finished(folder)
-    named = named_texts if label.get('document', True) else named_queries
+    label, tokenizer = finished(folder)
+    named = iterate_texts if label.get('document', True) else named_queries
     ids = texts = None
     if 'collection' in label: ids, texts = shard_ids(folder), (shard_texts(folder, named(source)) if source else None)
     elif source: ids, texts = map(map, (itemgetter(0), itemgetter(1)), itertools.tee(named(source)))
-    documents = write_vectors(read_shards(folder), out, format, pieces, ids, texts, label)
+    documents = write_vectors(read_shards(folder), out, format, tokenizer, ids, texts, label)
     return dict(documents=documents, **read_json(Path(out)/'shards.json'))
 
 # %% ../nbs/8_cli.ipynb #export-command
@@ -145,7 +145,7 @@ def add_encode_options(sub) -> None:
     texts.add_argument('--data', help='documents: a .txt file with one on each line, or a collection')
     texts.add_argument('--queries', help='queries: a .txt file, a queries.jsonl, or a collection')
     sub.add_argument('--collection', default='', help='with --queries: shards of the documents they are for')
-    sub.add_argument('--korean', action='store_true', help='only pieces that are not of another language')
+    sub.add_argument('--korean', action='store_true', help='only tokens that are not of another language')
     sub.add_argument('--screen', action='store_true', help='the same result by small integers first, on a CPU')
     sub.add_argument('--precision', choices=('fp32', 'bf16'), default='fp32')
     for name, value in (('top-k', 0), ('threshold', 0.0), ('size', 10_000), ('part', 0), ('parts', 1)): sub.add_argument(f'--{name}', type=type(value), default=value)
@@ -169,7 +169,7 @@ def add_train_options(sub) -> None:
     sub.add_argument('version')
     sub.add_argument('--resume', action='store_true', help='from the last checkpoint of the folder')
     sub.add_argument('--resume-from', default='', metavar='CHECKPOINT')
-    sub.add_argument('--check-wires', action='store_true', help='prove that every setting acts, and stop there')
+    sub.add_argument('--check-settings', '--check-wires', action='store_true', help='prove that every setting acts, and stop there')
     sub.add_argument('--set', nargs='*', action='extend', default=[], metavar='name=value')
 
 # %% ../nbs/8_cli.ipynb #sort-changes
@@ -190,19 +190,19 @@ def sort_changes(changes: list) -> tuple: # run parameters, settings
     return run, no_repeats([*inside.items(), *values.items()], typed)
 
 # %% ../nbs/8_cli.ipynb #wires-command
-def wires_command(version: str, changes: list) -> int: # exit code
+def settings_command(version: str, changes: list) -> int: # exit code
     "One line a setting; 1 where one is dead."
     run, settings = sort_changes(changes)
-    found = check_wires(resolve(version_name(version), run.get('recipe', 'corrected'), scale_of(run.get('scale', 'auto')), **settings))
-    for wire in found: print(f'{wire.state:4}  {wire.name} = {wire.value!r}  ({wire.seen or "changes nothing"})')
-    return int(any(wire.state == 'dead' for wire in found))
+    found = check_settings(resolve(version_name(version), run.get('recipe', 'corrected'), scale_of(run.get('scale', 'auto')), **settings))
+    for check in found: print(f'{check.state:4}  {check.name} = {check.value!r}  ({check.seen or "changes nothing"})')
+    return int(any(check.state == 'dead' for check in found))
 
 # %% ../nbs/8_cli.ipynb #main
 def main(arguments: list | None = None) -> int: # exit code
     "Train, evaluate, encode, convert or export; a wrong setting or file is one line on standard error and exit code 2."
     options = parser().parse_args(arguments)
     try:
-        if options.command == 'train' and options.check_wires: return wires_command(options.version, options.set)
+        if options.command == 'train' and options.check_settings: return settings_command(options.version, options.set)
         if options.command == 'train':
             run, settings = sort_changes(options.set)
             summary = run_version(options.version, resume=options.resume, resume_from=options.resume_from, settings=settings, **run)

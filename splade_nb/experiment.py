@@ -18,21 +18,21 @@ from .config.files import (
     ConfigError, choose, machine, nearest, packages, peak_memory_mb, revision, root, write_json)
 from .config.settings import Settings, as_dict, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, resolve, resolve_quietly, version_name
-from .data.readers import open_collection
-from .data.tokenizer import Pieces, load_pieces
+from .data.readers import load_collection
+from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
 from .model.load import named_config
 from .model.splade import mini_backbone
-from .training.check_settings import require_wires
+from .training.check_settings import require_acting_settings
 from .training.checkpoints import alone, writable
-from .training.dataset import Prepared, keep_model, prepare
-from .training.objective import Crew
+from .training.dataset import TrainingSetup, save_model_folder, prepare
+from .training.objective import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
 from .evaluation.retrieval import (
-    baselines, compare_systems, context_result, contract_metrics, index_facts, judged, language_result, make_judge)
+    baselines, compare_systems, context_result, contract_metrics, index_facts, evaluate_queries, language_result, make_validator)
 
 # %% ../nbs/7_experiment.ipynb #known
 PARAMETERS = ('version', 'recipe', 'scale', 'data', 'seed', 'out', 'max_steps', 'resume', 'settings')
@@ -69,31 +69,31 @@ def sample_texts(collection, number: int = 10, seed: int = 7) -> list:
     return pick(queries, number - number // 3) + pick(documents, number // 3)
 
 # %% ../nbs/7_experiment.ipynb #sample-terms
-def sample_terms(model, pieces: Pieces, texts: list) -> list: # for each text [(term, weight)]
+def sample_terms(model, tokenizer: SpladeTokenizer, texts: list) -> list: # for each text [(term, weight)]
     "The heaviest terms of some texts."
-    return [terms(row, pieces) for row in encode(model, pieces, texts, document=False)]
+    return [terms(row, tokenizer) for row in encode(model, tokenizer, texts, document=False)]
 
 # %% ../nbs/7_experiment.ipynb #evaluate-run
-def evaluate_run(prepared: Prepared, before: dict, folder: Path | str) -> tuple: # evaluation, found
+def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str) -> tuple: # evaluation, found
     "Judge the trained model on the test queries, its language on the Korean documents, its worst queries one by one; writes `evaluation.json`."
-    ids = list(prepared.collection.split('test'))
-    found = judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
-    words, terms = baselines(prepared.collection, ids)
+    ids = list(setup.collection.split('test'))
+    found = evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids)
+    words, terms = baselines(setup.collection, ids)
     systems = dict(model=found['per_query'], before_training=before['per_query'], **words)
     terms |= dict(model=found['active_terms']['doc'], before_training=before['active_terms']['doc'])
-    result = compare_systems(systems, prepared.collection)
-    result['index'] = index_facts(terms, len(prepared.collection.texts))
-    result['context'] = context_result(prepared.model, prepared.material.pieces, prepared.collection)
-    result['korean'] = language_result(prepared, found['vectors'][1])
-    result['worst'] = worst_queries(systems, found['vectors'], prepared.collection, prepared.material.pieces)
+    result = compare_systems(systems, setup.collection)
+    result['index'] = index_facts(terms, len(setup.collection.texts))
+    result['context'] = context_result(setup.model, setup.training_data.tokenizer, setup.collection)
+    result['korean'] = language_result(setup, found['vectors'][1])
+    result['worst'] = worst_queries(systems, found['vectors'], setup.collection, setup.training_data.tokenizer)
     if found['cut']: result['cut'] = found['cut']
     write_json(Path(folder)/'evaluation.json', result)
     return result, found | {'systems': systems}
 
 # %% ../nbs/7_experiment.ipynb #summarise-run
-def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepared, result: dict, found: dict, seconds: float) -> dict:
+def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup, result: dict, found: dict, seconds: float) -> dict:
     "Writes `summary.json`: the contract that tables and comparisons read."
-    collection, context, systems = prepared.collection, result['context'], found['systems']
+    collection, context, systems = setup.collection, result['context'], found['systems']
     of = lambda system: contract_metrics(collection.name, systems[system])
     dead = float(np.mean(found['vectors'][1].getnnz(axis=1) == 0))
     changed = differing(flat(resolve_quietly(name, recipe, scale)), flat(run.settings))
@@ -101,10 +101,10 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, prepared: Prepar
         if Path(getattr(run.settings, part)).is_dir(): changed.pop(part, None)
     summary = dict(version=name, recipe=recipe, scale=scale, changed=changed, seed=run.seed, backbone=run.settings.backbone,
                    parameters=sum(p.numel() for p in run.model.parameters()),
-                   data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.material.pairs),
-                             notes=[*collection.notes, *run.material.notes,
+                   data=dict(name=collection.name, hash=collection.hash, train_pairs=len(run.training_data.pairs),
+                             notes=[*collection.notes, *run.training_data.notes,
                                    *filter(None, [found['cut'].get('note')])]),
-                   teacher=teacher_label(run.settings.teacher) if run.material.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
+                   teacher=teacher_label(run.settings.teacher) if run.training_data.teacher else 'none', steps=run.step, stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
                    device=machine(),
                    metrics=of('model'), bm25=of('bm25'), bm25_bigrams=of('bm25_bigrams'), before_training=of('before_training'),
                    documents=len(collection.texts), index=result['index'], active_terms=found['active_terms'],
@@ -119,19 +119,19 @@ def weight_bytes(settings: Settings) -> int:
     "Size of a version's weights, from its shape alone. Raises `ConfigError`."
     from transformers import AutoModelForMaskedLM
     with torch.device('meta'):
-        if settings.hidden: backbone = mini_backbone(settings, settings.vocabulary or len(load_pieces(settings.backbone)))
+        if settings.hidden: backbone = mini_backbone(settings, settings.vocabulary or len(load_tokenizer(settings.backbone)))
         else: backbone = AutoModelForMaskedLM.from_config(named_config('backbone', settings.backbone))
     return 4 * sum(value.numel() for value in backbone.parameters())
 
 # %% ../nbs/7_experiment.ipynb #require-parts
 def require_parts(settings: Settings, folder: Path) -> None:
-    "Raises `ConfigError` naming a backbone, a teacher or room on the disk that would be missed later."
+    "Raises `ConfigError` naming a backbone, a teacher or module on the disk that would be missed later."
     weights = weight_bytes(settings)
     if needs_teacher(settings) and settings.teacher != 'lsa': named_config('teacher', settings.teacher)
     needed, free = weights * (3 * (settings.keep_checkpoints + 2) + 1), shutil.disk_usage(folder).free # AdamW keeps two moments; the best and the next one come on top
     if needed > free:
         raise ConfigError(f'{folder}: {free / 2 ** 30:.1f} GiB free, {needed / 2 ** 30:.1f} GiB wanted for {settings.keep_checkpoints + 2} checkpoints and the model. '
-                          'Make room, take another disk with out=, or a smaller keep_checkpoints')
+                          'Make module, take another disk with out=, or a smaller keep_checkpoints')
     if not (settings.hidden or torch.cuda.is_available()): print(f'no GPU here: {weights // 4:,} parameters train on the CPU', file=sys.stderr)
 
 # %% ../nbs/7_experiment.ipynb #begin-run
@@ -143,7 +143,7 @@ def begin_run(version, recipe: str, scale: str, source: str, seed: int, out: str
     "Resolve everything that can be wrong before any work; writes `config.json`. A folder that is in use, or cannot be written, is refused here."
     name, scale, settings = version_name(version), scale_of(scale), read_overrides(settings)
     resolved = resolve(name, recipe, scale, **settings)
-    collection = open_collection(source)
+    collection = load_collection(source)
     folder = Path(out) if out else root()/'outputs'/name
     if rank: return name, scale, resolved, collection, folder
     with alone(folder):
@@ -154,11 +154,11 @@ def begin_run(version, recipe: str, scale: str, source: str, seed: int, out: str
     return name, scale, resolved, collection, folder
 
 # %% ../nbs/7_experiment.ipynb #processes
-def processes() -> tuple: # accelerate's state, Crew
+def processes() -> tuple: # accelerate's state, Process group
     "The processes that `torchrun` or `accelerate launch` started; one alone otherwise."
     from accelerate import PartialState
     state = PartialState(cpu=not torch.cuda.is_available())
-    return state, Crew(state.process_index, state.num_processes)
+    return state, ProcessGroup(state.process_index, state.num_processes)
 
 # %% ../nbs/7_experiment.ipynb #rollbacks-of
 def rollbacks_of(recipe: str) -> int:
@@ -168,25 +168,25 @@ def rollbacks_of(recipe: str) -> int:
 # %% ../nbs/7_experiment.ipynb #run-version
 def run_version(version='v28', recipe='corrected', scale='auto', source='mini', seed=42, out='', settings=None, resume=False, max_steps=0, save_every=0, resume_from='') -> dict: # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does, in one call."
-    state, crew = processes()
-    name, scale, resolved, collection, folder = begin_run(version, recipe, scale, source, seed, out, settings or '', crew.rank, resume or bool(resume_from))
-    if crew.rank == 0: require_wires(resolved, folder)
-    with state.main_process_first(): prepared = prepare(resolved, collection, seed, folder/'cache')
+    state, process_group = processes()
+    name, scale, resolved, collection, folder = begin_run(version, recipe, scale, source, seed, out, settings or '', process_group.rank, resume or bool(resume_from))
+    if process_group.rank == 0: require_acting_settings(resolved, folder)
+    with state.main_process_first(): setup = prepare(resolved, collection, seed, folder/'cache')
     test, samples = list(collection.split('test')), sample_texts(collection)
-    before = judged(prepared.model, prepared.material.pieces, collection, test)
-    shown = sample_terms(prepared.model, prepared.material.pieces, samples)
+    before = evaluate_queries(setup.model, setup.training_data.tokenizer, collection, test)
+    shown = sample_terms(setup.model, setup.training_data.tokenizer, samples)
     started = time.perf_counter()
-    run = train(prepared.model, prepared.material, resolved, folder, make_judge(prepared), torch.tensor(prepared.masks['korean']), seed, resume, resume_from, max_steps, save_every, rollbacks=rollbacks_of(recipe), crew=crew)
-    if crew.rank: return {}
+    run = train(setup.model, setup.training_data, resolved, folder, make_validator(setup), torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every, rollbacks=rollbacks_of(recipe), process_group=process_group)
+    if process_group.rank: return {}
     seconds = time.perf_counter() - started
     with writable(folder):
-        keep_model(prepared, folder)
-        keep_samples(prepared, samples, shown, folder)
-        result, found = evaluate_run(prepared, before, folder)
-        return summarise_run(name, recipe, scale, run, prepared, result, found, seconds)
+        save_model_folder(setup, folder)
+        keep_samples(setup, samples, shown, folder)
+        result, found = evaluate_run(setup, before, folder)
+        return summarise_run(name, recipe, scale, run, setup, result, found, seconds)
 
 # %% ../nbs/7_experiment.ipynb #keep-samples
-def keep_samples(prepared: Prepared, texts: list, before: list, folder: Path | str) -> None:
+def keep_samples(setup: TrainingSetup, texts: list, before: list, folder: Path | str) -> None:
     "Terms of the sample texts before and after training, in `samples.json`."
-    after = sample_terms(prepared.model, prepared.material.pieces, texts)
+    after = sample_terms(setup.model, setup.training_data.tokenizer, texts)
     write_json(Path(folder)/'samples.json', [dict(text=t, before=b, after=a) for t, b, a in zip(texts, before, after)])

@@ -88,7 +88,7 @@ def made_collection() -> Path:
 
 @functools.cache
 def made_tokenizer() -> Path:
-    "A tokenizer in XLM-R's form, Unigram with its special pieces, of the embedded set."
+    "A tokenizer in XLM-R's form, Unigram with its special tokens, of the embedded set."
     from splade_nb.data.readers import load
     from splade_nb.data.tokenizer import train_unigram
     folder = Path(workshop().name)/'tokenizer'

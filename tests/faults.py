@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 from moments import TEXTS, die_at_change
 from splade_nb.training import checkpoints
-from splade_nb.training import dataset as material
+from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
 from splade_nb.data import readers
 from splade_nb import experiment
@@ -50,26 +50,26 @@ class Seen:
 def settings_of(**changes): return resolve_quietly('v28', **{**dict(batch_size=6, log_every=1, validations=1, dropout=0.1), **changes})
 
 
-def train_toy(folder: Path, changes: dict, options: dict, crew) -> training.Run:
+def train_toy(folder: Path, changes: dict, options: dict, process_group) -> training.Run:
     "The toy of the notebooks, from one seed."
-    material.fix_seeds(42); torch.set_num_threads(1)
+    training_data.fix_seeds(42); torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())  # its own lock is a semaphore that outlives a kill
-    stuff, model = material.toy_material()
-    return training.train(model, stuff, settings_of(**changes), folder, quiet=True, crew=crew, **options)
+    stuff, model = training_data.toy_training_data()
+    return training.train(model, stuff, settings_of(**changes), folder, quiet=True, process_group=process_group, **options)
 
 
-def toy(folder: Path, changes: dict, options: dict, before=None, crew=objective.Crew()) -> None:
+def toy(folder: Path, changes: dict, options: dict, before=None, process_group=objective.ProcessGroup()) -> None:
     "A child that trains the toy and ends as the command line does; `before` prepares the fault inside it."
     if before: before[0](*before[1:])
-    try: train_toy(folder, changes, options, crew)
+    try: train_toy(folder, changes, options, process_group)
     except KeyboardInterrupt: sys.exit(130)
     except ConfigError as error: folder.with_name('said').write_text(str(error), encoding='utf-8'); sys.exit(2)
 
 
 def command(arguments: list, folder: Path, before=None) -> None:
-    "A child that is the command line; what it prints goes to `said` beside the run folder. The live-wire check has tests of its own."
+    "A child that is the command line; what it prints goes to `said` beside the run folder. The settings check has tests of its own."
     if before: before[0](*before[1:])
-    experiment.require_wires = lambda *settings: ()
+    experiment.require_acting_settings = lambda *settings: ()
     with open(folder.with_name('said'), 'w', encoding='utf-8') as file:
         sys.stdout = sys.stderr = file
         code = cli.main(arguments)
@@ -276,15 +276,15 @@ def file_limit(folder: Path) -> Seen:
     assert lost(target) == 8 and kept(target)[-1].name == 'step-4' and done(target) == 12
     assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and once(toy, folder/'whole', changes, dict(save_every=2)) == 0
     assert written(target) == written(folder/'whole')
-    return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with room, it equals the uninterrupted run')
+    return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with module, it equals the uninterrupted run')
 
 
 def disk_full(folder: Path) -> Seen:
     "disk full (a small tmpfs)"
     with small_disk(folder/'disk', '2m') as disk:
         if not disk: return Seen(0, None, 'not tried: a tmpfs cannot be mounted here')
-        target, changes, options, said_in = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
-        said_in.touch(); (disk/'said').symlink_to(said_in)
+        target, changes, options, declared_settings = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
+        declared_settings.touch(); (disk/'said').symlink_to(declared_settings)
         seven = 2 * 7  # calls of the model until step 7
         assert once(toy, target, changes, options, (fill_from, disk, seven)) == 2
         assert 'No space left on device' in said(target) and said(target).startswith(f'{target}: cannot be written')
@@ -293,7 +293,7 @@ def disk_full(folder: Path) -> Seen:
         assert len(kept(target)) >= 3
         assert once(toy, target, changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
         assert {**written(target), 'state.json': ''} == {**written(folder/'whole'), 'state.json': ''}  # which may hold an event of the disk
-    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with room, it equals the uninterrupted run')
+    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with module, it equals the uninterrupted run')
 
 
 def full_at_the_end(folder: Path) -> Seen:
@@ -303,7 +303,7 @@ def full_at_the_end(folder: Path) -> Seen:
     assert once(command, [*options_of(target, max_steps=4), '--resume'], target, (limit_files, 100_000)) == 2
     assert said(target).splitlines()[-1].startswith(f'{target}: cannot be written'), said(target)
     assert once(command, [*options_of(target, max_steps=4), '--resume'], target) == 0
-    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with room, the same command ends it without another step')
+    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with module, the same command ends it without another step')
 
 
 # Checkpoints that are not what was written
@@ -393,7 +393,7 @@ def other_data(folder: Path) -> Seen:
     text = (data/'corpus.jsonl').read_text(encoding='utf-8')
     (data/'corpus.jsonl').write_text(text.replace('다', '까', 1), encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 2
-    second = readers.open_collection(str(data)).hash
+    second = readers.load_collection(str(data)).hash
     assert first != second and first in said(target) and second in said(target), said(target)
     (data/'corpus.jsonl').write_text(text, encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 0
@@ -417,7 +417,7 @@ def ctrl_c(folder: Path) -> Seen:
 def two_runs(folder: Path) -> Seen:
     "two runs aimed at one folder"
     target = folder/'run'
-    child = begin(command, options_of(target, steps=FOREVER, keep_start='[0.0]'), target)
+    child = begin(command, options_of(target, steps=FOREVER, weight_averaging='[0.0]'), target)
     wait_for(lambda: done(target) >= 2, child)
     config = (target/'config.json').read_bytes()
     second = begin(command, options_of(target, steps=5), target)
@@ -433,12 +433,12 @@ def read_only(folder: Path) -> Seen:
     "a read-only output folder"
     public = Path(tempfile.mkdtemp()); public.chmod(0o755)  # a place where nobody could read, were it not for the folder's own mode
     try:
-        sealed, said_in = public/'sealed', public/'said'
-        sealed.mkdir(); sealed.chmod(0o555); said_in.touch(); said_in.chmod(0o666); (public/'file').touch()
+        sealed, declared_settings = public/'sealed', public/'said'
+        sealed.mkdir(); sealed.chmod(0o555); declared_settings.touch(); declared_settings.chmod(0o666); (public/'file').touch()
         for target in (sealed/'run', sealed, public/'file', public/'file'/'run'):
-            said_in.write_text('')
+            declared_settings.write_text('')
             assert once(command, options_of(target), public/'run', (give_up_rights,)) == 2
-            told = said_in.read_text(encoding='utf-8')
+            told = declared_settings.read_text(encoding='utf-8')
             assert told.startswith(f'{target}: cannot be written') and 'out=' in told and len(told.splitlines()) == 1, told
         assert not list(sealed.iterdir())
     finally: shutil.rmtree(public)
@@ -452,19 +452,19 @@ STRIKES = dict(die=die_at, interrupt=interrupt_at)
 
 def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None:
     "A process of a run; its gradient of a batch goes to `gradient.pt`. `strike`: what befalls the second, and when."
-    crew = experiment.processes()[1]
-    found = gradient(crew)
-    if crew.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
-    toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and crew.rank == 1 else None, crew)
+    process_group = experiment.processes()[1]
+    found = gradient(process_group)
+    if process_group.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
+    toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and process_group.rank == 1 else None, process_group)
 
 
-def gradient(crew=objective.Crew()) -> tuple: # loss, gradients
+def gradient(process_group=objective.ProcessGroup()) -> tuple: # loss, gradients
     "Of one batch of sixteen pairs."
-    material.fix_seeds(42); torch.set_num_threads(1)
-    (stuff, model), settings = material.toy_material(), settings_of(batch_size=16)
+    training_data.fix_seeds(42); torch.set_num_threads(1)
+    (stuff, model), settings = training_data.toy_training_data(), settings_of(batch_size=16)
     model.eval()
     rows = objective.batch_at(3, 20, 0, stuff, settings, 42)
-    loss = objective.backward(model, rows, 3, 20, stuff, settings, None, crew)[0]
+    loss = objective.backward(model, rows, 3, 20, stuff, settings, None, process_group)[0]
     return loss, [value.grad for value in model.parameters() if value.grad is not None]
 
 
@@ -517,8 +517,8 @@ def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
     "The first steps of V28 on the embedded set, of the 400 that it takes."
     settings = resolve_quietly('v28', recipe, 'mini', log_every=1, validations=1)
     assert settings.steps == 400
-    prepared = material.prepare(settings, readers.open_collection('mini'), 42, folder/'cache')
-    return training.train(prepared.model, prepared.material, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=experiment.rollbacks_of(recipe))
+    setup = training_data.prepare(settings, readers.load_collection('mini'), 42, folder/'cache')
+    return training.train(setup.model, setup.training_data, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=experiment.rollbacks_of(recipe))
 
 
 def collapse(folder: Path, steps: int = 8) -> Seen:

@@ -10,7 +10,7 @@ from splade_nb import box as room, store, tokens
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError; from splade_nb.config.versions import resolve
 from splade_nb.training.dataset import prepare
-from splade_nb.training.dataset import keep_model
+from splade_nb.training.dataset import save_model_folder
 from splade_nb.serving.index import ExactIndex
 
 folder = Path(sys.argv[1])
@@ -28,7 +28,7 @@ def read(): # the analyser takes longer to load than a box takes to build
 
 def make():
     global encoder
-    keep_model(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), corpus, seed=42, cache=folder/'cache'), folder/'run')
+    save_model_folder(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), corpus, seed=42, cache=folder/'cache'), folder/'run')
     encoder = room.open_encoder(folder/'run')
     result('whole')
 
@@ -44,7 +44,7 @@ def dying(owner, name, after):
 def build(place, *death):
     room.texts.unread.__defaults__ = (3,)
     if death: dying(*death)
-    return room.build_box(encoder, 'toy', folder/place)
+    return room.build_searcher(encoder, 'toy', folder/place)
 
 def result(place):
     with build(place) as box: found = [[(hit.id, round(hit.score, 4), len(hit.terms)) for hit in box.ask(query)] for query in queries], box.store.postings.tolist()
@@ -58,12 +58,12 @@ deaths = [(store, 'write', 2), (ExactIndex, 'save', 1)]
 told = []
 for death in deaths:
     assert child(lambda: build('killed', *death)) == -9, death
-    try: room.open_box(folder/'killed', encoder); told.append('')
+    try: room.open_searcher(folder/'killed', encoder); told.append('')
     except ConfigError as error: told.append(str(error))
 assert child(lambda: result('killed')) == 0
-def delete(): dying(ExactIndex, 'delete', 1); room.open_box(folder/'killed', encoder).delete(['palace'])
+def delete(): dying(ExactIndex, 'delete', 1); room.open_searcher(folder/'killed', encoder).delete(['palace'])
 def look():
-    with room.open_box(folder/'killed', encoder) as box: (folder/'left.json').write_text(json.dumps([len(box), len(box.index), box.read('palace')]))
+    with room.open_searcher(folder/'killed', encoder) as box: (folder/'left.json').write_text(json.dumps([len(box), len(box.index), box.read('palace')]))
 
 assert child(delete) == -9 and child(look) == 0
 print(json.dumps(dict(told=told, **{name: json.loads((folder/f'{name}.json').read_text()) for name in ('killed', 'whole', 'left')})))

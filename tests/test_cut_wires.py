@@ -5,15 +5,15 @@ from dataclasses import fields
 from pathlib import Path
 import pytest
 from splade_nb.training import curriculum
-from splade_nb.training import check_settings as wires
+from splade_nb.training import check_settings as checks
 from splade_nb.config.settings import Settings, off
 from splade_nb.config.versions import resolve_quietly
 
-READERS = 'config curriculum idf lexical gate model start teacher losses checkpoints guard material objective training'.split()
+READERS = 'config curriculum idf lexical gate model start teacher losses checkpoints guard training data objective training'.split()
 # Settings that V28 switches off are cut in a version that uses them.
 ELSEWHERE = {'gradient_cache': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
              'temperature': ('splade_v2', 'corrected', 'mini'), 'lambda_infonce': ('splade_v2', 'corrected', 'mini'), 'lambda_kd': ('splade_v2', 'corrected', 'mini'),
-             **dict.fromkeys(('query_table', 'pair_columns', 'sounds', 'lead', 'translate', 'pair_share', 'own_floor', 'index_share', 'lambda_pull'), ('splade_ko', 'corrected', 'mini')),
+             **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'phonetic_keys', 'lead_boost', 'model1_threshold', 'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'), ('splade_ko', 'corrected', 'mini')),
              'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'seed', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 NAMES = [field.name for field in fields(Settings) if field.name not in ('phases', 'backbone')]  # a backbone is another folder in every check: no constant stands for it
@@ -65,11 +65,11 @@ def cut(values: dict, of: str = 'settings'):
 
 
 def small_values(names: list, settings: Settings) -> dict:
-    with tempfile.TemporaryDirectory() as folder: base = wires.small(settings, str(Path(folder)/'0'))
+    with tempfile.TemporaryDirectory() as folder: base = checks.small(settings, str(Path(folder)/'0'))
     return {name: getattr(base, name) for name in names}
 
 
-def states(settings: Settings, names: list) -> dict: return {wire.name: wire.state for wire in wires.check_wires(settings, names, progress=False)}
+def states(settings: Settings, names: list) -> dict: return {check.name: check.state for check in checks.check_settings(settings, names, progress=False)}
 
 
 def batches() -> list: # (version, names cut together)
@@ -83,7 +83,7 @@ def batches() -> list: # (version, names cut together)
 @pytest.fixture(autouse=True)
 def steady_already(monkeypatch):
     "That equal settings give equal results is tested with the versions, not a hundred times more."
-    monkeypatch.setattr(wires, 'require_steady', lambda *given: None)
+    monkeypatch.setattr(checks, 'require_steady', lambda *given: None)
 
 
 @pytest.mark.parametrize('version, names', batches())
@@ -105,4 +105,4 @@ def test_a_phase_border_that_nothing_reads_is_found(monkeypatch):
         number = settings.phases.index(true(epoch, settings))
         return given.phases[number]
     monkeypatch.setattr(curriculum, 'phase_of', deaf)
-    assert wires.check_wires(settings, ['phase 1 epochs'], progress=False)[0].state == 'dead'
+    assert checks.check_settings(settings, ['phase 1 epochs'], progress=False)[0].state == 'dead'

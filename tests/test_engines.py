@@ -14,7 +14,7 @@ from splade_nb.serving.engines import ENGINES, INSIDE, new_index, open_index, re
 from splade_nb.data.idf import count, idf
 from splade_nb.serving.index import ExactIndex, Label, RowsIndex
 from splade_nb.evaluation.systems import narrowed
-from splade_nb.data.tokenizer import load_pieces, vocabulary_hash
+from splade_nb.data.tokenizer import load_tokenizer, vocabulary_hash
 
 every = pytest.mark.parametrize('engine', INSIDE)
 LABEL = Label('5e1f00', 400, '77aa00')
@@ -28,14 +28,14 @@ def made_up() -> tuple:  # [300, 400], [20, 400]
 
 
 @functools.cache
-def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each piece in each document, [200, V] IDF of the pieces of real queries
-    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true. Made data without them."
-    found, pieces = data.load(str(real_or_made('data/techdocs_ko'))), load_pieces(real_or_made('tokenizers/xlm-roberta-base'))
+def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each token in each document, [200, V] IDF of the tokens of real queries
+    "Technical documents in Korean, in XLM-R's tokens: nothing is trained, lengths and frequencies are true. Made data without them."
+    found, tokenizer = data.load(str(real_or_made('data/techdocs_ko'))), load_tokenizer(real_or_made('tokenizers/xlm-roberta-base'))
     asked = list(found.split('test'))[:200]
     found = narrowed(found, asked, 700)
     texts = list(found.texts.values())
-    weights = idf(count(pieces.ids(texts), len(pieces)))
-    return Label(vocabulary_hash(pieces), len(pieces), 'none'), list(found.texts), lookup_documents(pieces, texts), lookup_queries(pieces, weights, [found.queries[id].text for id in asked])
+    weights = idf(count(tokenizer.ids(texts), len(tokenizer)))
+    return Label(vocabulary_hash(tokenizer), len(tokenizer), 'none'), list(found.texts), lookup_documents(tokenizer, texts), lookup_queries(tokenizer, weights, [found.queries[id].text for id in asked])
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def test_another_vocabulary_is_refused(engine, tmp_path):
     for field, other in (('vocabulary', 'c0de'), ('model', 'b0b0'), ('size', 500)):
         wrong = Label(**{'vocabulary': '5e1f00', 'size': 400, 'model': '77aa00', field: other})
         with pytest.raises(ConfigError, match=f'{field}.*{getattr(LABEL, field)}.*{other}'): open_index(tmp_path/'색인', wrong)
-    with open_index(tmp_path/'색인') as index, pytest.raises(ConfigError, match='300 pieces.*400'): index.search(sparse.csr_matrix((1, 300)))
+    with open_index(tmp_path/'색인') as index, pytest.raises(ConfigError, match='300 tokens.*400'): index.search(sparse.csr_matrix((1, 300)))
 
 
 # Damage
@@ -190,7 +190,7 @@ def ingest(engine: str, folder: Path, told: Path, number: int, watched: str) -> 
 
 
 def overfill(engine: str, folder: Path, told: Path) -> None:
-    "No file may grow beyond its limit: to a program the same as a disk without room. Qdrant takes room 32 MB at a time."
+    "No file may grow beyond its limit: to a program the same as a disk without module. Qdrant takes module 32 MB at a time."
     number, share = (9000, 0.9) if engine == 'qdrant' else (2000, 0.2)
     rows = sparse.csr_matrix(sparse.random_array((number, LABEL.size), density=share, rng=np.random.default_rng(1), dtype=np.float32)) * 1e-6
     index = open_index(folder)

@@ -99,10 +99,10 @@ def test_what_is_broken_is_named(stand_ins, tmp_path):
 def model(tmp_path_factory) -> Path:
     "A small model from its start, as a run folder keeps it."
     from splade_nb.config.versions import resolve
-    from splade_nb.training.dataset import keep_model
+    from splade_nb.training.dataset import save_model_folder
     from splade_nb.experiment import prepare
     folder = tmp_path_factory.mktemp('runs')/'v28'
-    keep_model(prepare(resolve('v28', hidden=64, layers=1, vocabulary=400), toy_corpus(), 42, folder/'cache'), folder)
+    save_model_folder(prepare(resolve('v28', hidden=64, layers=1, vocabulary=400), toy_corpus(), 42, folder/'cache'), folder)
     return folder
 
 

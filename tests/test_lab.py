@@ -27,7 +27,7 @@ def ran(notebook: Path) -> list:  # code cells; empty until all of them ran and 
 
 @pytest.fixture
 def lab(tmp_path):
-    "A server over a copy of a room, at a free port; its address."
+    "A server over a copy of a module, at a free port; its address."
     shutil.copy(ROOT/'nbs'/'02_sounds.ipynb', tmp_path)
     runtime = tmp_path/'runtime'
     environment = {**os.environ, 'JUPYTER_RUNTIME_DIR': str(runtime), 'JUPYTER_CONFIG_DIR': str(tmp_path/'config'), 'JUPYTER_PREFER_ENV_PATH': '1',

@@ -33,7 +33,7 @@ def sources(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    "Models of a few pieces."
+    "Models of a few tokens."
     of = leaderboard.resolve_quietly
     monkeypatch.setattr(leaderboard, 'resolve_quietly', lambda *a, **k: of(*a, **k, hidden=32, layers=1, vocabulary=300, batch_size=8, accumulation=1))
 
@@ -72,14 +72,14 @@ def test_a_killed_run_goes_on_where_it_was(contest, tmp_path, monkeypatch):
 
 
 def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkeypatch):
-    keep = systems.keep_model
+    keep = systems.save_model_folder
     def killed(*arguments): raise KeyboardInterrupt
-    monkeypatch.setattr(systems, 'keep_model', killed)
+    monkeypatch.setattr(systems, 'save_model_folder', killed)
     with pytest.raises(KeyboardInterrupt): contest(TRAINED)
     assert not list((tmp_path/'results'/'taught').iterdir())
     steps, of = [], systems.train
     def counted(*arguments, **options): run = of(*arguments, **options); steps.append(len(run.rates)); return run
-    monkeypatch.setattr(systems, 'keep_model', keep); monkeypatch.setattr(systems, 'train', counted)
+    monkeypatch.setattr(systems, 'save_model_folder', keep); monkeypatch.setattr(systems, 'train', counted)
     contest(TRAINED)
     assert steps == [0] and kept(tmp_path, TRAINED)['facts']['steps'] == 2
 

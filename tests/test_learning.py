@@ -7,7 +7,7 @@ import torch
 import faults
 from faults import begin, end, free_port, kept, lines
 from splade_nb.training import checkpoints
-from splade_nb.training import dataset as material
+from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
 from splade_nb.data import readers
 from splade_nb.model.load import load_encoder
@@ -20,10 +20,10 @@ from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.splade import load
 
-TRUE_TOY = material.toy_material
+TRUE_TOY = training_data.toy_training_data
 
 
-def poor_material(vocabulary: int = 60) -> tuple: # material, model
+def poor_material(vocabulary: int = 60) -> tuple: # training data, model
     "The toy with queries of every kind: no negative at hand, one, many, one document left that is wrong, and none."
     stuff, model = TRUE_TOY(vocabulary)
     for query in range(24):
@@ -71,14 +71,14 @@ def test_the_margin_counts_real_negatives_alone():
     assert 'margin' not in terms and torch.isfinite(terms['infonce']), 'no wrong document, no margin'
 
 
-def gradient(way: str, crew=objective.Crew()) -> torch.Tensor:
+def gradient(way: str, process_group=objective.ProcessGroup()) -> torch.Tensor:
     "Of the first step of a run on poor queries, all of its batches."
-    material.fix_seeds(42)
+    training_data.fix_seeds(42)
     (stuff, model), settings = poor_material(), settings_of(2, way)
     each = objective.contrastive_batches(settings)[0]
     for part in range(each):
         rows = objective.batch_at(0, 6, part, stuff, settings, 42)
-        objective.backward(model.eval(), rows, 0, 6, stuff, settings, None, crew, part == each - 1)
+        objective.backward(model.eval(), rows, 0, 6, stuff, settings, None, process_group, part == each - 1)
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
 
 
@@ -119,8 +119,8 @@ def stopping(folder, marks: list, monkeypatch=None, refused=(), **options) -> tr
         if state['step'] in refused: raise CheckpointError(f'step-{state["step"]}: could not be written: no space left')
         return keep(place, model, optimizer, state, *rest)
     if refused: monkeypatch.setattr(training, 'save_checkpoint', refusing)
-    material.fix_seeds(42)
-    settings = faults.settings_of(steps=12, validations=6, early_stopping=3, keep_start=(0.0,), checkpoint_epochs=99,
+    training_data.fix_seeds(42)
+    settings = faults.settings_of(steps=12, validations=6, early_stopping=3, weight_averaging=(0.0,), checkpoint_epochs=99,
                                   **{**dict(keep_checkpoints=1), **options})
     stuff, model = TRUE_TOY()
     judge = lambda model: {'metrics': {'ndcg@10': next(said)}, 'active_terms': {}}
@@ -177,7 +177,7 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
     found = training.train(model, stuff, settings, tmp_path, quiet=True, max_steps=6, save_every=2)
     before, last = kept(tmp_path)[-2:]
     (last/'model.safetensors').write_bytes(b'')
-    training.go_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
+    training.roll_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
     assert last.name == 'step-6' and found.step == checkpoints.number(before)
     assert not found.stopped and found.rollbacks == 1 and found.events[-1]['level'] == 'rollback'
     assert any(event['name'] == 'disk' and 'step-6' in event['message'] for event in found.events)
@@ -185,29 +185,29 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
 
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     settings = resolve_quietly('splade_ko', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
-                               validations=6, keep_start=[0.0], learning_rate=0.01)
-    prepared = material.prepare(settings, readers.open_collection('toy'), 42, tmp_path/'cache')
-    prepared = replace(prepared, held=set(list(prepared.collection.split('train'))[:8]))
-    training.train(prepared.model, prepared.material, settings, tmp_path, retrieval.make_judge(prepared), quiet=True)
+                               validations=6, weight_averaging=[0.0], learning_rate=0.01)
+    setup = training_data.prepare(settings, readers.load_collection('toy'), 42, tmp_path/'cache')
+    setup = replace(setup, held=set(list(setup.collection.split('train'))[:8]))
+    training.train(setup.model, setup.training_data, settings, tmp_path, retrieval.make_validator(setup), quiet=True)
     best, history = tmp_path/'checkpoints'/'best', read_json(tmp_path/'training_history.json')
     state = read_json(best/'state.json')
     recorded = [{name: row[name] for name in ('metrics', 'active_terms')} for row in history]
     wanted, = [row for row, found in zip(history, recorded) if row['step'] == state['best']['step'] == state['step']]
-    model, pieces = load_encoder(best)
-    found = retrieval.judged(model, pieces, prepared.collection, sorted(prepared.held))
+    model, tokenizer = load_encoder(best)
+    found = retrieval.judged(model, tokenizer, setup.collection, sorted(setup.dev_queries))
     assert {name: found[name] for name in recorded[0]} == {name: wanted[name] for name in recorded[0]}
     assert found['metrics']['ndcg@10'] == state['best']['ndcg@10']
     assert recorded.count(recorded[-1]) < len(recorded), 'other weights give other numbers'
     assert cli.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    whole = retrieval.judged(model, pieces, prepared.collection, list(prepared.collection.split('test')))
+    whole = retrieval.judged(model, tokenizer, setup.collection, list(setup.collection.split('test')))
     assert told['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
 
 
 def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch):
     def fails(*arguments): raise RuntimeError('out of memory')
     monkeypatch.setattr(experiment, 'keep_samples', fails)
-    monkeypatch.setattr(experiment, 'require_wires', lambda *arguments: ())
+    monkeypatch.setattr(experiment, 'require_acting_settings', lambda *arguments: ())
     with pytest.raises(RuntimeError, match='out of memory'):
         small = dict(steps=2, hidden=64, layers=1, vocabulary=300, batch_size=8)
         experiment.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)

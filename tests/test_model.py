@@ -140,7 +140,7 @@ def test_spare_rows_are_cut_off(family, checkpoints, tmp_path):
     whole, cut = (create(settings(checkpoints/family), v, []).eval() for v in (60, 50))
     with torch.inference_mode(): assert torch.allclose(cut(IDS, MASK)[0], whole(IDS, MASK)[0][:, :50], atol=1e-6)
     torch.testing.assert_close(load(save(cut, tmp_path))(IDS, MASK)[0], cut(IDS, MASK)[0])
-    with pytest.raises(ConfigError, match='holds 60 pieces, its tokenizer 70'): create(settings(checkpoints/family), 70, [])
+    with pytest.raises(ConfigError, match='holds 60 tokens, its tokenizer 70'): create(settings(checkpoints/family), 70, [])
 
 
 @pytest.mark.parametrize('family', CONFIGS)
@@ -229,13 +229,13 @@ def test_a_document_also_counts_as_what_it_stands_for(tmp_path):
     from splade_nb.config.versions import resolve_quietly
     from splade_nb.model.encode import encode
     from splade_nb.training.dataset import prepare
-    from splade_nb.data.tokenizer import Pieces, reading_of
+    from splade_nb.data.tokenizer import SpladeTokenizer, text_options
     corpus = toy_corpus()
-    settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, translate=0.05)
-    prepared = prepare(settings, corpus, 42, tmp_path, 'cpu')
-    pieces, model = prepared.material.pieces, prepared.model
-    plain = Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=None))
+    settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, model1_threshold=0.05)
+    setup = prepare(settings, corpus, 42, tmp_path, 'cpu')
+    tokenizer, model = setup.training_data.tokenizer, setup.model
+    plain = SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | dict(expansions=None))
     english, asked = next(text for text in corpus.texts.values() if text.startswith('Python')), '파이썬 리스트에 항목 추가'
     score = lambda read: (encode(model, read, [asked], document=False) @ encode(model, read, [english]).T)[0, 0]
-    assert score(pieces) > score(plain) + 1, 'the Korean question finds the English text'
-    assert (encode(model, pieces, [asked], document=False) != encode(model, plain, [asked], document=False)).nnz == 0, 'a query stays what it says'
+    assert score(tokenizer) > score(plain) + 1, 'the Korean question finds the English text'
+    assert (encode(model, tokenizer, [asked], document=False) != encode(model, plain, [asked], document=False)).nnz == 0, 'a query stays what it says'

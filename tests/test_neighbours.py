@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import real, real_or_made
-from splade_nb.serving.searcher import build_box
+from splade_nb.serving.searcher import build_searcher
 from splade_nb.hub.model_card import push
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError
@@ -14,14 +14,14 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.readers import load as load_data
 from splade_nb.model.encode import encode
 from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
-from splade_nb.hub.onnx import Light
+from splade_nb.hub.onnx import OnnxEncoder
 from splade_nb.training.dataset import prepare
 from splade_nb.model.splade import save, toy_model
-from splade_nb.model.load import open_neighbour
+from splade_nb.model.load import open_checkpoint_folder
 from splade_nb.model.load import load_encoder
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
 from splade_nb.cli import export_model
-from splade_nb.data.tokenizer import load_pieces, save_pieces
+from splade_nb.data.tokenizer import load_tokenizer, save_tokenizer
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')
@@ -48,12 +48,12 @@ def models(tmp_path_factory):
         version, scale = form.split('-')
         with quiet():
             sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
-            prepared = prepare(resolve_quietly(version, 'corrected', scale, **sizes), corpus, 42, folder/'cache', 'cpu')
+            setup = prepare(resolve_quietly(version, 'corrected', scale, **sizes), corpus, 42, folder/'cache', 'cpu')
         with torch.no_grad():
-            for weight in prepared.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-        known[form] = save(prepared.model.eval(), folder/form)
-        save_pieces(prepared.material.pieces, known[form])
-        assert bool(prepared.material.pieces.translations) == (version == 'splade_ko')
+            for weight in setup.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+        known[form] = save(setup.model.eval(), folder/form)
+        save_tokenizer(setup.training_data.tokenizer, known[form])
+        assert bool(setup.training_data.tokenizer.expansions) == (version == 'splade_ko')
         return known[form]
     return made
 
@@ -74,7 +74,7 @@ def far(rows, wanted) -> float:
     return abs(rows - wanted).max()
 
 
-def both(model, pieces, texts, **how): return {document: encode(model, pieces, texts, document=document, **how) for document in (True, False)}
+def both(model, tokenizer, texts, **how): return {document: encode(model, tokenizer, texts, document=document, **how) for document in (True, False)}
 
 
 def sparse_rows(tensor):
@@ -93,13 +93,13 @@ def card_code(folder: Path) -> str: return re.search(r'```python\n(.*?)```', (fo
 
 @pytest.mark.parametrize('form', FORMS)
 def test_a_sparse_encoder_gives_our_vectors(form, models, texts, tmp_path):
-    model, pieces = load_encoder(models(form))
+    model, tokenizer = load_encoder(models(form))
     export_model(str(models(form)), 'sentence-transformers', str(tmp_path/'out'))
     there = sentence_transformers.SparseEncoder(str(tmp_path/'out'), trust_remote_code=form not in PLAIN, device='cpu')
-    wanted = both(model, pieces, texts, most_windows=1 if form in PLAIN else 8)
+    wanted = both(model, tokenizer, texts, most_windows=1 if form in PLAIN else 8)
     assert far(sparse_rows(there.encode_document(texts)), wanted[True]) < 1e-5
     assert far(sparse_rows(there.encode_query(texts)), wanted[False]) < 1e-5
-    assert there.get_embedding_dimension() == len(pieces) and (form in PLAIN) == (beyond_pooling(model, pieces) == [])
+    assert there.get_embedding_dimension() == len(tokenizer) and (form in PLAIN) == (beyond_pooling(model, tokenizer) == [])
 
 
 @pytest.mark.slow
@@ -112,12 +112,12 @@ def test_the_folder_needs_no_splade_nb(models, tmp_path):
 def test_their_evaluator_and_search_judge_it(models, tmp_path):
     from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
     from sentence_transformers.sparse_encoder.search_engines import semantic_search_seismic
-    corpus = toy_corpus(); (model, pieces), folder = load_encoder(models('v28-mini')), tmp_path/'out'
+    corpus = toy_corpus(); (model, tokenizer), folder = load_encoder(models('v28-mini')), tmp_path/'out'
     export_model(str(models('v28-mini')), 'sentence-transformers', str(folder))
     there = sentence_transformers.SparseEncoder(str(folder), trust_remote_code=True, device='cpu')
     asked = {id: query.text for id, query in corpus.queries.items() if corpus.qrels.get(id)}
     found = SparseInformationRetrievalEvaluator(asked, corpus.texts, {id: {doc for doc, grade in corpus.qrels[id].items() if grade} for id in asked}, ndcg_at_k=[10], accuracy_at_k=[1])(there)
-    ranking = retrieve(model, pieces, asked, corpus.texts)[0]
+    ranking = retrieve(model, tokenizer, asked, corpus.texts)[0]
     right = np.mean([bool(corpus.qrels[id].get(max(rank, key=rank.get), 0)) if rank else False for id, rank in ranking.items()])
     assert found['dot_accuracy@1'] == pytest.approx(right, abs=0.02) and found['dot_ndcg@10'] > 0.3
     ids, [question] = list(corpus.texts), list(asked.values())[:1]
@@ -129,15 +129,15 @@ def test_their_evaluator_and_search_judge_it(models, tmp_path):
 
 def test_a_masked_language_model_by_its_card(models, texts, tmp_path, monkeypatch):
     from scipy import sparse
-    model, pieces = load_encoder(models('v26-full'))
+    model, tokenizer = load_encoder(models('v26-full'))
     export_model(str(models('v26-full')), 'mlm', str(tmp_path/'out'))
     monkeypatch.chdir(tmp_path)
     code, found = re.sub(r"tokenizer\(\[.*?\]", 'tokenizer(texts', card_code(tmp_path/'out')), dict(texts=texts)
     exec(code, found)
-    assert far(sparse.csr_matrix(found['vectors'].numpy()), encode(model, pieces, texts, most_windows=1)) < 1e-5
+    assert far(sparse.csr_matrix(found['vectors'].numpy()), encode(model, tokenizer, texts, most_windows=1)) < 1e-5
 
 
-@pytest.mark.parametrize('form, said', [('v28-mini', 'the context gate'), ('v22-mini', 'morphemes by Kiwi'), ('splade_ko-mini', 'the floor under own pieces')])
+@pytest.mark.parametrize('form, said', [('v28-mini', 'the context gate'), ('v22-mini', 'morphemes by Kiwi'), ('splade_ko-mini', 'the floor under input tokens')])
 def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tmp_path):
     with pytest.raises(ConfigError, match=said): export_model(str(models(form)), 'mlm', str(tmp_path/'out'))
     assert [*tmp_path.iterdir()] == []
@@ -145,8 +145,8 @@ def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tm
 
 @pytest.mark.parametrize('form', GRAPHS)
 def test_onnx_gives_our_vectors(form, models, graphs, texts):
-    (model, pieces), (folder, told) = load_encoder(models(form)), graphs(form)
-    light, wanted = Light(folder), both(model, pieces, texts, most_windows=1)
+    (model, tokenizer), (folder, told) = load_encoder(models(form)), graphs(form)
+    light, wanted = OnnxEncoder(folder), both(model, tokenizer, texts, most_windows=1)
     for document in (True, False): assert far(light.encode(texts, document), wanted[document]) < 1e-4
     assert 'first 48 tokens' in told['limits'][0] and ('transformers' not in card_code(folder)) == (form == 'v26-full')
 
@@ -160,14 +160,14 @@ def test_onnx_runs_by_its_card_without_torch(form, graphs):
 
 @pytest.mark.slow
 def test_the_whole_vocabulary_of_xlmr(tmp_path, texts):
-    pieces = load_pieces(real('tokenizers/xlm-roberta-base'))
-    model, some = toy_model(len(pieces), context_gate=False, max_length=32), texts[:4] + texts[-4:]
+    tokenizer = load_tokenizer(real('tokenizers/xlm-roberta-base'))
+    model, some = toy_model(len(tokenizer), context_gate=False, max_length=32), texts[:4] + texts[-4:]
     model.decoder.bias.data.fill_(-0.05)
-    wanted = encode(model, pieces, some, most_windows=1)
-    assert wanted.shape[1] == len(pieces) == 250_002
+    wanted = encode(model, tokenizer, some, most_windows=1)
+    assert wanted.shape[1] == len(tokenizer) == 250_002
     for form, opened, most in (('sentence-transformers', lambda folder: sparse_rows(sentence_transformers.SparseEncoder(str(folder), device='cpu').encode_document(some, batch_size=4)), 1e-5),
-                               ('mlm', lambda folder: encode(*open_neighbour(folder), some, most_windows=1), 1e-5), ('onnx', lambda folder: Light(folder).encode(some, size=4), 1e-4)):
-        write_form(model, pieces, form, tmp_path/form)
+                               ('mlm', lambda folder: encode(*open_checkpoint_folder(folder), some, most_windows=1), 1e-5), ('onnx', lambda folder: OnnxEncoder(folder).encode(some, size=4), 1e-4)):
+        write_form(model, tokenizer, form, tmp_path/form)
         assert far(opened(tmp_path/form), wanted) < most, form
 
 
@@ -179,7 +179,7 @@ def public(tmp_path_factory):
     from sentence_transformers.sparse_encoder.modules import Router, SparseStaticEmbedding, SpladePooling, Transformer
     folder = tmp_path_factory.mktemp('public'); torch.manual_seed(0)
     with quiet(): source = tiny_checkpoint(folder/'bare', list(toy_corpus().texts.values()), 1)
-    tokenizer = whole_tokenizer(load_pieces(source))
+    tokenizer = whole_tokenizer(load_tokenizer(source))
     shutil.copytree(source, source := str(folder/'marked')); tokenizer.save_pretrained(source)
     def encoder(pooling): return [Transformer(source, transformer_task='fill-mask', max_seq_length=40), pooling]
     def keep(name, modules): sentence_transformers.SparseEncoder(modules=modules, device='cpu').save_pretrained(str(folder/name)); return folder/name
@@ -195,23 +195,23 @@ def public(tmp_path_factory):
 
 @pytest.mark.parametrize('name', ('symmetric', 'inference-free'))
 def test_a_public_checkpoint_gives_their_vectors(name, public, texts):
-    there, (model, pieces) = sentence_transformers.SparseEncoder(str(public/name), device='cpu'), open_neighbour(public/name)
-    ours = both(model, pieces, texts, most_windows=1)
+    there, (model, tokenizer) = sentence_transformers.SparseEncoder(str(public/name), device='cpu'), open_checkpoint_folder(public/name)
+    ours = both(model, tokenizer, texts, most_windows=1)
     assert far(ours[True], sparse_rows(there.encode_document(texts))) < 1e-5
     assert far(ours[False], sparse_rows(there.encode_query(texts))) < 1e-5
     assert model.settings.max_length == 40 and (model.query_shift is not None) == (name == 'inference-free')
-    assert far(encode(model, pieces, texts[:20], screen=True), encode(model, pieces, texts[:20])) < 1e-5
+    assert far(encode(model, tokenizer, texts[:20], screen=True), encode(model, tokenizer, texts[:20])) < 1e-5
 
 
 def test_commands_take_a_public_checkpoint(public, tmp_path):
     judged = evaluate_model(str(public/'inference-free'), 'toy')
-    with build_box(public/'inference-free', 'toy', tmp_path/'box') as box: found = box.ask('김치찌개 맛집', 5)
+    with build_searcher(public/'inference-free', 'toy', tmp_path/'box') as box: found = box.ask('김치찌개 맛집', 5)
     assert judged['queries'] > 0 and judged['active_terms']['doc'] > 0 and len(found) == 5
 
 
 def test_what_would_be_read_wrongly_is_refused(public):
-    with pytest.raises(ConfigError, match="pooling_strategy='sum'"): open_neighbour(public/'summed')
-    with pytest.raises(ConfigError, match='its tokenizer puts'): open_neighbour(public/'bare')
+    with pytest.raises(ConfigError, match="pooling_strategy='sum'"): open_checkpoint_folder(public/'summed')
+    with pytest.raises(ConfigError, match='its tokenizer puts'): open_checkpoint_folder(public/'bare')
 
 
 # The hub

@@ -153,13 +153,13 @@ def test_too_many_hits_are_refused_clearly(place):
 def real():
     "tydiqa_ko_goldp in the vocabulary of XLM-R and the columns of pairs, or made data: label, ids, vectors, 200 queries."
     from splade_nb.data import readers as data
-    from splade_nb.data.tokenizer import Pieces, vocabulary_hash
-    folder, tokenizer = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
+    from splade_nb.data.tokenizer import SpladeTokenizer, vocabulary_hash
+    folder, backend = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
     from transformers import AutoTokenizer
-    collection, pieces = data.load(folder), Pieces(AutoTokenizer.from_pretrained(tokenizer), pair_columns=page.KO.pair_columns, sounds=True, lead=page.KO.lead)
+    collection, tokenizer = data.load(folder), SpladeTokenizer(AutoTokenizer.from_pretrained(backend), hashed_bigrams=page.KO.hashed_bigrams, phonetic_keys=True, lead_boost=page.KO.lead_boost)
     asked = dict(list(collection.split('test').items())[:200])
-    vectors, queries = page.start_vectors(pieces, list(collection.texts.values()), [query.text for query in asked.values()])
-    return Label(vocabulary_hash(pieces), len(pieces), 'start'), list(collection.texts), vectors, queries, pieces
+    vectors, queries = page.start_vectors(tokenizer, list(collection.texts.values()), [query.text for query in asked.values()])
+    return Label(vocabulary_hash(tokenizer), len(tokenizer), 'start'), list(collection.texts), vectors, queries, tokenizer
 
 
 WAYS = {'rank_features': (Layout(), Asking('neural_sparse')), 'by name, rank_feature': (Layout(terms='names'), Asking('rank_feature')), 'sparse_vector': (Layout('sparse_vector'), Asking())}
@@ -167,8 +167,8 @@ WAYS = {'rank_features': (Layout(), Asking('neural_sparse')), 'by name, rank_fea
 
 @pytest.mark.parametrize('layout, asking', WAYS.values(), ids=WAYS)
 def test_the_exact_ranking_of_200_real_queries(place, real, layout, asking):
-    label, ids, vectors, queries, pieces = real
-    with OpenSearchIndex.new(place, label, layout, pieces.names, asking, timeout=300) as index:
+    label, ids, vectors, queries, tokenizer = real
+    with OpenSearchIndex.new(place, label, layout, tokenizer.names, asking, timeout=300) as index:
         index.add(ids, vectors)
         found = index.search(queries, 10)
     same, wanted = page.exact(label, ids, page.cut(vectors), queries), page.exact(label, ids, vectors, queries)
@@ -187,16 +187,16 @@ def test_saturation_two_phases_and_clusters_lose(place, real):
 
 
 def test_a_box_keeps_its_vectors_on_a_server(place, tmp_path):
-    from splade_nb.serving.searcher import build_box, open_box
+    from splade_nb.serving.searcher import build_searcher, open_searcher
     from splade_nb.data.records import toy_corpus
     from splade_nb.config.versions import resolve
     from splade_nb.training.dataset import prepare
-    from splade_nb.training.dataset import keep_model
-    keep_model(prepare(resolve('v28', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
+    from splade_nb.training.dataset import save_model_folder
+    save_model_folder(prepare(resolve('v28', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
     asked = lambda box: [(hit.id, round(hit.score, 1)) for hit in box.ask('한복 입고 경복궁', 3)]
-    with build_box(tmp_path/'run', 'toy', tmp_path/'exact') as box: wanted = asked(box)
-    with build_box(tmp_path/'run', 'toy', tmp_path/'box', 'opensearch', place) as box: found = asked(box)
-    with open_box(tmp_path/'box') as box: assert asked(box) == found
+    with build_searcher(tmp_path/'run', 'toy', tmp_path/'exact') as box: wanted = asked(box)
+    with build_searcher(tmp_path/'run', 'toy', tmp_path/'box', 'opensearch', place) as box: found = asked(box)
+    with open_searcher(tmp_path/'box') as box: assert asked(box) == found
     assert [id for id, _ in found] == [id for id, _ in wanted] and np.allclose([score for _, score in found], [score for _, score in wanted], rtol=2 ** -7)
 
 
@@ -330,7 +330,7 @@ def test_another_model_is_refused_by_hash(place):
         with pytest.raises(ConfigError, match='made this index') as told: OpenSearchIndex.open(place, other)
         with pytest.raises(ConfigError, match='there already'): OpenSearchIndex.new(place, other)
     assert '10' in str(told.value)
-    with OpenSearchIndex.open(place) as index, pytest.raises(ConfigError, match='vectors over 8 pieces'): index.add(['가'], VECTORS[:1, :8])
+    with OpenSearchIndex.open(place) as index, pytest.raises(ConfigError, match='vectors over 8 tokens'): index.add(['가'], VECTORS[:1, :8])
 
 
 def test_a_certificate_is_checked(tmp_path):

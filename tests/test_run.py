@@ -113,11 +113,11 @@ def test_two_processes_encode_one_file(run, tmp_path, capsys):
     both = [begin(command, [*given, part, '--screen'], folder) for part, folder in zip('01', folders)]
     assert [end(child) for child in both] == [0, 0], [*map(said, folders)]
     assert [json.loads(said(folder).splitlines()[-1])['written'] for folder in folders] == [4, 3]
-    rows, (model, pieces) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
-    whole = encode(model, pieces, texts)
+    rows, (model, tokenizer) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
+    whole = encode(model, tokenizer, texts)
     assert rows.shape == whole.shape and 0 < rows.getnnz(axis=1).max() <= 9 and abs(rows - whole.multiply(rows > 0)).max() < 1e-5
     assert main(['convert', '--vectors', str(tmp_path/'shards'), '--format', 'rank_features', '--out', str(tmp_path/'features'), '--data', str(tmp_path/'texts.txt')]) == 0
-    converted = list(read_vectors(tmp_path/'features', 'rank_features', pieces))
+    converted = list(read_vectors(tmp_path/'features', 'rank_features', tokenizer))
     assert (sparse.vstack([part.rows for part in converted]) != rows).nnz == 0 and [text for part in converted for text in part.texts] == texts
     assert main([*given, '0']) == 2 and 'screen: True made these shards, False is asked for' in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
 
 
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path, monkeypatch):
-    monkeypatch.setattr('splade_nb.run.require_wires', lambda *given: ()) # proven at full scale in test_wires.py
+    monkeypatch.setattr('splade_nb.run.require_acting_settings', lambda *given: ()) # proven at full scale in test_wires.py
     from splade_nb.model.splade import mini_backbone
     from splade_nb.data.tokenizer import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)

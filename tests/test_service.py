@@ -19,10 +19,10 @@ def project(tmp_path_factory) -> Path:
     from splade_nb.data.records import toy_corpus
     from splade_nb.config.versions import resolve
     from splade_nb.training.dataset import prepare
-    from splade_nb.training.dataset import keep_model
+    from splade_nb.training.dataset import save_model_folder
     folder = tmp_path_factory.mktemp('project')
     (folder/'settings.ini').touch()
-    keep_model(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=folder/'cache'), folder/'run')
+    save_model_folder(prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=folder/'cache'), folder/'run')
     return folder
 
 

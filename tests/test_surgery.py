@@ -13,7 +13,7 @@ from splade_nb.config.settings import Settings
 from splade_nb.data.readers import load
 from splade_nb.model.splade import create
 from splade_nb.model.prune_vocabulary import differences, kept_rows, main, open_checkpoint, prune, tokenizer_state
-from splade_nb.data.tokenizer import batch, load_pieces, special_ids, train_unigram
+from splade_nb.data.tokenizer import batch, load_tokenizer, special_ids, train_unigram
 
 MARKS = dict(pad_token='<pad>', cls_token='<s>', sep_token='</s>', bos_token='<s>', eos_token='</s>', unk_token='<unk>', mask_token='<mask>')
 SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
@@ -35,7 +35,7 @@ def true_checkpoint(folder: Path, name: str, config) -> Path:
 
 
 def same_split(before, after, kept, texts: list) -> int: # texts
-    "Every text whose pieces all stay splits as before; the others are left out."
+    "Every text whose tokens all stay splits as before; the others are left out."
     rows, held = kept.tolist(), set(kept.tolist())
     pairs = [(a, b) for a, b in zip(before.ids(texts), after.ids(texts)) if set(a) <= held]
     assert all(a == [rows[i] for i in b] for a, b in pairs)
@@ -45,8 +45,8 @@ def same_split(before, after, kept, texts: list) -> int: # texts
 def compare(source, cut, texts: list) -> dict:
     "Largest differences as the two folders are read by transformers, over batches with padding."
     before, after = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in (source, cut))
-    pieces = load_pieces(source); kept = kept_rows(cut).tolist()
-    found = [differences(before, after, kept, batch(pieces, pieces.ids(texts[low:low + 4]), 32)) for low in range(0, len(texts), 4)]
+    tokenizer = load_tokenizer(source); kept = kept_rows(cut).tolist()
+    found = [differences(before, after, kept, batch(tokenizer, tokenizer.ids(texts[low:low + 4]), 32)) for low in range(0, len(texts), 4)]
     return {name: max(one[name] for one in found) for name in found[0]}
 
 
@@ -59,26 +59,26 @@ def xlmr(tmp_path_factory):
     config = XLMRobertaConfig(vocab_size=250_002, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
                               max_position_embeddings=66, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2)
     source, texts = true_checkpoint(folder/'source', 'xlm-roberta-base', config), texts_of('tydiqa_ko_goldp')[:1500]
-    return source, folder/'cut', texts, prune(source, texts, folder/'cut'), load_pieces(source)
+    return source, folder/'cut', texts, prune(source, texts, folder/'cut'), load_tokenizer(source)
 
 
 def test_xlmr_splits_its_corpus_as_before(xlmr):
-    source, cut, texts, report, pieces = xlmr
+    source, cut, texts, report, tokenizer = xlmr
     own = report['coverage']['corpus']
     assert own['texts'] >= 1000 and own['kept'] == 1 and own['texts_unlike'] == own['newly_unknown'] == 0
-    tokenizer, kept = AutoTokenizer.from_pretrained(cut), kept_rows(cut).tolist()
-    assert [[kept[i] for i in row] for row in tokenizer(texts)['input_ids']] == pieces.tokenizer(texts)['input_ids'], 'with their begin and end marks'
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(kept) - 1]) == SPECIALS and tokenizer.mask_token_id == len(kept) - 1
-    assert tokenizer('가 <mask> 나')['input_ids'].count(len(kept) - 1) == 1
+    backend, kept = AutoTokenizer.from_pretrained(cut), kept_rows(cut).tolist()
+    assert [[kept[i] for i in row] for row in backend(texts)['input_ids']] == tokenizer.backend(texts)['input_ids'], 'with their begin and end marks'
+    assert backend.convert_ids_to_tokens([0, 1, 2, 3, len(kept) - 1]) == SPECIALS and backend.mask_token_id == len(kept) - 1
+    assert backend('가 <mask> 나')['input_ids'].count(len(kept) - 1) == 1
 
 
 def test_xlmr_splits_any_text_of_kept_pieces_as_before(xlmr):
-    source, cut, _, _, pieces = xlmr
-    after, kept = load_pieces(cut), kept_rows(cut)
-    scores = dict(json.loads(pieces.tokenizer.backend_tokenizer.to_str())['model']['vocab'])
-    held = dict(json.loads(after.tokenizer.backend_tokenizer.to_str())['model']['vocab'])
+    source, cut, _, _, tokenizer = xlmr
+    after, kept = load_tokenizer(cut), kept_rows(cut)
+    scores = dict(json.loads(tokenizer.backend.backend_tokenizer.to_str())['model']['vocab'])
+    held = dict(json.loads(after.backend.backend_tokenizer.to_str())['model']['vocab'])
     assert held.items() <= scores.items() and min(held.values()) == min(scores.values()), 'scores to the last bit'
-    assert same_split(pieces, after, kept, texts_of('question_pair')) > 5000
+    assert same_split(tokenizer, after, kept, texts_of('question_pair')) > 5000
 
 
 def test_xlmr_gives_the_same_numbers(xlmr):
@@ -96,7 +96,7 @@ def test_wordpiece_with_padding_at_its_end(tmp_path):
     report = prune(source, texts, tmp_path/'cut')
     read = AutoModelForMaskedLM.from_pretrained(tmp_path/'cut').config
     assert (read.pad_token_id, read.vocab_size) == (report['savings']['rows'][1] - 1, report['savings']['rows'][1])
-    assert same_split(load_pieces(source), load_pieces(tmp_path/'cut'), kept_rows(tmp_path/'cut'), texts_of('question_pair')[2000:]) > 1000
+    assert same_split(load_tokenizer(source), load_tokenizer(tmp_path/'cut'), kept_rows(tmp_path/'cut'), texts_of('question_pair')[2000:]) > 1000
     found = compare(source, tmp_path/'cut', texts[:8])
     assert found['hidden_states'] == 0 and found['logits'] <= 1e-6
 
@@ -111,19 +111,19 @@ def unigram(): return train_unigram(TEXTS + OTHERS, 200)
 
 
 def trained(model, trainer, before, **rest):
-    tokenizer = Tokenizer(model); tokenizer.pre_tokenizer = before
-    tokenizer.train_from_iterator(TEXTS + OTHERS, trainer(vocab_size=500, special_tokens=SPECIALS, show_progress=False, **rest))
-    tokenizer.post_processor = processors.RobertaProcessing(('</s>', 2), ('<s>', 0), add_prefix_space=False)
-    return tokenizer
+    backend = Tokenizer(model); backend.pre_tokenizer = before
+    backend.train_from_iterator(TEXTS + OTHERS, trainer(vocab_size=500, special_tokens=SPECIALS, show_progress=False, **rest))
+    backend.post_processor = processors.RobertaProcessing(('</s>', 2), ('<s>', 0), add_prefix_space=False)
+    return backend
 
 
 def wordpiece(): return PreTrainedTokenizerFast(tokenizer_object=trained(models.WordPiece(unk_token='<unk>'), trainers.WordPieceTrainer, pre_tokenizers.BertPreTokenizer()), **MARKS)
 
 
 def bytes_of():
-    tokenizer = trained(models.BPE(), trainers.BpeTrainer, pre_tokenizers.ByteLevel(), initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.decoder = decoders.ByteLevel(); tokenizer.enable_padding(pad_id=1, pad_token='<pad>')
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **MARKS)
+    backend = trained(models.BPE(), trainers.BpeTrainer, pre_tokenizers.ByteLevel(), initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    backend.decoder = decoders.ByteLevel(); backend.enable_padding(pad_id=1, pad_token='<pad>')
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **MARKS)
 
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=40, pad_token_id=1)
@@ -141,8 +141,8 @@ FAMILIES = {
 
 def small_checkpoint(folder: Path, family: str = 'xlm_roberta', kind=AutoModelForMaskedLM) -> Path:
     make, config = FAMILIES[family]; torch.manual_seed(0)
-    tokenizer = make(); tokenizer.save_pretrained(folder)
-    model = kind.from_config(config(len(tokenizer)))
+    backend = make(); backend.save_pretrained(folder)
+    model = kind.from_config(config(len(backend)))
     with torch.no_grad():
         for value in model.parameters(): value.add_(torch.randn_like(value), alpha=0.05)
     model.save_pretrained(folder)
@@ -156,14 +156,14 @@ def test_a_family(family, tmp_path):
     assert report['savings']['rows'][1] < report['savings']['rows'][0] and report['coverage']['held-out']['newly_unknown'] >= 0
     found = compare(source, cut, TEXTS[:6])
     assert found['hidden_states'] == 0 and found['logits'] <= 1e-6 * max(1, found['largest_logit'])
-    kept, before, after = kept_rows(cut), load_pieces(source), load_pieces(cut)
+    kept, before, after = kept_rows(cut), load_tokenizer(source), load_tokenizer(cut)
     rows = kept.tolist()
-    assert [[rows[i] for i in row] for row in after.tokenizer(TEXTS, padding=True)['input_ids']] == before.tokenizer(TEXTS, padding=True)['input_ids']
+    assert [[rows[i] for i in row] for row in after.backend(TEXTS, padding=True)['input_ids']] == before.backend(TEXTS, padding=True)['input_ids']
     vectors = []
-    for folder, pieces in ((source, before), (cut, after)):
+    for folder, tokenizer in ((source, before), (cut, after)):
         torch.manual_seed(0)
-        model = create(Settings(backbone=str(folder), start='pretrained', max_length=16, dropout=0.0, top_k=3), len(pieces), special_ids(pieces)).eval()
-        with torch.inference_mode(): vectors.append(model(**batch(pieces, pieces.ids(TEXTS[:6]), 16))[0])
+        model = create(Settings(backbone=str(folder), start='pretrained', max_length=16, dropout=0.0, top_k=3), len(tokenizer), special_ids(tokenizer)).eval()
+        with torch.inference_mode(): vectors.append(model(**batch(tokenizer, tokenizer.ids(TEXTS[:6]), 16))[0])
     assert torch.allclose(vectors[0][:, rows], vectors[1], atol=1e-5) and (vectors[1] > 0).any()
     tied = AutoModelForMaskedLM.from_pretrained(cut)
     assert (tied.get_output_embeddings().weight is tied.get_input_embeddings().weight) == ('untied' not in family)
@@ -178,8 +178,8 @@ def test_twice_is_once(tmp_path):
 def test_morphemes_and_lists(tmp_path):
     source = small_checkpoint(tmp_path/'source')
     prune(source, TEXTS[:2], tmp_path/'cut', words=['기차'], segment='kiwi')
-    assert load_pieces(tmp_path/'cut').segment == 'kiwi'
-    names, whole = load_pieces(tmp_path/'cut').names, load_pieces(source).names
+    assert load_tokenizer(tmp_path/'cut').segment == 'kiwi'
+    names, whole = load_tokenizer(tmp_path/'cut').names, load_tokenizer(source).names
     assert {name for name in whole if name.strip('▁') == '기차'} <= set(names) and len(names) < len(whole)
 
 
@@ -274,5 +274,5 @@ def test_the_command_line(small, corpus, tmp_path):
                           capture_output=True, text=True, cwd=root(), env=os.environ | dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE'))
     assert done.returncode == 0, done.stderr
     assert 'before' in done.stdout and '0 in 0 of' in done.stdout and 'held-out: 100.00%' in done.stdout and 'hidden states 0.0e+00' in done.stdout
-    pieces, _, backbone = open_checkpoint(tmp_path/'cut')
-    assert len(pieces) == backbone.config.vocab_size == len(kept_rows(tmp_path/'cut'))
+    tokenizer, _, backbone = open_checkpoint(tmp_path/'cut')
+    assert len(tokenizer) == backbone.config.vocab_size == len(kept_rows(tmp_path/'cut'))

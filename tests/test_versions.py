@@ -80,10 +80,10 @@ def values(*names: str):
     return lambda version, cell: either(version, names, [tuple(numbers(part)[:len(names)]) for part in bare(cell).split(';')[0].split(', then ')])
 
 
-def words(name: str, **meanings):
+def words(name: str, **expansion_table):
     "A cell whose words stand for values of a setting; a hyphen states nothing."
     def check(version, cell):
-        found = {meaning for word, meaning in meanings.items() if word.replace('_', ' ').lower() in bare(cell).lower()}
+        found = {meaning for word, meaning in expansion_table.items() if word.replace('_', ' ').lower() in bare(cell).lower()}
         return either(version, (name,), [(value,) for value in found] or [(None,)] * (bare(cell) == '-'))
     return check
 
@@ -199,9 +199,9 @@ def test_a_wrong_value_is_seen():
     assert [place for *place, version, cell in wrong if ROWS[place[0]][place[1]](version, cell)] == []
 
 
-OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight start_noise silence
+OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight direction_noise silence
 similarity dot_scale positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
-negatives mining_depth steps keep_start validations'''.split()
+negatives mining_depth steps weight_averaging validations'''.split()
 
 
 @pytest.mark.parametrize('version', [version for version in VERSIONS if version.startswith('v')])
@@ -301,10 +301,10 @@ def test_recommended_configuration_is_v23():
     stated = yaml.safe_load(re.search('```yaml\n(.*?)```', section(GUIDE, '7.4'), re.S)[1])
     second, phases = VERSIONS['v23'], stated.pop('curriculum_phases')
     assert phases == [dict(start_epoch=phase.first, end_epoch=phase.last, temperature=phase.temperature) for phase in second.phases]
-    meanings = {'name': ('backbone',), 'use_expansion': ('mlm_head',), 'num_epochs': ('epochs',), 'use_idf_weighting': ('flops_form', {True: 'idf'})}
+    expansion_table = {'name': ('backbone',), 'use_expansion': ('mlm_head',), 'num_epochs': ('epochs',), 'use_idf_weighting': ('flops_form', {True: 'idf'})}
     flat = {name: value for part in stated.values() for name, value in part.items()}
     for name, value in flat.items():
-        setting, translation = (*meanings.get(name, (name,)), {})[:2]
+        setting, translation = (*expansion_table.get(name, (name,)), {})[:2]
         assert getattr(second, setting) == translation.get(value, value), name
     assert len(flat) == 14
 
@@ -391,7 +391,7 @@ def phase(first=1, last=25, **changes) -> dict: return dict(first=first, last=la
 
 
 def test_overrides_by_name_text_and_file_agree(tmp_path):
-    changes = dict(lambda_flops=0.02, epochs=25, context_gate=False, backbone='klue/roberta-base', keep_start=[0.0, 0.5], phases=[phase(mix={'original': 0.4, 'travel': 0.6})])
+    changes = dict(lambda_flops=0.02, epochs=25, context_gate=False, backbone='klue/roberta-base', weight_averaging=[0.0, 0.5], phases=[phase(mix={'original': 0.4, 'travel': 0.6})])
     (tmp_path/'settings.json').write_text(json.dumps(changes), encoding='utf-8')
     named = resolve('v28', **changes)
     assert named == resolve('v28', **read_overrides(json.dumps(changes))) == resolve('v28', **read_overrides(str(tmp_path/'settings.json')))
@@ -414,14 +414,14 @@ IMPOSSIBLE = [  # overrides of v28, what the message says
     (dict(lambda_flops=-0.1), 'the nearest is 0'), (dict(lambda_flops=math.nan), 'at least 0'), (dict(learning_rate=0), 'the nearest is 1e-12'), (dict(temperature=0), 'the nearest is 0.001'),
     (dict(dropout=1.1), 'the nearest is 1'), (dict(max_length=2), 'the nearest is 3'), (dict(top_k=0), 'the nearest is 1'), (dict(steps=-1), 'the nearest is 0'),
     (dict(top_k=20_000), 'the nearest is 16000'), (dict(margin=1.5, lambda_margin=1.0, similarity='cosine'), 'the nearest is 1.0'), (dict(gate_heads=3), 'must divide the hidden size 128'),
-    (dict(start='pretrained'), 'take random or near_identity'), (dict(keep_start=()), 'at least one'), (dict(keep_start=(2,)), 'between 0 and 1'), (dict(keep_start=('a',)), 'between 0 and 1'),
+    (dict(start='pretrained'), 'take random or near_identity'), (dict(weight_averaging=()), 'at least one'), (dict(weight_averaging=(2,)), 'between 0 and 1'), (dict(weight_averaging=('a',)), 'between 0 and 1'),
     (dict(phases=[phase(2)]), 'let it begin at 1'), (dict(phases=[phase(1, 10), phase(12)]), 'let it begin at 11'), (dict(phases=[phase(1, 10), phase(10)]), 'let it begin at 11'),
     (dict(phases=[phase(1, 24)]), 'let both be 25'), (dict(phases=[phase(1, 30)]), 'let both be 25'), (dict(phases=[phase(1, 0), phase(1)]), 'ends at 0'),
     (dict(phases=[phase(mix={'original': 0.5})]), 'sums to 0.5, not to 1'), (dict(phases=[phase(temperature=0)]), 'must be above 0'), (dict(phases=[phase(temperature=math.nan)]), 'must be finite'),
     (dict(phases=[phase(temprature=1)]), "did you mean 'temperature'"), (dict(phases=[{'first': 1}]), 'last is missing'), (dict(phases=[1]), 'expected Phase, found int'),
 ]
 ALSO_IMPOSSIBLE = [
-    dict(epochs=math.nan), dict(epochs=math.inf), dict(lambda_flops=math.inf), dict(phases='[{'), dict(keep_start='[0.5'), dict(phases=[phase(temperature='warm')]), dict(phases=[phase(temperature=True)]),
+    dict(epochs=math.nan), dict(epochs=math.inf), dict(lambda_flops=math.inf), dict(phases='[{'), dict(weight_averaging='[0.5'), dict(phases=[phase(temperature='warm')]), dict(phases=[phase(temperature=True)]),
     dict(phases=[phase(lambda_kd=-1)]), dict(phases=[phase(lambda_kd=math.nan)]), dict(phases=[phase(learning_rate_factor=-1)]), dict(phases=[phase(mix=3)]), dict(phases=[phase(mix={'original': 'all'})]),
     dict(phases=[phase(mix={'original': math.nan})]), dict(phases=[phase(mix={'original': 1.5, 'travel': -0.5})]), dict(phases=[phase(mix={'orginal': 1.0})]),
 ]

@@ -2,7 +2,7 @@
 import tempfile
 from pathlib import Path
 import pytest
-from splade_nb.training import check_settings as wires
+from splade_nb.training import check_settings as checks
 from splade_nb.config.settings import as_dict, off
 from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly
 from splade_nb.data.tokenizer import remembered
@@ -16,9 +16,9 @@ RUNS = [pytest.param(*run, marks=[pytest.mark.slow] * (run != FIRST)) for run in
 @pytest.mark.parametrize('version, recipe', RUNS)
 def test_every_setting_acts(version, recipe):
     settings = resolve_quietly(version, recipe, 'mini')
-    found = wires.checked(settings)
-    assert [wire.name for wire in found if wire.state == 'dead'] == []
-    assert {wire.name for wire in found if wire.state == 'off'} == set(off(settings))
+    found = checks.checked(settings)
+    assert [check.name for check in found if check.state == 'dead'] == []
+    assert {check.name for check in found if check.state == 'off'} == set(off(settings))
 
 
 @pytest.mark.parametrize('version', [version for version in VERSIONS if (version, 'corrected') not in WHOLE])
@@ -26,25 +26,25 @@ def test_what_a_version_changes_acts(version):
     "Against its parent; what it shares is proven there, and for each run before its first step."
     settings, parent = resolve_quietly(version), resolve_quietly(PARENTS[version])
     changed = [name for name, value in as_dict(settings).items() if value != as_dict(parent)[name] and name != 'phases']
-    if settings.phases != parent.phases: changed += [name for name in wires.phase_wires(settings) if name.endswith(('mix', 'temperature'))]
+    if settings.phases != parent.phases: changed += [name for name in checks.phase_checks(settings) if name.endswith(('mix', 'temperature'))]
     assert changed, f'{version} is {PARENTS[version]}'
-    assert [wire.name for wire in wires.check_wires(settings, changed, progress=False) if wire.state == 'dead'] == []
+    assert [check.name for check in checks.check_settings(settings, changed, progress=False) if check.state == 'dead'] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('version', ('v22', 'v28'))
 def test_every_setting_acts_at_full_scale(version):
     "Backbone and teacher are read from folders, by the code that reads hub names."
-    found = wires.checked(resolve_quietly(version, 'corrected', 'full'))
-    assert [wire.name for wire in found if wire.state == 'dead'] == []
+    found = checks.checked(resolve_quietly(version, 'corrected', 'full'))
+    assert [check.name for check in found if check.state == 'dead'] == []
 
 
 def test_runs_that_are_equal_when_small_share_a_proof(monkeypatch, tmp_path):
     proven = []
-    monkeypatch.setattr(wires, 'root', lambda: tmp_path)
-    monkeypatch.setattr(wires, 'check_wires', lambda settings: proven.append(settings) or [wires.Wire('hidden', settings.hidden, 'live')])
+    monkeypatch.setattr(checks, 'root', lambda: tmp_path)
+    monkeypatch.setattr(checks, 'check_settings', lambda settings: proven.append(settings) or [checks.SettingCheck('hidden', settings.hidden, 'live')])
     runs = [resolve_quietly('v28', **changes) for changes in ({}, dict(hidden=64, steps=6), dict(top_k=7), dict(lambda_self=0.0))]
-    assert [wires.checked(settings)[0].value for settings in runs] == [runs[0].hidden, 64, runs[0].hidden, runs[0].hidden]
+    assert [checks.checked(settings)[0].value for settings in runs] == [runs[0].hidden, 64, runs[0].hidden, runs[0].hidden]
     assert proven == [runs[0], *runs[2:]]
 
 
@@ -55,23 +55,23 @@ def test_what_is_off_changes_nothing():
     for arguments in (('v22', 'seed', 'mini'), ('v28', 'corrected', 'mini'), ('splade_v2', 'corrected', 'mini')):
         settings = resolve_quietly(*arguments)
         idle = [name for name in off(settings) if name not in tried]; tried.update(idle)
-        with tempfile.TemporaryDirectory() as folder, wires.quiet(), remembered({}):
-            corpus = wires.wired_corpus()
+        with tempfile.TemporaryDirectory() as folder, checks.quiet(), remembered({}):
+            corpus = checks.check_corpus()
             texts = [*corpus.texts.values(), *(query.text for query in corpus.queries.values())]
-            first, second = (wires.tiny_checkpoint(Path(folder)/str(seed), texts, seed) for seed in (0, 1))
-            looks, pairs = wires.Looks(corpus, Path(folder)/'cache'), wires.wires_of(wires.small(settings, first), second)
-            acting = {name: wires.difference(looks, name, *pairs[name][1:]) for name in idle}
+            first, second = (checks.tiny_checkpoint(Path(folder)/str(seed), texts, seed) for seed in (0, 1))
+            looks, pairs = checks.Probes(corpus, Path(folder)/'cache'), checks.checks_of(checks.small(settings, first), second)
+            acting = {name: checks.difference(looks, name, *pairs[name][1:]) for name in idle}
         assert {name: seen for name, seen in acting.items() if seen} == {}
 
 
 def test_a_run_with_a_dead_setting_ends_by_name(monkeypatch):
-    monkeypatch.setattr(wires, 'checked', lambda settings: (wires.Wire('lambda_flops', 0.003, 'dead'), wires.Wire('top_k', 5, 'live', 'loss')))
-    with pytest.raises(wires.DeadWire, match='lambda_flops'): wires.require_wires(resolve_quietly('v28'))
+    monkeypatch.setattr(checks, 'checked', lambda settings: (checks.SettingCheck('lambda_flops', 0.003, 'dead'), checks.SettingCheck('top_k', 5, 'live', 'loss')))
+    with pytest.raises(checks.UnusedSetting, match='lambda_flops'): checks.require_acting_settings(resolve_quietly('v28'))
 
 
 @pytest.mark.parametrize('state, code', (('live', 0), ('dead', 1)))
 def test_the_command_line_says_so(monkeypatch, capsys, state, code):
     from splade_nb import cli as run
-    monkeypatch.setattr(run, 'check_wires', lambda settings: [wires.Wire('top_k', settings.top_k, state)])
-    assert run.main(['train', 'v28', '--check-wires', '--set', 'top_k=7', 'scale=mini']) == code
+    monkeypatch.setattr(run, 'check_settings', lambda settings: [checks.SettingCheck('top_k', settings.top_k, state)])
+    assert run.main(['train', 'v28', '--check-settings', '--set', 'top_k=7', 'scale=mini']) == code
     assert capsys.readouterr().out.startswith(f'{state}  top_k = 7')

@@ -56,8 +56,8 @@ V28 = V26.but(context_gate=True, lambda_language=0.5, non_korean_penalty=100.0, 
 SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', temperature=1.0, lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0,
                      lambda_margin=0.0, margin=0.3, lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
-SPLADE_KO = SPLADE_V2.but(query_table=True, own_floor=5.0, pair_columns=8192, sounds=True, lead=0.1, index_share=2000, term_frequency=True, temperature=0.2, lambda_pull=0.5,
-                          lambda_positive=0.5, positive_form='expansion', translate=0.1, max_length=128, lambda_flops=0.001, document_share=1.0)
+SPLADE_KO = SPLADE_V2.but(inference_free_query=True, min_input_logit=5.0, hashed_bigrams=8192, phonetic_keys=True, lead_boost=0.1, idf_prior_documents=2000, term_frequency=True, temperature=0.2, lambda_initialization=0.5,
+                          lambda_positive=0.5, positive_form='expansion', model1_threshold=0.1, max_length=128, lambda_flops=0.001, document_share=1.0)
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28, 'v28a': V28.but(context_gate=False),
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1, non_korean_penalty=1.0,
                                    language_ramp=5_000 / 280_825),
@@ -71,13 +71,13 @@ ABOUT = {
     'v23': ('weights rebalanced, IDF-aware FLOPS, first distillation', 'A.X-Encoder 149 M', 'data/v22.0'),
     'v24': ('XLM-RoBERTa and the BGE-M3 teacher', 'XLM-R base 278 M', 'data/v24.0'),
     'v25': ('IDF reaches FLOPS, stopwords cost more', 'XLM-R base 278 M', 'data/v24.0'),
-    'v26': ('steeper IDF curve, special pieces out of its range', 'XLM-R base 278 M', 'data/v24.0'),
+    'v26': ('steeper IDF curve, special tokens out of its range', 'XLM-R base 278 M', 'data/v24.0'),
     'v27': ('travel data in every phase', 'XLM-R base 278 M', 'data/v24.0 + data/v27.0'),
     'v28': ('Korean filter and context gate', 'XLM-R base 278 M + gate 66.8 M', 'data/v24.0'),
     'v28a': ('Korean filter without the gate', 'XLM-R base 278 M', 'data/v24.0'),
     'v28_retrain': ('V28 after the collapse: weaker filter, stronger minimum', 'XLM-R base 278 M + gate 66.8 M', 'data/v24.0'),
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
-    'splade_ko': ('a floor under own pieces, pairs, sounds and translations; queries from a table', 'A.X-Encoder 149 M', 'any'),
+    'splade_ko': ('a floor under input tokens, pairs, sounds and translations; queries from a table', 'A.X-Encoder 149 M', 'any'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #chosen
@@ -119,7 +119,7 @@ LOANWORDS = tuple('ai api atm cctv cd cm cpu dj dna dvd fm gb gdp gps gpu iot kb
 CORRECTIONS = {
     'similarity': Correction('dot', 'serving scores by dot product, so training does too (C15); cosine lets FLOPS shrink vectors for free'),
     'dot_scale': Correction(0.07, 'brings dot products to the unit of the phases\' temperatures', lambda s: s.similarity == 'cosine'),
-    'mask_special': Correction(True, 'special pieces say nothing about a text; as targets they fight the penalty of 100 (pitfall 3)'),
+    'mask_special': Correction(True, 'special tokens say nothing about a text; as targets they fight the penalty of 100 (pitfall 3)'),
     'stopword_mask': Correction(False, 'training scores what serving scores; masking stopwords everywhere once stopped all learning (pitfall 3)'),
     'self_form': Correction('logit', 'BCE on activated outputs stays at ln 2 with gradient 1/V, the mean is unbounded: this form works before ReLU (C1)'),
     'lambda_self': Correction(Times(0.4), 'the logit form has a useful gradient, so it needs less weight'),
@@ -131,9 +131,9 @@ CORRECTIONS = {
     'document_share': Correction(0.3, 'a penalty on the anchor alone leaves documents free to go dense (pitfall 4)', lambda s: not s.document_share),
     'flops_ramp': Correction(0.5, 'quadratic ramp, so that sparsity comes after ranking', lambda s: not s.flops_ramp),
     'flops_norm': Correction('mean', 'the weights of idf_alpha 4 sum to very different totals per vocabulary'),
-    'idf_range': Correction('seen', 'unseen pieces share the maximum IDF and would get the lowest penalty (errata 2.3)'),
-    'unseen_penalty': Correction(1.0, 'a piece never seen in Korean text is noise until shown otherwise'),
-    'lambda_language': Correction(Times(0.02), 'the sum over non-Korean pieces at 0.5 collapses the model to zero vectors (errata 1.5)'),
+    'idf_range': Correction('seen', 'unseen tokens share the maximum IDF and would get the lowest penalty (errata 2.3)'),
+    'unseen_penalty': Correction(1.0, 'a token never seen in Korean text is noise until shown otherwise'),
+    'lambda_language': Correction(Times(0.02), 'the sum over non-Korean tokens at 0.5 collapses the model to zero vectors (errata 1.5)'),
     'non_korean_penalty': Correction(1.0, 'the value of the retrain; 100 collapses at once when it is multiplied in'),
     'language_ramp': Correction(0.3, 'the filter comes after ranking has settled'),
     'language_spares_input': Correction(True, 'S24 in a Korean text is a product name, not noise (C8): only expansions are filtered'),
@@ -153,12 +153,12 @@ SCALES = {'full': {}, 'mini': MINI}
 # %% ../../nbs/0_config/04_versions.ipynb #mini-corrections
 MINI_CORRECTIONS = {
     'start': Correction('near_identity', 'a random start under FLOPS goes to zero vectors within some hundred steps'),
-    'segment': Correction('kiwi', 'pieces of morphemes: particles and endings would split every word otherwise'),
-    'pair_weight': Correction(3.0, 'directions in which the pieces of training pairs meet'),
+    'segment': Correction('kiwi', 'tokens of morphemes: particles and endings would split every word otherwise'),
+    'pair_weight': Correction(3.0, 'directions in which the tokens of training pairs meet'),
     'silence': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
-    'output_idf': Correction(0.5, 'rare pieces count more before anything is learned; half on each side makes one IDF', lambda s: not s.query_table),
-    'term_frequency': Correction(True, 'how often a piece stands in a document, as BM25 counts it'),
-    'keep_start': Correction((0.0, 0.25, 0.5, 0.75), 'small data overfit: the judge mixes trained weights with the start'),
+    'output_idf': Correction(0.5, 'rare tokens count more before anything is learned; half on each side makes one IDF', lambda s: not s.inference_free_query),
+    'term_frequency': Correction(True, 'how often a token stands in a document, as BM25 counts it'),
+    'weight_averaging': Correction((0.0, 0.25, 0.5, 0.75), 'small data overfit: the judge mixes trained weights with the start'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-version

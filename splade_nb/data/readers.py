@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'TEXT_RULE', 'COLUMNS', 'LEVELS', 'HUB', 'SOURCES', 'Faults', 'normalise', 'read_lines', 'show', 'flaw',
-           'Row', 'numbered', 'texts', 'known_id', 'known_ids', 'new_id', 'children', 'chosen', 'pair_type', 'parse',
+           'Row', 'to_indices', 'texts', 'known_id', 'known_ids', 'new_id', 'children', 'chosen', 'pair_type', 'parse',
            'read_rows', 'metadata', 'read_documents', 'read_queries', 'read_tsv', 'score', 'read_judgments',
            'read_negatives', 'read_pairs', 'assemble', 'judgment_files', 'read_beir', 'text_id', 'squad_paragraphs',
            'read_squad', 'seed_line', 'seed_triplets', 'read_triplets', 'hub_missing', 'own_cache', 'hub_tables',
            'table_rows', 'judged_splits', 'is_snapshot', 'read_hub', 'locate', 'read_folder', 'load_one', 'load',
-           'open_collection', 'text_lines', 'named_texts', 'text_stream', 'named_queries']
+           'load_collection', 'text_lines', 'iterate_texts', 'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/02_readers.ipynb #imports
 import codecs, hashlib, json, os, re, unicodedata
@@ -90,7 +90,7 @@ class Row:
         return value.strip()
 
 # %% ../../nbs/1_data/02_readers.ipynb #numbered
-def numbered(row: Row, name: str) -> Row:
+def to_indices(row: Row, name: str) -> Row:
     "A field's list as a row of fields `name[0]`, `name[1]`, ...; anything else stays one field."
     value = row.values.get(name)
     return replace(row, values={f'{name}[{i}]': item for i, item in enumerate(value)} if isinstance(value, list) else {name: value})
@@ -98,7 +98,7 @@ def numbered(row: Row, name: str) -> Row:
 # %% ../../nbs/1_data/02_readers.ipynb #texts
 def texts(row: Row, name: str) -> list[str]:
     "A field that holds a text or a list of texts (which may be empty)."
-    items = numbered(row, name)
+    items = to_indices(row, name)
     return [items.text(key) for key in items.values]
 
 # %% ../../nbs/1_data/02_readers.ipynb #known-id
@@ -112,7 +112,7 @@ def known_id(row: Row, name: str, known, what: str) -> str:
 def known_ids(row: Row, name: str, known, what: str) -> list[str]:
     "A field that holds a list of ids, each one of `known`."
     if not isinstance(row.values.get(name), list): raise row.fault(name, show(row.values.get(name)), 'a list of ids')
-    items = numbered(row, name)
+    items = to_indices(row, name)
     return [known_id(items, key, known, what) for key in items.values]
 
 # %% ../../nbs/1_data/02_readers.ipynb #new-id
@@ -451,7 +451,7 @@ def load(source: Path | str,
     return collections[0] if len(collections) == 1 else merge(collections)
 
 # %% ../../nbs/1_data/02_readers.ipynb #collect
-def open_collection(source: str): # Collection
+def load_collection(source: str): # Collection
     "`toy`, or whatever `load` takes; without a train split one is drawn by hash. Raises `DataError`."
     collection = toy_corpus() if source == 'toy' else load(source, pair_types=PAIR_TYPES)
     return collection if collection.split('train') else with_splits(collection)
@@ -470,13 +470,13 @@ def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
         raise DataError(path, None, 'file', error.strerror, 'a file with a text on each line') from error
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-lines-2
-def named_texts(source: str) -> Iterator: # id, text
+def iterate_texts(source: str) -> Iterator: # id, text
     "Lines of a `.txt` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
-    yield from text_lines(source) if source.endswith('.txt') else open_collection(source).texts.items()
+    yield from text_lines(source) if source.endswith('.txt') else load_collection(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
     "Texts to encode."
-    return (text for _, text in named_texts(source))
+    return (text for _, text in iterate_texts(source))
 
 # %% ../../nbs/1_data/02_readers.ipynb #named-queries
 def named_queries(source: str) -> Iterator: # id, text
@@ -486,4 +486,4 @@ def named_queries(source: str) -> Iterator: # id, text
         faults = Faults()
         found = read_queries(read_rows(locate(source), faults), faults)
         yield from ((query.id, query.text) for query in found.values())
-    else: yield from ((id, query.text) for id, query in open_collection(source).queries.items())
+    else: yield from ((id, query.text) for id, query in load_collection(source).queries.items())

@@ -19,12 +19,12 @@ from . import metrics
 from ..data.records import DataError
 from ..config.files import ConfigError, read_json, write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
-from ..model.encode import collection_frequencies, encode, encode_shards, read_shards, shard_label, shard_notes
+from ..model.encode import collection_frequencies, encode, encode_shards, read_shards, shard_description, shard_notes
 from ..data.bm25 import BM25
 from ..model.splade import factor_for
 from ..config.files import machine, packages, peak_memory_mb
 from ..model.load import load_encoder, named_config
-from .retrieval import for_scoring
+from .retrieval import normalize_for_scoring
 from ..training.teacher import digest, identity, sentence_encoder, shards, teacher_vectors
 from .compare import percent
 from .metrics import active_terms, paired_difference, retrieval_metrics, summarise, tie_key
@@ -73,15 +73,15 @@ def system_name(source: str) -> str:
 # %% ../../nbs/4_evaluation/06_benchmark.ipynb #model-system
 def model_system(folder: str) -> System:
     "A model of this package by its run or model folder. Raises `ConfigError`."
-    model, pieces = load_encoder(folder)
-    scoring = lambda rows: for_scoring(rows, model.settings.similarity)
+    model, tokenizer = load_encoder(folder)
+    scoring = lambda rows: normalize_for_scoring(rows, model.settings.similarity)
     def rank(corpus, work):
-        encode_shards(model, pieces, corpus.texts, work, total=len(corpus))
-        postings = collection_frequencies(work, model, pieces).counts
-        queries = scoring(encode(model, pieces, list(corpus.queries.values()), document=False, factor=factor_for(model, postings, len(corpus))))
+        encode_shards(model, tokenizer, corpus.texts, work, total=len(corpus))
+        postings = collection_frequencies(work, model, tokenizer).counts
+        queries = scoring(encode(model, tokenizer, list(corpus.queries.values()), document=False, factor=factor_for(model, postings, len(corpus))))
         run = rank_parts(list(corpus.queries), corpus.ids, (queries @ scoring(part).T for part in read_shards(work)))
         return run, dict(query=active_terms(queries), doc=postings.sum() / len(corpus))
-    return System(system_name(folder), shard_label(model, pieces)['model'], rank)
+    return System(system_name(folder), shard_description(model, tokenizer)['model'], rank)
 
 # %% ../../nbs/4_evaluation/06_benchmark.ipynb #lsa-system
 LSA_MOST = 100_000  # documents

@@ -206,7 +206,7 @@ def free_spot(point: tuple, size: tuple, taken: list, walls: list, frame: tuple,
     width, height = size
     free = lambda box: (box[0] > frame[0] and box[1] > frame[1] and box[2] < frame[2] and box[3] < frame[3]
                         and not any(overlap(box, other) for other in taken)
-                        and not any(overlap(piece, wall) for piece in path(point, box) for wall in walls))
+                        and not any(overlap(term, wall) for term in path(point, box) for wall in walls))
     for ring in range(5, 240, 5):
         for turn in range(16):
             angle = start + math.pi / 8 * ((turn + 1) // 2) * (-1) ** turn

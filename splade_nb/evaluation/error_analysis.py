@@ -19,7 +19,7 @@ from ..model.encode import matched
 from .compare import from_parent, named, short
 
 # %% ../../nbs/4_evaluation/05_error_analysis.ipynb #lacking
-def lacking(query, document, names: list) -> tuple: # [(piece, weight)], share of the query's weight
+def lacking(query, document, names: list) -> tuple: # [(token, weight)], share of the query's weight
     "The terms of a query [1, V] that a document [1, V] does not have."
     absent = query - query.multiply(document > 0)
     return heaviest(absent, names, 5), float(absent.sum() / (query.sum() or 1))
@@ -27,9 +27,9 @@ def lacking(query, document, names: list) -> tuple: # [(piece, weight)], share o
 # %% ../../nbs/4_evaluation/05_error_analysis.ipynb #examine
 def examine(query: str, vector, # [1, V]
             doc_vectors,        # [N, V]
-            ids: list, texts: dict, grades: dict, pieces) -> dict:
+            ids: list, texts: dict, grades: dict, tokenizer) -> dict:
     "One query: the best wrong document, the best right one, the terms that scored each, and what the right one lacks."
-    scores, names = np.asarray((vector @ doc_vectors.T).todense())[0], pieces.names_in(query)
+    scores, names = np.asarray((vector @ doc_vectors.T).todense())[0], tokenizer.names_in(query)
     right = np.array([grades.get(id, 0) > 0 for id in ids])
     best = lambda mask: int(np.where(mask, scores, -1).argmax())
     tell = lambda place: dict(text=shorten(texts[ids[place]], 200), score=round(float(scores[place]), 4), terms=matched(vector, doc_vectors[[place]], names)[:5])
@@ -40,14 +40,14 @@ def examine(query: str, vector, # [1, V]
 # %% ../../nbs/4_evaluation/05_error_analysis.ipynb #worst-queries
 def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame each, a row a query
                   vectors: tuple, # [Q, V] in the order of the model's rows, [N, V] in the collection's
-                  collection, pieces, most: int = 10) -> list: # dictionaries, the worst first
+                  collection, tokenizer, most: int = 10) -> list: # dictionaries, the worst first
     "The queries with the lowest nDCG@10; among equals those first that BM25 does best."
     ndcg = {name: rows['ndcg@10'] for name, rows in systems.items()}
     order = sorted(range(len(ndcg['model'])), key=lambda i: (ndcg['model'].iloc[i], -ndcg['bm25'].loc[ndcg['model'].index[i]]))[:most]
     ids, found = list(collection.texts), []
     for place in order:
         id = ndcg['model'].index[place]; query = collection.queries[id]
-        found.append(dict(examine(query.text, vectors[0][[place]], vectors[1], ids, collection.texts, collection.qrels[id], pieces),
+        found.append(dict(examine(query.text, vectors[0][[place]], vectors[1], ids, collection.texts, collection.qrels[id], tokenizer),
                           kind=query.kind or 'original', ndcg={name: round(float(values.loc[id]), 4) for name, values in ndcg.items()}))
     return found
 
@@ -176,13 +176,13 @@ _calm, _active = dict(lambda_language=0.01, non_korean_penalty=1.0, language_ram
 ADVICE = (
     Advice('A default start dies early', 'active terms of a document', _active('doc'), False, FLOORS['doc'], dict(start='near_identity')),
     Advice('The language filter takes the ranking with it', 'nDCG@10 lost on the development split', lambda run: lost_on_the_way(run) * bool(run.config['settings']['lambda_language']), True, 0.25, _calm),
-    Advice('Training ends below the start', 'nDCG@10 lost on the development split', lost_on_the_way, True, 0.03, dict(keep_start=[0.0, 0.25, 0.5, 0.75])),
+    Advice('Training ends below the start', 'nDCG@10 lost on the development split', lost_on_the_way, True, 0.03, dict(weight_averaging=[0.0, 0.25, 0.5, 0.75])),
     Advice('InfoNCE stays at chance', 'InfoNCE, where 1 is chance', lambda run: ends(run.metrics['loss_infonce'])[1] / ends(run.metrics['chance_loss'])[1], True, 0.9, dict(similarity='dot')),
     Advice('The loss falls below zero and goes on falling', 'the loss at the end', lambda run: ends(run.metrics['loss'])[1], False, 0.0, dict(positive_form='expansion', self_form='logit')),
     Advice('Texts activate a large part of the vocabulary', 'active terms of a document', _active('doc'), True, 400, dict(lambda_flops=0.1)),
     Advice('Queries have too many terms', 'active terms of a query', _active('query'), True, 40, dict(lambda_flops=0.1)),
     Advice('Queries are sparse, documents are dense', 'active terms of a document for one of a query', lambda run: _active('doc')(run) / max(_active('query')(run), 1e-9), True, 10, dict(document_share=1.0)),
-    Advice('Foreign pieces stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'], True, 0.1, _calm),
+    Advice('Foreign tokens stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'], True, 0.1, _calm),
     Advice('Query and document meet only in the words that both hold', 'worst queries without a common term', strangers, True, 0.3, dict(lambda_positive=2.0, silence=3.0)),
     Advice('The loss swings from step to step', 'deviation of InfoNCE from its trend', wobble, True, 0.2, dict(batch_size=32)))
 

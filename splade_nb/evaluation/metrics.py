@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MEASURES', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'top_keys', 'rank', 'first',
            'retrieval_metrics', 'recall_at', 'bootstrap_interval', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'holm', 'mark', 'marked', 'fuse', 'scaled', 'blend', 'best_weights', 'rows', 'active_terms',
-           'dead_rows', 'index_bytes', 'flops', 'only', 'korean_share', 'context_discrimination', 'lost_terms', 'void',
-           'verdict', 'criteria']
+           'pooled', 'holm', 'mark', 'marked', 'reciprocal_rank_fusion', 'scaled', 'weighted_fusion', 'best_weights',
+           'rows', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'only', 'korean_share',
+           'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, itertools
@@ -155,7 +155,7 @@ def marked(differences: list # {"mean", "low", "high", "p"} each, of `paired_dif
     return list(map(mark, differences, holm([each['p'] for each in differences])))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #fuse
-def fuse(*runs: dict,         # each {query: {document: score}}
+def reciprocal_rank_fusion(*runs: dict,         # each {query: {document: score}}
          k: int = 60,         # the larger, the less a first place counts
          depth: int = 100) -> dict:  # {query: {document: score}}, best first
     "Runs as one, by reciprocal ranks of each run's first `depth`."
@@ -172,7 +172,7 @@ def scaled(scores: dict) -> dict:  # {document: score}
     low, high = min(scores.values(), default=0), max(scores.values(), default=0)
     return {doc: (score - low) / (high - low) if high > low else 1.0 for doc, score in scores.items()}
 
-def blend(*runs: dict,          # each {query: {document: score}}
+def weighted_fusion(*runs: dict,          # each {query: {document: score}}
           weights,              # one a run, 0 or more
           depth: int = 100) -> dict:  # {query: {document: score}}, best first
     "Runs as one, by the weighted sum of scaled scores of each run's first `depth`. Raises ValueError where weights and runs differ in number."
@@ -191,7 +191,7 @@ def best_weights(runs: list,         # each {query: {document: score}}
                  parts: int = 10) -> tuple:  # one weight a run, together 1
     "The weights on a grid of `parts` steps whose blend has the highest nDCG@10; among equals the most even."
     grid = [whole for whole in itertools.product(range(parts + 1), repeat=len(runs)) if sum(whole) == parts]
-    quality = lambda whole: retrieval_metrics(qrels, blend(*runs, weights=whole))['ndcg@10'].mean()
+    quality = lambda whole: retrieval_metrics(qrels, weighted_fusion(*runs, weights=whole))['ndcg@10'].mean()
     return tuple(share / parts for share in max(sorted(grid, key=max), key=quality))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #rows
@@ -234,7 +234,7 @@ def only(matrix: sparse.csr_array, columns: np.ndarray) -> sparse.csr_array: # [
 def korean_share(vectors,              # [B, V]
                  korean: np.ndarray,   # [V] bool
                  neutral: np.ndarray,  # [V] bool: numbers, punctuation and the like
-                 own=None,             # [B, V] above 0: pieces of the text itself
+                 own=None,             # [B, V] above 0: tokens of the text itself
                  allowed=None          # [V] bool: loanwords and names
                 ) -> dict:             # {"count_share", "weight_share", "noise", "noise_weight", "kept", "active"}, each {"mean", "low", "high"}
     "Shares of active terms by language, with intervals over texts. Raises ValueError on masks of another size."
@@ -306,7 +306,7 @@ def criteria(found: dict,               # korean, context (None without pairs), 
     "V28's success criteria (seed 4, section 10.2): met, not met, not certain, or void with its reason."
     why, told = lost or void(found, unfiltered), []
     for name, (part, figure, target, above) in CRITERIA.items():
-        value, alone = (found[part] or {}).get(figure), (found[part] or {}).get('texts') # told apart by own pieces
+        value, alone = (found[part] or {}).get(figure), (found[part] or {}).get('texts') # told apart by input tokens
         if value is None: continue
         met = f'void: {why}' if why else verdict(value, target, above)
         if met == 'met' and alone and value['low'] <= alone['mean']: met = f'met by the texts alone: {alone["mean"]:.0%}'

@@ -502,9 +502,9 @@ def term_change(sample: dict) -> dict:  # 'kept', 'added', 'dropped' -> terms
     return dict(kept=[t for t in after if t in before], added=[t for t in after if t not in before], dropped=[t for t in before if t not in after])
 
 # %% ../../nbs/4_evaluation/03_report.ipynb #label
-def label(piece: str) -> str:
-    "A piece as people read it: the mark of a word's beginning goes, a piece without it gets `##`."
-    return (piece[1:] or piece) if piece.startswith('▁') else '##' + piece
+def label(term: str) -> str:
+    "A token as people read it: the mark of a word's beginning goes, a token without it gets `##`."
+    return (term[1:] or term) if term.startswith('▁') else '##' + term
 
 # %% ../../nbs/4_evaluation/03_report.ipynb #term-panel
 def term_panel(axis, sample: dict, side: str, most: int) -> None:

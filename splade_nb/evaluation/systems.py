@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['size', 'System', 'words_rows', 'words_system', 'dense_system', 'fitted_on', 'sparse_system', 'Hybrid', 'latency',
-           'qualities', 'standing', 'narrowed', 'learn', 'model_in']
+           'qualities', 'result_row', 'narrowed', 'learn', 'model_in']
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #imports
 import time
@@ -18,14 +18,14 @@ from ..config.files import read_json, write_json
 from ..config.settings import Settings
 from ..model.encode import prepared_decoder
 from splade_nb.evaluation.metrics import (
-    active_terms, blend, dead_rows, flops, fuse, index_bytes, paired_difference, rank, recall_at, retrieval_metrics,
+    active_terms, weighted_fusion, dead_rows, flops, reciprocal_rank_fusion, index_bytes, paired_difference, rank, recall_at, retrieval_metrics,
     summarise)
 from ..data.bm25 import BM25, BigramBM25, best
 from ..training.negatives import unit
-from ..training.dataset import hold_out, numbered, prepare, training_queries
+from ..training.dataset import draw_dev_split, to_indices, prepare, training_queries
 from ..model.load import load_encoder
-from ..training.dataset import keep_model
-from .retrieval import asked, indexed, make_judge
+from ..training.dataset import save_model_folder
+from .retrieval import encode_queries, encode_collection, make_validator
 from ..training.teacher import fit_teacher
 from ..data.tokenizer import remembered
 from ..training.trainer import train
@@ -92,15 +92,15 @@ def dense_system(fitted,       # of `fit_teacher`
 # %% ../../nbs/4_evaluation/07_systems.ipynb #fitted-on
 def fitted_on(collection, seed: int): # of `fit_teacher`
     "The embedded teacher on a collection's documents and training queries, as a version learns from it."
-    queries = training_queries(collection, hold_out(list(collection.split('train')), seed))
-    return fit_teacher([query.text for query in queries.values()], list(collection.texts.values()), numbered(collection, queries)[0])
+    queries = training_queries(collection, draw_dev_split(list(collection.split('train')), seed))
+    return fit_teacher([query.text for query in queries.values()], list(collection.texts.values()), to_indices(collection, queries)[0])
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #sparse-system
-def sparse_system(model, pieces, texts: dict) -> System:
+def sparse_system(model, tokenizer, texts: dict) -> System:
     "A model's vectors, multiplied exactly."
-    documents, factor = indexed(model, pieces, texts)
+    documents, factor = encode_collection(model, tokenizer, texts)
     decoder = prepared_decoder(model)
-    ask = lambda queries: asked(model, pieces, queries, factor, decoder)
+    ask = lambda queries: encode_queries(model, tokenizer, queries, factor, decoder)
     return System(list(texts), documents, ask, lambda queries: ask(queries) @ documents.T)
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #hybrid
@@ -110,7 +110,7 @@ class Hybrid:
     parts: list           # Systems
     weights: tuple = ()   # one a system
 
-    def join(self, runs: list, k: int) -> dict: return blend(*runs, weights=self.weights, depth=k) if self.weights else fuse(*runs, depth=k)
+    def join(self, runs: list, k: int) -> dict: return weighted_fusion(*runs, weights=self.weights, depth=k) if self.weights else reciprocal_rank_fusion(*runs, depth=k)
 
     def run(self, queries: dict, k: int = 100) -> dict: return self.join([part.run(queries, k) for part in self.parts], k)
 
@@ -137,7 +137,7 @@ def qualities(system, collection, ids): # DataFrame, a row a query
     return retrieval_metrics(qrels, run).assign(**{'recall@100': recall_at(qrels, run, 100)})
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #standing
-def standing(system, collection, ids,
+def result_row(system, collection, ids,
              baseline # DataFrame of `qualities`, the same queries
             ) -> dict:
     "What a leaderboard keeps of a system on a collection."
@@ -154,11 +154,11 @@ def narrowed(collection, ids, most: int = 2000): # Collection
     return replace(collection, documents={id: document for id, document in collection.documents.items() if id in kept})
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #learn
-def learn(prepared, seed: int, folder: Path, **options) -> dict: # steps, why it stopped, share of the start, seconds
+def learn(setup, seed: int, folder: Path, **options) -> dict: # steps, why it stopped, share of the start, seconds
     "Train in a folder, from its last checkpoint where there is one."
     began = time.monotonic()
-    judge = make_judge(replace(prepared, collection=narrowed(prepared.collection, prepared.held)))
-    run = train(prepared.model, prepared.material, prepared.settings, folder, judge, torch.tensor(prepared.masks['korean']), seed, resume=True, **options)
+    judge = make_validator(replace(setup, collection=narrowed(setup.collection, setup.dev_queries)))
+    run = train(setup.model, setup.training_data, setup.settings, folder, judge, torch.tensor(setup.masks['korean']), seed, resume=True, **options)
     return dict(steps=run.step, stopped=run.stopped, share=run.share, seconds=round(time.monotonic() - began, 1))
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #model-in
@@ -166,12 +166,12 @@ def model_in(folder: Path | str, settings: Settings, collection, seed: int,
              cache: Path | str,      # of teacher vectors, shared by models
              learns: bool = True,    # False: as it starts
              **options               # of `train`
-            ) -> tuple:              # model, pieces, facts
+            ) -> tuple:              # model, tokens, facts
     "The model that a folder keeps, or one made and kept there."
     folder = Path(folder)
     if not (folder/'facts.json').exists():
-        prepared = prepare(settings, collection, seed, cache)
-        facts = learn(prepared, seed, folder, **options) if learns else dict(steps=0, stopped='', share=1.0, seconds=0.0)
-        keep_model(prepared, folder)
-        write_json(folder/'facts.json', facts | dict(parameters=sum(p.numel() for p in prepared.model.parameters()), pairs=len(prepared.material.pairs)))
+        setup = prepare(settings, collection, seed, cache)
+        facts = learn(setup, seed, folder, **options) if learns else dict(steps=0, stopped='', share=1.0, seconds=0.0)
+        save_model_folder(setup, folder)
+        write_json(folder/'facts.json', facts | dict(parameters=sum(p.numel() for p in setup.model.parameters()), pairs=len(setup.training_data.pairs)))
     return *load_encoder(folder), read_json(folder/'facts.json')

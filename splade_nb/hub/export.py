@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXPORTS', 'beyond_pooling', 'whole_tokenizer', 'masked_state', 'write_backbone', 'to_mlm', 'cut_limit',
-           'collection_limit', 'copy_module', 'sentence_modules', 'write_carried', 'to_sentence_transformers',
+           'collection_limit', 'copy_module', 'sentence_modules', 'write_module', 'to_sentence_transformers',
            'traced_states', 'largest', 'Graph', 'graph_inputs', 'plain_attention', 'write_graph', 'to_onnx',
            'write_form']
 
@@ -17,59 +17,59 @@ import torch
 from torch import nn
 from ..config.files import ConfigError, choose, write_json
 from ..model.head import naive_max
-from ..model.splade import KEPT, SpladeDoc, counts_act, on_logits, query_weights, save, weighed
-from ..model.term_weights import ABSENT, spread_counts
+from ..model.splade import SAVED_SETTINGS, SpladeDoc, uses_count_factor, on_logits, query_weights, save, term_weights_of
+from ..model.term_weights import MASKED_LOGIT, scatter_counts
 from ..config.files import needs
 from ..model.prune_vocabulary import plainly, whole_folder
-from ..data.tokenizer import Pieces, reading_of, save_pieces
+from ..data.tokenizer import SpladeTokenizer, text_options, save_tokenizer
 
 # %% ../../nbs/5_hub/03_export.ipynb #beyond
-def beyond_pooling(model: SpladeDoc, pieces: Pieces) -> list: # reasons
+def beyond_pooling(model: SpladeDoc, tokenizer: SpladeTokenizer) -> list: # reasons
     "What stands between the logits of a masked language model and this model's document vectors, besides the maximum and the logarithm."
     settings = model.settings
-    found = {'importance of own pieces instead of a masked language model (mlm_head=False)': not settings.mlm_head,
+    found = {'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
              f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
              'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
-             'the count factor of documents (term_frequency)': counts_act(model, True),
-             f'the floor under own pieces (own_floor={settings.own_floor:g}), with its {settings.pair_columns} columns of pairs and sounds': settings.own_floor > 0,
-             'morphemes by Kiwi before the tokenizer (segment=kiwi)': pieces.segment != 'none',
-             'masked special pieces: this decoder has no bias': bool(model.special.any()) and model.decoder is not None and not model.decoder.bias.requires_grad}
+             'the count factor of documents (term_frequency)': uses_count_factor(model, True),
+             f'the floor under input tokens (min_input_logit={settings.min_input_logit:g}), with its {settings.hashed_bigrams} columns of pairs and sounds': settings.min_input_logit > 0,
+             'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
+             'masked special tokens: this decoder has no bias': bool(model.special.any()) and model.decoder is not None and not model.decoder.bias.requires_grad}
     return [reason for reason, there in found.items() if there]
 
 # %% ../../nbs/5_hub/03_export.ipynb #own-tokenizer
-def whole_tokenizer(pieces: Pieces): # of the transformers kind
+def whole_tokenizer(tokenizer: SpladeTokenizer): # of the transformers kind
     "A copy of the tokenizer that composes Hangul and adds begin and end marks by itself."
     from tokenizers import Tokenizer, normalizers, processors
     from transformers import PreTrainedTokenizerFast
-    backend = Tokenizer.from_str(pieces.tokenizer.backend_tokenizer.to_str())
+    backend = Tokenizer.from_str(tokenizer.backend.backend_tokenizer.to_str())
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), *([backend.normalizer] if backend.normalizer else [])])
-    begin, end = pieces.tokenizer.convert_ids_to_tokens([pieces.begin, pieces.end])
-    backend.post_processor = processors.TemplateProcessing(single=f'{begin} $A {end}', pair=f'{begin} $A {end} $B {end}', special_tokens=[(begin, pieces.begin), (end, pieces.end)])
+    begin, end = tokenizer.backend.convert_ids_to_tokens([tokenizer.begin, tokenizer.end])
+    backend.post_processor = processors.TemplateProcessing(single=f'{begin} $A {end}', pair=f'{begin} $A {end} $B {end}', special_tokens=[(begin, tokenizer.begin), (end, tokenizer.end)])
     backend.no_padding(); backend.no_truncation()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=['input_ids', 'attention_mask'], **pieces.tokenizer.special_tokens_map)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=['input_ids', 'attention_mask'], **tokenizer.backend.special_tokens_map)
 
 # %% ../../nbs/5_hub/03_export.ipynb #masked-state
 def masked_state(model: SpladeDoc) -> dict: # name -> tensor
-    "The backbone's weights, special pieces kept silent by the decoder's bias."
+    "The backbone's weights, special tokens kept silent by the decoder's bias."
     state, decoder = model.backbone.state_dict(), model.decoder
-    silent = decoder.bias.detach().masked_fill(model.special[:len(decoder.bias)], ABSENT)
+    silent = decoder.bias.detach().masked_fill(model.special[:len(decoder.bias)], MASKED_LOGIT)
     same = lambda value: value.shape == decoder.bias.shape and value.data_ptr() == decoder.bias.data_ptr()
     named = {name: silent if same(value) else value for name, value in state.items()}
     return named if decoder.bias.requires_grad else {name: value for name, value in named.items() if value is not silent}
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-backbone
-def write_backbone(model: SpladeDoc, pieces: Pieces, folder: Path) -> None:
+def write_backbone(model: SpladeDoc, tokenizer: SpladeTokenizer, folder: Path) -> None:
     "Backbone and tokenizer for `AutoModelForMaskedLM` and `AutoTokenizer`."
-    tokenizer = whole_tokenizer(pieces); tokenizer.model_max_length = model.settings.max_length
+    backend = whole_tokenizer(tokenizer); backend.model_max_length = model.settings.max_length
     model.backbone.save_pretrained(folder, state_dict=masked_state(model))
-    tokenizer.save_pretrained(folder)
+    backend.save_pretrained(folder)
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-mlm
-def to_mlm(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
+def to_mlm(model: SpladeDoc, tokenizer: SpladeTokenizer, folder: Path) -> list: # limits
     "Whatever pools the maximum of log(1 + ReLU) over its logits has the document vectors. Raises `ConfigError` naming what would be lost."
-    lost = beyond_pooling(model, pieces) + ['the table of queries (query_table)'] * (model.query_shift is not None) + ['the second logarithm (log_twice)'] * model.settings.log_twice
+    lost = beyond_pooling(model, tokenizer) + ['the table of queries (inference_free_query)'] * (model.query_shift is not None) + ['the second logarithm (log_twice)'] * model.settings.log_twice
     if lost: raise ConfigError(f'a plain masked language model would lose: {"; ".join(lost)}. Export to sentence-transformers or onnx instead')
-    write_backbone(model, pieces, folder)
+    write_backbone(model, tokenizer, folder)
     return [cut_limit(model)]
 
 # %% ../../nbs/5_hub/03_export.ipynb #cut-limit
@@ -78,7 +78,7 @@ def cut_limit(model: SpladeDoc) -> str: return f'Of a text, the first {model.set
 # %% ../../nbs/5_hub/03_export.ipynb #limits
 def collection_limit(model: SpladeDoc) -> list:
     "What belongs to a collection and not to a folder."
-    return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts those of the collection and multiplies the queries by the ratio.'] * (model.settings.index_share > 0)
+    return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts those of the collection and multiplies the queries by the ratio.'] * (model.settings.idf_prior_documents > 0)
 
 # %% ../../nbs/5_hub/03_export.ipynb #travel
 def _flat_source(module: str) -> tuple: # source with flat imports, modules it imports
@@ -108,31 +108,31 @@ def copy_module(module: str,  # of this package, such as `hub.onnx`
     return sorted(written.values())
 
 # %% ../../nbs/5_hub/03_export.ipynb #own-modules
-def sentence_modules(model: SpladeDoc, backbone: Path, pieces: Pieces) -> list:
+def sentence_modules(model: SpladeDoc, backbone: Path, tokenizer: SpladeTokenizer) -> list:
     "The model in modules of sentence-transformers; `backbone` is a folder of `write_backbone`."
     modules = needs('sentence_transformers.sparse_encoder.modules', 'export')
     transformer = modules.Transformer(str(backbone), transformer_task='fill-mask', max_seq_length=model.settings.max_length)
     pooling = modules.SpladePooling('max', 'log1p_relu' if model.settings.log_twice else 'relu', len(model.special))
     if model.query_shift is None: return [transformer, pooling]
-    table = modules.SparseStaticEmbedding(whole_tokenizer(pieces), query_weights(model).detach().clone(), frozen=True)
+    table = modules.SparseStaticEmbedding(whole_tokenizer(tokenizer), query_weights(model).detach().clone(), frozen=True)
     return [modules.Router.for_query_document([table], [transformer, pooling])]
 
 # %% ../../nbs/5_hub/03_export.ipynb #carried-folder
-def write_carried(model: SpladeDoc, pieces: Pieces, folder: Path) -> None:
-    "Weights, pieces, code, and the files that tell sentence-transformers about them."
-    save(model, folder); save_pieces(pieces, folder); copy_module('hub.sentence_transformers', folder, 'carried')
-    write_json(folder/'modules.json', [dict(idx=0, name='0', path='', type='carried.Carried')])
+def write_module(model: SpladeDoc, tokenizer: SpladeTokenizer, folder: Path) -> None:
+    "Weights, tokens, code, and the files that tell sentence-transformers about them."
+    save(model, folder); save_tokenizer(tokenizer, folder); copy_module('hub.sentence_transformers', folder, 'carried')
+    write_json(folder/'modules.json', [dict(idx=0, name='0', path='', type='carried.SpladeModule')])
     write_json(folder/'config_sentence_transformers.json', dict(model_type='SparseEncoder', similarity_fn_name=model.settings.similarity, prompts={}, default_prompt_name=None,
                requirements={'sentence-transformers': dict(specifier='>=6', reason='the module that the folder carries is written for it')}))
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-sentence-transformers
-def to_sentence_transformers(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
+def to_sentence_transformers(model: SpladeDoc, tokenizer: SpladeTokenizer, folder: Path) -> list: # limits
     "A `SparseEncoder` folder."
     sentence_transformers = needs('sentence_transformers', 'export')
-    if beyond_pooling(model, pieces): write_carried(model, pieces, folder); return collection_limit(model)
+    if beyond_pooling(model, tokenizer): write_module(model, tokenizer, folder); return collection_limit(model)
     backbone = folder/'.backbone'
-    write_backbone(model, pieces, backbone)
-    encoder = sentence_transformers.SparseEncoder(modules=sentence_modules(model, backbone, pieces), similarity_fn_name=model.settings.similarity, device='cpu')
+    write_backbone(model, tokenizer, backbone)
+    encoder = sentence_transformers.SparseEncoder(modules=sentence_modules(model, backbone, tokenizer), similarity_fn_name=model.settings.similarity, device='cpu')
     encoder.save_pretrained(str(folder), create_model_card=False)
     shutil.rmtree(backbone)
     return [cut_limit(model), *collection_limit(model)]
@@ -147,15 +147,15 @@ def traced_states(model: SpladeDoc, input_ids, attention_mask): # [B, L, H], wha
 def largest(model: SpladeDoc, read, input_ids, attention_mask): # [B, R]
     "`splade.text_logits` in operations that ONNX has."
     if model.importance is None: return naive_max(read, model.decoder.weight, model.decoder.bias, attention_mask)
-    scores = model.importance(read).squeeze(-1).masked_fill(attention_mask == 0, ABSENT)
-    return scores.new_full((scores.shape[0], len(model.special)), ABSENT).scatter_reduce(1, input_ids, scores, 'amax')
+    scores = model.importance(read).squeeze(-1).masked_fill(attention_mask == 0, MASKED_LOGIT)
+    return scores.new_full((scores.shape[0], len(model.special)), MASKED_LOGIT).scatter_reduce(1, input_ids, scores, 'amax')
 
 # %% ../../nbs/5_hub/03_export.ipynb #whole-graph
 class Graph(nn.Module):
     "What is traced: one row a text, every size free."
     def __init__(self, model: SpladeDoc):
         super().__init__()
-        self.model, self.counted = model, counts_act(model, True)
+        self.model, self.counted = model, uses_count_factor(model, True)
 
     def logits(self, input_ids, attention_mask): # [B, R] under the gate
         states, read = traced_states(self.model, input_ids, attention_mask)
@@ -165,19 +165,19 @@ class Graph(nn.Module):
 
     def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None): # [B, V]
         own, size, logits = None, None, self.logits(input_ids, attention_mask)
-        if self.counted or self.model.settings.own_floor:
-            own = spread_counts(input_ids if bag is None else bag, attention_mask.float() if counts is None else counts, len(self.model.special))
+        if self.counted or self.model.settings.min_input_logit:
+            own = scatter_counts(input_ids if bag is None else bag, attention_mask.float() if counts is None else counts, len(self.model.special))
             size = own.sum(1)
-        vectors = weighed(self.model, logits, own, size, self.counted)[0]
-        return vectors if document is None else torch.where(document, vectors, weighed(self.model, logits, own, size, False)[0])
+        vectors = term_weights_of(self.model, logits, own, size, self.counted)[0]
+        return vectors if document is None else torch.where(document, vectors, term_weights_of(self.model, logits, own, size, False)[0])
 
 # %% ../../nbs/5_hub/03_export.ipynb #graph-inputs
 def graph_inputs(model: SpladeDoc) -> tuple: # name -> example, name -> what each of its sizes is called
     "Two texts of three tokens, and which sizes are free."
     ids = torch.tensor([[0, 9, 2], [0, 8, 2]])
     inputs, sizes = dict(input_ids=ids, attention_mask=torch.ones_like(ids)), dict.fromkeys(('input_ids', 'attention_mask'), ('texts', 'tokens'))
-    if counts_act(model, True) and model.query_shift is None: inputs['document'], sizes['document'] = torch.tensor([True]), ()
-    if model.settings.own_floor: inputs |= dict(bag=ids[:, 1:], counts=torch.ones(2, 2)); sizes |= dict.fromkeys(('bag', 'counts'), ('texts', 'own'))
+    if uses_count_factor(model, True) and model.query_shift is None: inputs['document'], sizes['document'] = torch.tensor([True]), ()
+    if model.settings.min_input_logit: inputs |= dict(bag=ids[:, 1:], counts=torch.ones(2, 2)); sizes |= dict.fromkeys(('bag', 'counts'), ('texts', 'own'))
     return inputs, sizes
 
 # %% ../../nbs/5_hub/03_export.ipynb #plain-attention
@@ -202,12 +202,12 @@ def write_graph(model: SpladeDoc, file: Path) -> None:
     if fixed: raise ConfigError(f'the ONNX graph would take one size only of {", ".join(fixed)}: a layer of {type(model.backbone).__name__} reads it while it is traced')
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-onnx
-def to_onnx(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
+def to_onnx(model: SpladeDoc, tokenizer: SpladeTokenizer, folder: Path) -> list: # limits
     "A graph for ONNX Runtime, the tokenizer, and the code that `light` needs."
     needs('onnxscript', 'export'); needs('onnxruntime', 'export')
     write_graph(model, folder/'model.onnx')
-    save_pieces(Pieces(whole_tokenizer(pieces), **reading_of(pieces)), folder)
-    write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in KEPT})
+    save_tokenizer(SpladeTokenizer(whole_tokenizer(tokenizer), **text_options(tokenizer)), folder)
+    write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in SAVED_SETTINGS})
     if model.query_shift is not None: np.save(folder/'queries.npy', query_weights(model).detach().numpy())
     copy_module('hub.onnx', folder/'light', 'light')
     return [cut_limit(model), *collection_limit(model)]
@@ -215,12 +215,12 @@ def to_onnx(model: SpladeDoc, pieces: Pieces, folder: Path) -> list: # limits
 # %% ../../nbs/5_hub/03_export.ipynb #to-form
 EXPORTS = {'sentence-transformers': to_sentence_transformers, 'mlm': to_mlm, 'onnx': to_onnx}
 
-def write_form(model: SpladeDoc, pieces: Pieces, form: str, folder: Path | str,
+def write_form(model: SpladeDoc, tokenizer: SpladeTokenizer, form: str, folder: Path | str,
                card=None   # limits, folder -> the text of README.md
               ) -> list:   # limits
     "A model as one of `EXPORTS`, in a folder that is not there yet. Raises `ConfigError`."
     writer = EXPORTS[choose('form', form, EXPORTS)]
     with whole_folder(folder) as beside, plainly(f'{folder} could not be written'):
-        limits = writer(copy.deepcopy(model).cpu().float(), pieces, beside)
+        limits = writer(copy.deepcopy(model).cpu().float(), tokenizer, beside)
         if card: (beside/'README.md').write_text(card(limits, beside), encoding='utf-8')
         return limits

@@ -47,14 +47,14 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained({name!r}), AutoModelForMaskedLM.from_pretrained({name!r})
 rows = tokenizer(['제주도 3박 4일 여행 일정', '제주도 여행 어디가 좋아요'], padding=True, truncation=True, return_tensors='pt')
 with torch.inference_mode(): logits = model(**rows).logits.masked_fill(rows['attention_mask'][..., None] == 0, -1e4)
-vectors = logits.amax(1).relu().log1p()  # [texts, pieces]"""
+vectors = logits.amax(1).relu().log1p()  # [texts, tokenizer]"""
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #onnx-use
 def use_onnx(name: str, folder: Path) -> str: # Python
     "Without torch; where the graph reads tokens alone, without transformers as well."
-    light = """from light.light import Light  # of this folder; numpy, scipy, onnxruntime, transformers
+    light = """from light.light import OnnxEncoder  # of this folder; numpy, scipy, onnxruntime, transformers
 
-model = Light('.')
+model = OnnxEncoder('.')
 documents = model.encode(['제주도 3박 4일 여행 일정', '김치찌개 맛있게 끓이는 법'])
 print((model.encode(['제주도 여행 어디가 좋아요'], document=False) @ documents.T).toarray())"""
     if not reads_tokens_alone(folder): return light
@@ -66,14 +66,14 @@ tokenizer = Tokenizer.from_file('tokenizer.json')
 tokenizer.enable_truncation({said['max_length']}); tokenizer.enable_padding(pad_token={text['pad_token']!r}, pad_id=tokenizer.token_to_id({text['pad_token']!r}))
 rows = tokenizer.encode_batch(['제주도 3박 4일 여행 일정', '제주도 여행 어디가 좋아요'])
 inputs = {{'input_ids': np.array([row.ids for row in rows]), 'attention_mask': np.array([row.attention_mask for row in rows])}}
-vectors = onnxruntime.InferenceSession('model.onnx').run(None, inputs)[0]  # [texts, pieces]
+vectors = onnxruntime.InferenceSession('model.onnx').run(None, inputs)[0]  # [texts, tokens]
 print(vectors[0] @ vectors[1])"""
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #tokens-alone
 def reads_tokens_alone(folder: Path) -> bool:
     "Whether `input_ids` and `attention_mask` are all that the graph takes, and texts go to the tokenizer as they are."
     said = read_json(folder/'splade.json')
-    return not (said['own_floor'] or said['query_table'] or said['term_frequency']) and read_json(folder/'text.json')['segment'] == 'none'
+    return not (said['min_input_logit'] or said['inference_free_query'] or said['term_frequency']) and read_json(folder/'text.json')['segment'] == 'none'
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #uses
 USES = {'sentence-transformers': use_sentence_transformers, 'mlm': use_mlm, 'onnx': use_onnx}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'windows', 'beyond', 'cut_note', 'batches', 'most_rows', 'prune', 'window_rows', 'prepared_decoder',
            'check_numbers', 'tell_cut', 'is_looked_up', 'lookup', 'encode', 'length_for', 'counted', 'saturated',
-           'lookup_documents', 'lookup_queries', 'shard_label', 'claim_folder', 'Again', 'in_parts', 'texts_hash',
+           'lookup_documents', 'lookup_queries', 'shard_description', 'check_folder', 'Again', 'in_parts', 'texts_hash',
            'count_collection', 'counted_of', 'needs_length', 'encoding_options', 'with_ids', 'shard_path', 'facts_path',
            'is_there', 'refuse_more', 'brief_facts', 'encode_shard', 'counts_name', 'count_shards', 'finish',
            'shard_notes', 'encode_shards', 'write_shard', 'read_shards', 'shard_facts', 'shard_ids', 'shard_texts',
@@ -21,26 +21,26 @@ from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, read_json, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
-from ..data.tokenizer import Pieces, batch, vocabulary_hash
+from ..data.tokenizer import SpladeTokenizer, batch, vocabulary_hash
 from .splade import count_factor, decoder_for, factor_for, makes_dense, query_weights, sparse_batch
 from .term_weights import bag_rows
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows
-def windows(ids: list,            # pieces of one text
-            size: int,            # pieces a window, marks not counted
+def windows(ids: list,            # tokens of one text
+            size: int,            # tokens a window, marks not counted
             most: int = 8         # windows at most; 0: all of them
            ) -> list:             # at least one, even for an empty text
-    "A text's pieces cut into windows."
+    "A text's tokens cut into windows."
     return [ids[start:start + size] for start in range(0, max(1, len(ids)), size)][:most or None]
 
 # %% ../../nbs/2_model/08_encode.ipynb #beyond
-def beyond(ids: list,            # pieces of each text
-           size: int,            # pieces a window, marks not counted
+def beyond(ids: list,            # tokens of each text
+           size: int,            # tokens a window, marks not counted
            most: int = 8         # windows at most; 0: all of them
-          ) -> dict:             # texts that are cut, pieces of them that no window holds
+          ) -> dict:             # texts that are cut, tokens of them that no window holds
     "What `windows` leaves out of texts."
     lost = [len(row) - most * size for row in ids if most and len(row) > most * size]
-    return dict(texts=len(lost), pieces=sum(lost))
+    return dict(texts=len(lost), tokenizer=sum(lost))
 
 # %% ../../nbs/2_model/08_encode.ipynb #cut-note
 def cut_note(cut: dict,          # of `beyond`
@@ -48,8 +48,8 @@ def cut_note(cut: dict,          # of `beyond`
              size: int, most: int) -> str: # empty where nothing was cut
     "What was cut, as a sentence."
     if not cut.get('texts'): return ''
-    return (f'{cut["texts"]:,} of {texts:,} texts are longer than {most} windows of {size} pieces: '
-            f'the model does not read {cut["pieces"]:,} pieces of them')
+    return (f'{cut["texts"]:,} of {texts:,} texts are longer than {most} windows of {size} tokens: '
+            f'the model does not read {cut["tokenizer"]:,} tokens of them')
 
 # %% ../../nbs/2_model/08_encode.ipynb #batches
 def batches(lengths: list,            # tokens of each text
@@ -69,7 +69,7 @@ def batches(lengths: list,            # tokens of each text
     return groups
 
 # %% ../../nbs/2_model/08_encode.ipynb #dense-rows
-DENSE_BYTES = 2 ** 27 # of a tensor that holds a number for each window of a batch and each piece
+DENSE_BYTES = 2 ** 27 # of a tensor that holds a number for each window of a batch and each token
 
 def most_rows(model) -> int: # windows; 0 where such a tensor is never made
     "How many windows a batch may have."
@@ -87,24 +87,24 @@ def prune(rows: sparse.csr_matrix, top_k: int = 0, threshold: float = 0.0) -> sp
     return sparse.csr_matrix((rows.data[kept], (text[kept], rows.indices[kept])), shape=rows.shape)
 
 # %% ../../nbs/2_model/08_encode.ipynb #columns
-def _columns(model, decoder, rows, **how): # text, piece, weight of a padded batch
+def _columns(model, decoder, rows, **how): # text, token, weight of a padded batch
     if decoder is not None: return sparse_batch(model, decoder, **rows, **how)
     vectors = model(**rows, **how)[0]
-    text, piece = vectors.nonzero(as_tuple=True)
-    return text, piece, vectors[text, piece]
+    text, term = vectors.nonzero(as_tuple=True)
+    return text, term, vectors[text, term]
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-rows
-def window_rows(pieces: Pieces, ids: list, size: int, most: int = 8, bags=None) -> tuple: # what a model reads, windows of each text
+def window_rows(tokenizer: SpladeTokenizer, ids: list, size: int, most: int = 8, bags=None) -> tuple: # what a model reads, windows of each text
     "Windows of texts as one padded batch, their bags beside."
     parts = [windows(row, size - 2, most) for row in ids]
-    return batch(pieces, [window for part in parts for window in part], size) | (bag_rows(bags) if bags else {}), [len(part) for part in parts]
+    return batch(tokenizer, [window for part in parts for window in part], size) | (bag_rows(bags) if bags else {}), [len(part) for part in parts]
 
-def _rows(model, decoder, pieces, group, bags, most, precision, **how): # [n, V]
-    rows, spans = window_rows(pieces, group, model.settings.max_length, most, bags)
+def _rows(model, decoder, tokenizer, group, bags, most, precision, **how): # [n, V]
+    rows, spans = window_rows(tokenizer, group, model.settings.max_length, most, bags)
     place = model.special.device
     with torch.autocast(place.type, torch.bfloat16, enabled=precision == 'bf16'):
-        text, piece, weight = _columns(model, decoder, {name: value.to(place) for name, value in rows.items()}, windows=spans, **how)
-    found = sparse.csr_matrix((weight.float().cpu().numpy(), (text.cpu().numpy(), piece.cpu().numpy())), shape=(len(group), len(model.special)))
+        text, term, weight = _columns(model, decoder, {name: value.to(place) for name, value in rows.items()}, windows=spans, **how)
+    found = sparse.csr_matrix((weight.float().cpu().numpy(), (text.cpu().numpy(), term.cpu().numpy())), shape=(len(group), len(model.special)))
     found.sort_indices()
     return found
 
@@ -143,21 +143,21 @@ def is_looked_up(model, document: bool) -> bool:
     return model.query_shift is not None and not document
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup
-def lookup(model, pieces: Pieces, texts: list, factor=None, keep=None) -> sparse.csr_matrix: # [N, V] float32
-    "Queries of a model that has a table for them; columns after the pieces stay where `keep` restricts these."
+def lookup(model, tokenizer: SpladeTokenizer, texts: list, factor=None, keep=None) -> sparse.csr_matrix: # [N, V] float32
+    "Queries of a model that has a table for them; columns after the tokens stay where `keep` restricts these."
     weights = query_weights(model).cpu().numpy() * (1 if factor is None else factor)
-    if keep is not None: weights[np.setdiff1d(np.arange(len(pieces.tokenizer)), np.asarray(keep))] = 0
-    return lookup_queries(pieces, weights, texts)
+    if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), np.asarray(keep))] = 0
+    return lookup_queries(tokenizer, weights, texts)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode
 @torch.inference_mode()
-def encode(model, pieces: Pieces,
+def encode(model, tokenizer: SpladeTokenizer,
            texts: list,
            document: bool = True,     # a query does not take the count factor
            budget: int = 8192,        # tokens a batch
            most_windows: int = 8,     # 0: a text is read to its end
            progress: bool = False,
-           keep=None,                 # [R] ids of the only pieces that may stand in a vector; None for all
+           keep=None,                 # [R] ids of the only tokens that may stand in a vector; None for all
            screen: bool = False,      # small integers first, for CPUs; the result is the same
            precision: str = 'fp32',   # or bf16
            decoder=None,              # of `prepared_decoder`, in place of keep, screen and precision's head
@@ -169,17 +169,17 @@ def encode(model, pieces: Pieces,
           ) -> sparse.csr_matrix:     # [N, V] float32
     "Sparse vectors of texts, in their order; the model is put in evaluation mode. Raises `ConfigError`."
     check_numbers(top_k=top_k, threshold=threshold, most_windows=most_windows)
-    if is_looked_up(model, document): return prune(lookup(model, pieces, texts, factor, keep), top_k, threshold)
+    if is_looked_up(model, document): return prune(lookup(model, tokenizer, texts, factor, keep), top_k, threshold)
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
     was_training = model.training; model.eval()
-    ids, longest = pieces.ids(texts), model.settings.max_length * most_windows or math.inf
+    ids, longest = tokenizer.ids(texts), model.settings.max_length * most_windows or math.inf
     tell_cut(model, ids, most_windows, cut)
-    bags = pieces.bags(texts, ids, document) if model.settings.own_floor else None
+    bags = tokenizer.bags(texts, ids, document) if model.settings.min_input_logit else None
     if whole: mean_length = length_for(model, bags or ids)
     spans = [len(windows(row, model.settings.max_length - 2, most_windows)) for row in ids]
     groups = batches([min(len(row) + 2, longest) for row in ids], budget, spans, most_rows(model))
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
-        rows = [_told(bar, _rows(model, decoder, pieces, [ids[i] for i in group], bags and [bags[i] for i in group], most_windows, precision, document=document, mean_length=mean_length)) for group in groups]
+        rows = [_told(bar, _rows(model, decoder, tokenizer, [ids[i] for i in group], bags and [bags[i] for i in group], most_windows, precision, document=document, mean_length=mean_length)) for group in groups]
     model.train(was_training)
     if not texts: return sparse.csr_matrix((0, len(model.special)), dtype=np.float32)
     found = sparse.vstack(rows).tocsr()[np.argsort(np.concatenate(groups))]
@@ -188,14 +188,14 @@ def encode(model, pieces: Pieces,
 
 # %% ../../nbs/2_model/08_encode.ipynb #length-for
 def length_for(model, bags: list) -> float: # 0 where the mean length of the training texts stays
-    "Mean number of pieces of a collection's documents."
-    return float(np.mean([len(bag) for bag in bags])) if model.settings.index_share and bags else 0.0
+    "Mean number of tokens of a collection's documents."
+    return float(np.mean([len(bag) for bag in bags])) if model.settings.idf_prior_documents and bags else 0.0
 
 # %% ../../nbs/2_model/08_encode.ipynb #counted
-def counted(bags: list,              # pieces of each text
+def counted(bags: list,              # tokens of each text
             columns: int             # V
            ) -> sparse.csr_matrix:   # [N, V] float32
-    "How often each piece stands in each text."
+    "How often each token stands in each text."
     ends = np.cumsum([0, *map(len, bags)])
     found = np.fromiter(itertools.chain.from_iterable(bags), np.int64, ends[-1])
     counts = sparse.csr_matrix((np.ones(len(found), np.float32), found, ends), shape=(len(bags), columns))
@@ -204,32 +204,32 @@ def counted(bags: list,              # pieces of each text
 
 # %% ../../nbs/2_model/08_encode.ipynb #saturated
 def saturated(counts: sparse.csr_matrix, # [N, V]
-              mean_length: float = 0.0   # of a document, in pieces; 0: of these
+              mean_length: float = 0.0   # of a document, in tokens; 0: of these
              ) -> sparse.csr_matrix:     # [N, V] float32
-    "`splade.count_factor` of each piece that stands in a text."
+    "`splade.count_factor` of each token that stands in a text."
     lengths = np.asarray(counts.sum(1), dtype=np.float64).ravel()
     of_entry = torch.from_numpy(np.repeat(lengths, np.diff(counts.indptr)))
     factor = count_factor(torch.from_numpy(counts.data)[:, None], of_entry, mean_length or lengths.mean())
     return sparse.csr_matrix((factor[:, 0].numpy().astype(np.float32), counts.indices, counts.indptr), shape=counts.shape)
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup-documents
-def lookup_documents(pieces: Pieces, texts: list) -> sparse.csr_matrix: # [N, V] float32
-    "A collection as it is before training: each piece of a text, by the count factor."
-    return saturated(counted(pieces.bags(texts), len(pieces)))
+def lookup_documents(tokenizer: SpladeTokenizer, texts: list) -> sparse.csr_matrix: # [N, V] float32
+    "A collection as it is before training: each token of a text, by the count factor."
+    return saturated(counted(tokenizer.bags(texts), len(tokenizer)))
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup-queries
-def lookup_queries(pieces: Pieces,
+def lookup_queries(tokenizer: SpladeTokenizer,
                    weights,        # [V] IDF, or a model's `output_weight`
                    texts: list
                   ) -> sparse.csr_matrix: # [N, V] float32
-    "Each piece of a query once, with its weight; pieces of weight zero are left out."
-    rows = counted(pieces.bags(texts, document=False), len(weights))
+    "Each token of a query once, with its weight; tokens of weight zero are left out."
+    rows = counted(tokenizer.bags(texts, document=False), len(weights))
     rows.data = np.maximum(np.asarray(weights, dtype=np.float32)[rows.indices], 0)
     rows.eliminate_zeros()
     return rows
 
 # %% ../../nbs/2_model/08_encode.ipynb #shard-label
-def shard_label(model, pieces: Pieces, **options) -> dict:
+def shard_description(model, tokenizer: SpladeTokenizer, **options) -> dict:
     "What shards of one folder have in common: weights, vocabulary and options."
     found = hashlib.sha256()
     for name, value in model.state_dict().items():
@@ -238,10 +238,10 @@ def shard_label(model, pieces: Pieces, **options) -> dict:
     for name, kind in (('keep', np.int64), ('factor', np.float32)):
         if options.get(name) is None: continue
         options[name] = hashlib.sha256(np.asarray(options[name], dtype=kind).tobytes()).hexdigest()[:16]
-    return dict(model=found.hexdigest()[:16], vocabulary=vocabulary_hash(pieces), **options)
+    return dict(model=found.hexdigest()[:16], vocabulary=vocabulary_hash(tokenizer), **options)
 
 # %% ../../nbs/2_model/08_encode.ipynb #claim-folder
-def claim_folder(folder: Path, label: dict) -> None:
+def check_folder(folder: Path, label: dict) -> None:
     "Writes `shards.json`, or raises `ConfigError` naming what differs from the one that is there."
     path = folder/'shards.json'
     folder.mkdir(parents=True, exist_ok=True)
@@ -269,33 +269,33 @@ def texts_hash(texts: list) -> str: # 16 hex digits
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 # %% ../../nbs/2_model/08_encode.ipynb #count-collection
-def count_collection(model, pieces: Pieces, texts: Iterable, size: int = 10_000) -> dict: # documents, pieces, hash
+def count_collection(model, tokenizer: SpladeTokenizer, texts: Iterable, size: int = 10_000) -> dict: # documents, tokens, hash
     "What is to be known of all documents before the first is encoded; holds `size`. Raises `ConfigError` for none."
     documents, total, marks = 0, 0, []
     with tqdm(desc='counting', unit=' texts', mininterval=10, delay=5) as bar:
         for some in in_parts(texts, size):
-            rows = pieces.bags(some) if model.settings.own_floor else pieces.ids(some)
+            rows = tokenizer.bags(some) if model.settings.min_input_logit else tokenizer.ids(some)
             documents, total = documents + len(some), total + sum(map(len, rows))
             marks.append(texts_hash(some))
             bar.update(len(some))
     if not documents: raise ConfigError('there is no text to encode')
-    return dict(documents=documents, pieces=total, hash=texts_hash(marks))
+    return dict(documents=documents, tokenizer=total, hash=texts_hash(marks))
 
 # %% ../../nbs/2_model/08_encode.ipynb #counted-of
-def counted_of(model, pieces: Pieces, texts: Iterable, folder: Path, label: dict) -> dict: # of `count_collection`
+def counted_of(model, tokenizer: SpladeTokenizer, texts: Iterable, folder: Path, label: dict) -> dict: # of `count_collection`
     "Read from `shards.json`, else counted. Raises `ConfigError` for another's folder, and for a stream."
     there = read_json(folder/'shards.json') if (folder/'shards.json').exists() else {}
-    if there: claim_folder(folder, label | {name: there[name] for name in ('counted', 'mean_length') if name in there})
+    if there: check_folder(folder, label | {name: there[name] for name in ('counted', 'mean_length') if name in there})
     if 'counted' in there: return there['counted']
     if iter(texts) is texts:
-        raise ConfigError(f'index_share={model.settings.index_share}: the mean length of all texts comes first, '
+        raise ConfigError(f'idf_prior_documents={model.settings.idf_prior_documents}: the mean length of all texts comes first, '
                           'and this stream can be read only once: give a list, or Again(function), or mean_length')
-    return count_collection(model, pieces, texts, label['size'])
+    return count_collection(model, tokenizer, texts, label['size'])
 
 # %% ../../nbs/2_model/08_encode.ipynb #needs-length
 def needs_length(model, options: dict) -> bool:
     "Whether the mean length of a collection is to be counted."
-    return bool(model.settings.index_share and options.get('document', True) and 'mean_length' not in options)
+    return bool(model.settings.idf_prior_documents and options.get('document', True) and 'mean_length' not in options)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encoding-options
 def encoding_options(model, options: dict) -> dict:
@@ -332,14 +332,14 @@ def refuse_more(folder: Path, counted: dict | None, documents: int) -> None:
 def brief_facts(folder: Path, number: int) -> dict: # without the ids, which are many
     "How much a shard was made of."
     found = read_json(facts_path(folder, number))
-    return dict(documents=len(found['ids']), empty=found['empty'], **{'texts': 0, 'pieces': 0} | found['cut'])
+    return dict(documents=len(found['ids']), empty=found['empty'], **{'texts': 0, 'tokenizer': 0} | found['cut'])
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-shard
-def encode_shard(model, pieces: Pieces, folder: Path, number: int, ids: list, texts: list, unit: bool, **how) -> None:
+def encode_shard(model, tokenizer: SpladeTokenizer, folder: Path, number: int, ids: list, texts: list, unit: bool, **how) -> None:
     "One shard, and beside it what it was made of, which is written first."
     from sklearn.preprocessing import normalize
     cut = {}
-    rows = encode(model, pieces, texts, cut=cut, **how)
+    rows = encode(model, tokenizer, texts, cut=cut, **how)
     empty = sum(not text.strip() for text in texts)
     write_json(facts_path(folder, number), dict(hash=texts_hash(texts), ids=ids, empty=empty, cut=cut))
     write_shard(shard_path(folder, number), normalize(rows) if unit else rows)
@@ -371,7 +371,7 @@ def finish(folder: Path, marks: list, window: int, counted: dict | None = None) 
         raise ConfigError(f'{folder}: other texts are there now than were counted; take another folder')
     add_up = lambda name: sum(each[name] for each in facts)
     found = dict(documents=add_up('documents'), shards=len(facts), hash=texts_hash(marks), window=window,
-                 empty=add_up('empty'), cut=dict(texts=add_up('texts'), pieces=add_up('pieces')))
+                 empty=add_up('empty'), cut=dict(texts=add_up('texts'), tokenizer=add_up('tokenizer')))
     label = read_json(folder/'shards.json')
     if label.get('document', True):
         keep_counts(count_shards(folder, found), folder/'frequencies.npz', counts_name(label, found))
@@ -388,7 +388,7 @@ def shard_notes(label: dict) -> list: # of `shards.json`
     return [note for note in (cut, empty) if note]
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-shards
-def encode_shards(model, pieces: Pieces,
+def encode_shards(model, tokenizer: SpladeTokenizer,
                   texts: Iterable, folder: Path | str, # a shard of texts is held at a time
                   size: int = 10_000,    # texts a shard
                   part: int = 0, parts: int = 1, # this process takes every `parts`-th shard, from `part`
@@ -401,20 +401,20 @@ def encode_shards(model, pieces: Pieces,
     folder, made, marks = Path(folder), 0, []
     check_numbers(size=size, **options)
     how = encoding_options(model, options) # what cannot be is refused before the folder is taken
-    label = shard_label(model, pieces, size=size, **(dict(unit=True) if unit else {}), **options)
+    label = shard_description(model, tokenizer, size=size, **(dict(unit=True) if unit else {}), **options)
     if needs_length(model, options):
-        label['counted'] = counted_of(model, pieces, texts, folder, label)
+        label['counted'] = counted_of(model, tokenizer, texts, folder, label)
         total = label['counted']['documents']
-        how['mean_length'] = label['mean_length'] = label['counted']['pieces'] / total
+        how['mean_length'] = label['mean_length'] = label['counted']['tokenizer'] / total
     else: label.setdefault('mean_length', 0.0)
-    claim_folder(folder, label)
+    check_folder(folder, label)
     with tqdm(total=total, desc='encoding', unit=' texts', mininterval=10) as bar:
         for number, some in enumerate(in_parts(with_ids(texts, ids), size)):
             names, words = map(list, zip(*some))
             marks.append(texts_hash(words))
             refuse_more(folder, label.get('counted'), number * size + len(words))
             if not is_there(folder, number, marks[-1]) and number % parts == part:
-                encode_shard(model, pieces, folder, number, names, words, unit, **how)
+                encode_shard(model, tokenizer, folder, number, names, words, unit, **how)
                 made += 1
             bar.update(len(some))
     finish(folder, marks, model.settings.max_length - 2, label.get('counted'))
@@ -465,9 +465,9 @@ def shard_texts(folder: Path | str, named: Iterable) -> Iterator: # named: (id, 
     if next(named, None) is not None: raise ConfigError(f'{folder}: more texts than were encoded')
 
 # %% ../../nbs/2_model/08_encode.ipynb #collection-frequencies
-def collection_frequencies(folder: Path | str, model, pieces: Pieces) -> Frequencies:
+def collection_frequencies(folder: Path | str, model, tokenizer: SpladeTokenizer) -> Frequencies:
     "Document frequencies of encoded documents. Raises `ConfigError` where they are not whole, or another model's."
-    folder, mine = Path(folder), shard_label(model, pieces)
+    folder, mine = Path(folder), shard_description(model, tokenizer)
     if not (folder/'shards.json').exists(): raise ConfigError(f'{folder} holds no shards: encode the documents first')
     label = read_json(folder/'shards.json')
     for name, value in (*mine.items(), ('document', True)):
@@ -480,14 +480,14 @@ def collection_frequencies(folder: Path | str, model, pieces: Pieces) -> Frequen
     return count_shards(folder, label['collection']) if found is None else found
 
 # %% ../../nbs/2_model/08_encode.ipynb #collection-factor-of
-def collection_factor_of(folder: Path | str, model, pieces: Pieces): # [V] float32, or None; see `splade.factor_for`
+def collection_factor_of(folder: Path | str, model, tokenizer: SpladeTokenizer): # [V] float32, or None; see `splade.factor_for`
     "What the weights of a query are multiplied by over encoded documents. Raises `ConfigError`."
-    found = collection_frequencies(folder, model, pieces)
+    found = collection_frequencies(folder, model, tokenizer)
     return factor_for(model, found.counts, found.documents)
 
 # %% ../../nbs/2_model/08_encode.ipynb #heaviest
 def heaviest(row: sparse.csr_matrix, # [1, V]
-             names: list,            # [V] what each piece is called
+             names: list,            # [V] what each token is called
              most: int = 8
             ) -> list:               # [(name, weight)], heaviest first
     "The heaviest terms of a vector, by the names that a text gives them."
@@ -496,15 +496,15 @@ def heaviest(row: sparse.csr_matrix, # [1, V]
     return [(names[row.indices[i]], round(float(row.data[i]), 4)) for i in order if row.data[i] > 0]
 
 # %% ../../nbs/2_model/08_encode.ipynb #terms
-def terms(row: sparse.csr_matrix, pieces: Pieces, most: int = 20) -> list: # [(piece, weight)]
-    "The heaviest terms of a vector, by their pieces."
-    return heaviest(row, pieces.names, most)
+def terms(row: sparse.csr_matrix, tokenizer: SpladeTokenizer, most: int = 20) -> list: # [(token, weight)]
+    "The heaviest terms of a vector, by their tokens."
+    return heaviest(row, tokenizer.names, most)
 
 # %% ../../nbs/2_model/08_encode.ipynb #matched
 def matched(query: sparse.csr_matrix,     # [1, V]
             document: sparse.csr_matrix,  # [1, V]
-            names: list                   # [V] piece strings
-           ) -> list:                     # [(piece, share of the score)], largest first
+            names: list                   # [V] token strings
+           ) -> list:                     # [(token, share of the score)], largest first
     "The terms that made a document's score, with what each gave."
     product = query.multiply(document).tocoo()
     return sorted(((names[j], float(v)) for j, v in zip(product.col, product.data)), key=lambda pair: -pair[1])

@@ -21,7 +21,7 @@ def naive_max(hidden, # [B, L, H]
     return logits.masked_fill(mask[..., None] == 0, float('-inf')).amax(1)
 
 # %% ../../nbs/2_model/02_head.ipynb #rows-in-cache
-def rows_in_cache(tokens: int) -> int: # pieces at a time
+def rows_in_cache(tokens: int) -> int: # tokens at a time
     "Rows of the weight whose logits take 16 MiB."
     return max(256, min(8192, 2 ** 22 // max(1, tokens)))
 
@@ -47,8 +47,8 @@ def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners): 
         logits = (weight[rows].to(dtype) @ columns).to(hidden.dtype)
         values[rows], at[rows] = _max_of_chunk(logits, starts, lengths)
         if winners is not None:
-            value, piece = logits.add_(bias[rows, None]).max(0)
-            winners.copy_(torch.where(value > largest, piece + low, winners)); torch.maximum(value, largest, out=largest)
+            value, term = logits.add_(bias[rows, None]).max(0)
+            winners.copy_(torch.where(value > largest, term + low, winners)); torch.maximum(value, largest, out=largest)
         del logits # or two chunks stand side by side
     return values.add_(bias[:, None]), at
 
@@ -60,14 +60,14 @@ def _bag(rows, groups, weights, table, number): # sum of weights * table[rows] i
 
 # %% ../../nbs/2_model/02_head.ipynb #sparse-gradients
 def _sparse_gradients(by_piece, at, hidden, weight, as_rows): # gradients of hidden [T, H] and weight [V, H]
-    piece, text = by_piece.nonzero(as_tuple=True)
-    values, token = by_piece[piece, text], at[piece, text].long()
+    term, text = by_piece.nonzero(as_tuple=True)
+    values, token = by_piece[term, text], at[term, text].long()
     order = token.argsort(stable=True)
-    to_hidden = _bag(piece[order], token[order], values[order], weight, len(hidden))
-    if not as_rows: return to_hidden, _bag(token, piece, values, hidden, len(weight))
-    pieces, group = torch.unique_consecutive(piece, return_inverse=True)
-    found = _bag(token, group, values, hidden, len(pieces))
-    return to_hidden, torch.sparse_coo_tensor(pieces[None], found, weight.shape, is_coalesced=True, check_invariants=False)
+    to_hidden = _bag(term[order], token[order], values[order], weight, len(hidden))
+    if not as_rows: return to_hidden, _bag(token, term, values, hidden, len(weight))
+    terms, group = torch.unique_consecutive(term, return_inverse=True)
+    found = _bag(token, group, values, hidden, len(terms))
+    return to_hidden, torch.sparse_coo_tensor(terms[None], found, weight.shape, is_coalesced=True, check_invariants=False)
 
 # %% ../../nbs/2_model/02_head.ipynb #dense-gradients
 def _dense_gradients(by_piece, at, hidden, weight, chunk): # gradients of hidden [T, H] and weight [V, H]
@@ -85,7 +85,7 @@ GATHER_COST = 12 # operations of a product in the time of one of a gather; `make
 
 # %% ../../nbs/2_model/02_head.ipynb #max-over-tokens
 class MaxOverTokens(torch.autograd.Function):
-    "Largest logit of each text and piece; the gradient goes to the token that gave it, ties as `max` decides them."
+    "Largest logit of each text and token; the gradient goes to the token that gave it, ties as `max` decides them."
     @staticmethod
     def forward(ctx, hidden, weight, bias, lengths, chunk, dtype, as_rows, winners):
         values, at = _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners)
@@ -111,7 +111,7 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
                weight,                # [V, H]
                bias,                  # [V]
                lengths: list,         # B numbers of tokens, each at least 1, summing to T
-               chunk: int = 0,        # pieces at a time; 0 takes as many as fit a cache
+               chunk: int = 0,        # tokens at a time; 0 takes as many as fit a cache
                as_rows: bool = False, # the weight's gradient as rows of a sparse tensor
                tokens: bool = False   # also the largest logit of each token
               ):                      # [B, V] largest logit over the text's tokens, in float32 or wider; with `tokens` also [T]
@@ -127,19 +127,19 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
 # %% ../../nbs/2_model/02_head.ipynb #token-maxima
 def token_maxima(hidden,            # [T, H] tokens, without padding
                  weight, bias,      # [V, H], [V]
-                 chunk: int = 2048, # pieces at a time
+                 chunk: int = 2048, # tokens at a time
                  acting=None,       # [B, V] what acts on a text's logits (a gate), None for nothing
                  owner=None,        # [T] the text of each token, with `acting`
                  act=torch.mul      # logits, what acts -> logits
                 ):                  # [T] largest logit over the vocabulary, in float32 or wider
     "Exact maximum of each row of `hidden @ weight.T + bias` under what acts on it; never [T, V] at once."
     hidden, weight, bias = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (hidden, weight, bias))
-    largest, piece = hidden.new_full((len(hidden),), float('-inf')), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+    largest, term = hidden.new_full((len(hidden),), float('-inf')), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
     for low in range(0, len(weight), chunk):
         with torch.no_grad():
             logits = torch.addmm(bias[low:low + chunk], hidden, weight[low:low + chunk].t())
             if acting is not None: logits = act(logits, acting[:, low:low + chunk][owner])
             value, at = logits.max(1)
-            piece = torch.where(value > largest, at + low, piece); largest = torch.maximum(value, largest)
-    exact = (hidden * weight[piece]).sum(1) + bias[piece]
-    return exact if acting is None else act(exact, acting[owner, piece])
+            term = torch.where(value > largest, at + low, term); largest = torch.maximum(value, largest)
+    exact = (hidden * weight[term]).sum(1) + bias[term]
+    return exact if acting is None else act(exact, acting[owner, term])

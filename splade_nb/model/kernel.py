@@ -22,7 +22,7 @@ _jit = triton.jit if triton else lambda kernel: kernel
 
 # %% ../../nbs/2_model/01_kernel.ipynb #place
 @_jit
-def _place(program, tiles, groups, BAND: tl.constexpr): # tile of pieces, group of texts
+def _place(program, tiles, groups, BAND: tl.constexpr): # tile of tokens, group of texts
     band, inside = program // (BAND * groups), program % (BAND * groups)
     width = tl.minimum(tiles - band * BAND, BAND)
     return band * BAND + inside % width, inside // width
@@ -58,11 +58,11 @@ def _first_largest(logits, SLOT: tl.constexpr): # [PIECES, GROUP, SLOT]
 def _max_kernel(hidden, weight, bias, plan, values, at, B, V, H, PIECES: tl.constexpr, GROUP: tl.constexpr, SLOT: tl.constexpr,
                 INNER: tl.constexpr, BAND: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
     tile, group = _place(tl.program_id(0), tl.cdiv(V, PIECES), tl.cdiv(B, GROUP), BAND)
-    piece, rank, column = tile * PIECES + tl.arange(0, PIECES), group * GROUP + tl.arange(0, GROUP), tl.arange(0, GROUP * SLOT)
+    term, rank, column = tile * PIECES + tl.arange(0, PIECES), group * GROUP + tl.arange(0, GROUP), tl.arange(0, GROUP * SLOT)
     owner = group * GROUP + column // SLOT
     start = tl.load(plan + owner * 3 + 1, mask=owner < B, other=0)
     length = tl.load(plan + owner * 3 + 2, mask=owner < B, other=1)
-    row = weight + tl.minimum(piece, V - 1).to(tl.int64) * H
+    row = weight + tl.minimum(term, V - 1).to(tl.int64) * H
     best, first = tl.full((PIECES, GROUP), float('-inf'), tl.float32), tl.zeros((PIECES, GROUP), tl.int32)
     for step in range(0, tl.max(length, 0), SLOT):
         position = step + column % SLOT
@@ -73,8 +73,8 @@ def _max_kernel(hidden, weight, bias, plan, values, at, B, V, H, PIECES: tl.cons
         better = (largest > best) | (largest != largest)
         best, first = tl.where(better, largest, best), tl.where(better, step + place, first)
     text, begin = tl.load(plan + rank * 3, mask=rank < B, other=0), tl.load(plan + rank * 3 + 1, mask=rank < B, other=0)
-    best += tl.load(bias + piece, mask=piece < V, other=0.).to(tl.float32)[:, None]
-    target, real = text.to(tl.int64)[None, :] * V + piece[:, None], (rank < B)[None, :] & (piece < V)[:, None]
+    best += tl.load(bias + term, mask=term < V, other=0.).to(tl.float32)[:, None]
+    target, real = text.to(tl.int64)[None, :] * V + term[:, None], (rank < B)[None, :] & (term < V)[:, None]
     tl.store(values + target, best, mask=real)
     tl.store(at + target, first + begin[None, :], mask=real)
 
@@ -93,7 +93,7 @@ def _plan(lengths, device): # [B, 3] text, its first token, its number of tokens
 # %% ../../nbs/2_model/01_kernel.ipynb #tile
 class Tile(NamedTuple):
     "What one program holds; powers of two, the first three at least 16."
-    pieces: int # rows of the weight
+    terms: int # rows of the weight
     tokens: int # columns, of one text or several
     inner: int  # of the H numbers of a row, at a time
     warps: int
@@ -119,10 +119,10 @@ def _forward(hidden, weight, bias, lengths, precision, tile):
     (V, H), B, slot = weight.shape, len(lengths), _slot(lengths, tile.tokens)
     values = torch.empty(B, V, dtype=torch.float32, device=hidden.device)
     at = torch.empty(B, V, dtype=torch.int32, device=hidden.device)
-    programs = triton.cdiv(V, tile.pieces) * triton.cdiv(B, tile.tokens // slot)
+    programs = triton.cdiv(V, tile.terms) * triton.cdiv(B, tile.tokens // slot)
     with torch.cuda.device_of(hidden):
         _max_kernel[(programs,)](hidden, weight, bias, _plan(lengths, hidden.device), values, at, B, V, H,
-            PIECES=tile.pieces, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=H % tile.inner == 0,
+            PIECES=tile.terms, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=H % tile.inner == 0,
             WIDE=_interpreted, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages)
     return values, at
 
@@ -152,17 +152,17 @@ def _sum_rows(weights, rows, groups, table, number): # groups in order: [number,
     return sums
 
 # %% ../../nbs/2_model/01_kernel.ipynb #fused-gradients
-def fused_gradients(gradient, # [B, V] of the values; zero where a piece is not active
+def fused_gradients(gradient, # [B, V] of the values; zero where a token is not active
                     hidden,   # [T, H]
                     weight,   # [V, H]
                     at        # [B, V] the token of each value
                    ):         # gradients of hidden [T, H] and of weight [V, H], in their types
     "Sums over the entries whose gradient is not zero, in float32, always in the same order."
-    piece, text = gradient.t().nonzero(as_tuple=True)
-    factors, token = gradient[text, piece].float(), at[text, piece].long()
+    term, text = gradient.t().nonzero(as_tuple=True)
+    factors, token = gradient[text, term].float(), at[text, term].long()
     order = token.argsort(stable=True)
-    return (_sum_rows(factors[order], piece[order], token[order], weight, len(hidden)),
-            _sum_rows(factors, token, piece, hidden, len(weight)))
+    return (_sum_rows(factors[order], term[order], token[order], weight, len(hidden)),
+            _sum_rows(factors, token, term, hidden, len(weight)))
 
 # %% ../../nbs/2_model/01_kernel.ipynb #fused-max-function
 class _FusedMax(torch.autograd.Function):

@@ -20,27 +20,27 @@ from ..config.files import ConfigError, choose, out_of_reach, read_json, write_j
 from ..data.readers import DataError, Faults, load, read_lines
 from .splade import pretrained_backbone
 from ..data.tokenizer import (
-    BYTE, HANGUL, KINDS, Pieces, batch, load_pieces, save_pieces, special_ids, vocabulary_kinds)
+    BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer, special_ids, vocabulary_kinds)
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #stays
-def stays(text: str,  # what the piece says
-          name: str   # the piece itself
+def stays(text: str,  # what the token says
+          name: str   # the token itself
          ) -> bool:
-    "Whether a piece is the way back for unseen words: a bare mark, a byte, or one Hangul, ASCII or punctuation character."
+    "Whether a token is the way back for unseen words: a bare mark, a byte, or one Hangul, ASCII or punctuation character."
     one = not text or HANGUL.match(text) or text.isascii() or unicodedata.category(text[0])[0] == 'P'
     return bool(BYTE.fullmatch(name) or len(text) < 2 and one)
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #asked-rows
-def asked_rows(pieces: Pieces,
+def asked_rows(tokenizer: SpladeTokenizer,
                texts: list,
-               kinds=(),   # names out of `tokenizer.KINDS`: all pieces of a kind stay
-               words=()    # an allow-list: their pieces stay, and each piece that says one of them
+               kinds=(),   # names out of `backend.KINDS`: all tokens of a kind stay
+               words=()    # an allow-list: their tokens stay, and each token that says one of them
               ) -> set:    # ids
     "What the texts and the asker want, and what must stay whoever asks. Raises `ConfigError` for an unknown kind."
-    kinds = {choose('kind of piece', kind, KINDS) for kind in kinds}
-    rows = {i for row in pieces.ids([*texts, *words]) for i in row} | {*special_ids(pieces), *getattr(pieces.tokenizer, 'added_tokens_decoder', {})}
-    rows |= {i for i, ((text, _), name) in enumerate(zip(pieces.words, pieces.names)) if text in words or stays(text, name)}
-    return rows | set(np.flatnonzero(np.isin(vocabulary_kinds(pieces), [*kinds])).tolist())
+    kinds = {choose('kind of token', kind, KINDS) for kind in kinds}
+    rows = {i for row in tokenizer.ids([*texts, *words]) for i in row} | {*special_ids(tokenizer), *getattr(tokenizer.backend, 'added_tokens_decoder', {})}
+    rows |= {i for i, ((text, _), name) in enumerate(zip(tokenizer.words, tokenizer.names)) if text in words or stays(text, name)}
+    return rows | set(np.flatnonzero(np.isin(vocabulary_kinds(tokenizer), [*kinds])).tolist())
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #named-ids
 def named_ids(config) -> dict: # 'pad_token_id' and the like -> id or list of ids
@@ -67,20 +67,20 @@ def write_verbatim(value: dict) -> str:
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #tokenizer-state
 def tokenizer_state(source: Path | str, # folder or hub name
-                    tokenizer           # of the transformers kind, loaded from there
+                    backend           # of the transformers kind, loaded from there
                    ) -> dict:
     "`tokenizer.json` of the source, or of what was made from its other files. Raises `ConfigError` for a kind that cannot be cut."
     from huggingface_hub import try_to_load_from_cache
-    kind = type(getattr(getattr(tokenizer, 'backend_tokenizer', None), 'model', None)).__name__
+    kind = type(getattr(getattr(backend, 'backend_tokenizer', None), 'model', None)).__name__
     if kind not in CUTS: raise ConfigError(f'tokenizer={str(source)!r} is of the kind {kind}: {", ".join(CUTS)} in a tokenizer.json can be cut')
     file = Path(source)/'tokenizer.json' if Path(source).is_dir() else try_to_load_from_cache(str(source), 'tokenizer.json')
     found = isinstance(file, (str, Path)) and Path(file).exists()
-    state = read_verbatim(Path(file).read_text(encoding='utf-8') if found else tokenizer.backend_tokenizer.to_str())
+    state = read_verbatim(Path(file).read_text(encoding='utf-8') if found else backend.backend_tokenizer.to_str())
     return {**state, 'model': {**state['model'], 'type': kind}}
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #company-of-scores
 def company_of_scores(model: dict, rows: set) -> set: # rows of a Unigram model that must stay beside `rows`
-    "The unknown piece, and the first of the lowest score, from which tokenizers counts the score of an unknown."
+    "The unknown token, and the first of the lowest score, from which tokenizers counts the score of an unknown."
     scores = [float(str(score).removeprefix(RAW)) for _, score in model['vocab']]
     return {scores.index(min(scores)), model.get('unk_id')} - {None}
 
@@ -92,12 +92,12 @@ def cut_scores(model: dict, new: dict) -> dict: # new: old id -> new id, rising
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #cut-names
 def company_of_names(model: dict, rows: set) -> set:
-    "WordPiece and WordLevel need their unknown piece."
+    "WordPiece and WordLevel need their unknown token."
     return {model['vocab'][model['unk_token']]} if model.get('unk_token') in model['vocab'] else set()
 
 def cut_names(model: dict, new: dict) -> dict: # new: old id -> new id, rising
-    "A table of pieces on fewer rows."
-    held = {old: piece for piece, old in model['vocab'].items()}
+    "A table of tokens on fewer rows."
+    held = {old: term for term, old in model['vocab'].items()}
     return {**model, 'vocab': {held[old]: i for old, i in new.items() if old in held}}
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #joined
@@ -108,16 +108,16 @@ def joined(model: dict, merge) -> tuple: # left, right, what they make
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #company-of-merges
 def company_of_merges(model: dict, rows: set) -> set: # rows of a BPE model that must stay beside `rows`
-    "Single characters (of a byte-level model: its bytes), and the halves of all kept pieces, down to characters."
+    "Single characters (of a byte-level model: its bytes), and the halves of all kept tokens, down to characters."
     vocabulary, halves = model['vocab'], {}
     for left, right, made in (joined(model, merge) for merge in model['merges']): halves.setdefault(made, []).extend((left, right))
-    names = {i: piece for piece, i in vocabulary.items()}
-    found = {piece for piece in vocabulary if len(piece) == 1} | {names[i] for i in rows if i in names}
+    names = {i: term for term, i in vocabulary.items()}
+    found = {term for term in vocabulary if len(term) == 1} | {names[i] for i in rows if i in names}
     open_ = list(found)
     while open_:
         fresh = {half for half in halves.get(open_.pop(), ()) if half in vocabulary} - found
         found |= fresh; open_ += fresh
-    return {vocabulary[piece] for piece in found} | company_of_names(model, rows)
+    return {vocabulary[term] for term in found} | company_of_names(model, rows)
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #cut-merges
 def cut_merges(model: dict, new: dict) -> dict: # new: old id -> new id, rising
@@ -139,17 +139,17 @@ def renumber(value, new: dict): # a part of tokenizer.json outside `model`
     return {key: change.get(key, lambda part: renumber(part, new))(part) for key, part in value.items()}
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #cut-pieces
-def cut_pieces(pieces: Pieces,
+def cut_pieces(tokenizer: SpladeTokenizer,
                state: dict,      # of `tokenizer_state`
                kept,             # old ids, rising
                folder: Path      # takes the files
-              ) -> Pieces:       # as read from the folder
+              ) -> SpladeTokenizer:       # as read from the folder
     "The tokenizer on the kept rows alone. Raises `ConfigError` where a row would not be itself any more."
     new = {old: i for i, old in enumerate(kept)}
-    save_pieces(pieces, folder)
+    save_tokenizer(tokenizer, folder)
     cut = {**renumber({**state, 'model': None}, new), 'model': CUTS[state['model']['type']][1](state['model'], new)}
     (folder/'tokenizer.json').write_text(write_verbatim(cut), encoding='utf-8')
-    found, wanted = load_pieces(folder), [pieces.names[old] for old in kept]
+    found, wanted = load_tokenizer(folder), [tokenizer.names[old] for old in kept]
     wrong = [f'row {i}, {name!r}, is {got!r}' for i, (name, got) in enumerate(zip(wanted, found.names)) if name != got]
     if len(found) != len(wanted): wrong.append(f'{len(wanted)} rows give {len(found)}')
     if wrong: raise ConfigError(f'this tokenizer cannot be renumbered: {wrong[0]}')
@@ -157,7 +157,7 @@ def cut_pieces(pieces: Pieces,
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #cut-config
 def cut_config(config, kept): # transformers configuration
-    "The same with fewer rows; special pieces by their new ids."
+    "The same with fewer rows; special tokens by their new ids."
     new, cut = {old: i for i, old in enumerate(kept)}, copy.deepcopy(config)
     for name, value in named_ids(config).items(): setattr(cut, name, [new.get(i) for i in value] if isinstance(value, list) else new.get(value))
     cut.vocab_size = len(kept)
@@ -183,18 +183,18 @@ def differences(backbone, cut, kept,
             'logits': (logits - after.logits).abs().max().item(), 'largest_logit': logits.abs().max().item()}
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #coverage
-def coverage(pieces: Pieces,
-             cut: Pieces,
+def coverage(tokenizer: SpladeTokenizer,
+             cut: SpladeTokenizer,
              kept,           # old ids of the cut one's rows
              texts: list
             ) -> dict:
-    "How many pieces the original finds, the share of them that stayed, and how many are split differently or become unknown."
-    before, after = pieces.ids(texts), [[kept[i] for i in row] for row in cut.ids(texts)]
+    "How many tokens the original finds, the share of them that stayed, and how many are split differently or become unknown."
+    before, after = tokenizer.ids(texts), [[kept[i] for i in row] for row in cut.ids(texts)]
     unlike = [(a, b) for a, b in zip(before, after) if a != b]
     same = sum(block.size for a, b in unlike for block in difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
     total, held = sum(map(len, before)), set(kept)
-    unknown = lambda rows: sum(row.count(pieces.tokenizer.unk_token_id) for row in rows)
-    return {'texts': len(texts), 'pieces': total, 'kept': sum(i in held for row in before for i in row) / max(1, total), 'texts_unlike': len(unlike),
+    unknown = lambda rows: sum(row.count(tokenizer.backend.unk_token_id) for row in rows)
+    return {'texts': len(texts), 'tokenizer': total, 'kept': sum(i in held for row in before for i in row) / max(1, total), 'texts_unlike': len(unlike),
             'pieces_unlike': sum(len(a) for a, _ in unlike) - same, 'newly_unknown': unknown(after) - unknown(before)}
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #head-share
@@ -231,7 +231,7 @@ def table(report: dict) -> str: # of `prune`
     lines = [f'{"":30}{"before":>14}{"after":>14}{"after/before":>14}']
     lines += [f'{name:30}{form(a):>14}{form(b):>14}{b / a:>14.3f}' for name, (a, b) in report['savings'].items()]
     for name, found in report['coverage'].items():
-        lines.append(f'{name}: {found["kept"]:.2%} of {found["pieces"]:,} pieces kept; {found["pieces_unlike"]:,} in {found["texts_unlike"]:,} '
+        lines.append(f'{name}: {found["kept"]:.2%} of {found["tokenizer"]:,} tokens kept; {found["pieces_unlike"]:,} in {found["texts_unlike"]:,} '
                      f'of {found["texts"]:,} texts split differently, {found["newly_unknown"]:,} newly unknown')
     return '\n'.join(lines + ['largest difference: hidden states {hidden_states:.1e}, logits of kept rows {logits:.1e}'.format(**report['differences'])])
 
@@ -257,34 +257,34 @@ def whole_folder(out: Path | str): # the folder to write into
     finally: shutil.rmtree(beside, ignore_errors=True)
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #open-checkpoint
-def open_checkpoint(source: Path | str, segment: str | None = None): # pieces, state of the tokenizer, model
+def open_checkpoint(source: Path | str, segment: str | None = None): # tokens, state of the tokenizer, model
     "Tokenizer and masked language model of a folder or hub name. Raises `ConfigError` where one is missing, broken, or does not fit the other."
     file = Path(source)/'tokenizer.json'
     with plainly(f'{file} is no tokenizer'):
         if file.exists(): json.loads(file.read_text(encoding='utf-8'))
-        pieces = load_pieces(source, **{'segment': segment} if segment else {}); state = tokenizer_state(source, pieces.tokenizer)
-    if len(pieces) <= len(special_ids(pieces)): raise ConfigError(out_of_reach('tokenizer', source)) # transformers makes an empty one where files are missing
+        tokenizer = load_tokenizer(source, **{'segment': segment} if segment else {}); state = tokenizer_state(source, tokenizer.backend)
+    if len(tokenizer) <= len(special_ids(tokenizer)): raise ConfigError(out_of_reach('tokenizer', source)) # transformers makes an empty one where files are missing
     with plainly(f'{source}: its weights cannot be read'): backbone = pretrained_backbone(str(source)).eval()
     rows = backbone.get_input_embeddings().num_embeddings
-    if rows < len(pieces): raise ConfigError(f'{source} holds {rows} rows, its tokenizer {len(pieces)} pieces: they do not belong together')
-    return pieces, state, backbone
+    if rows < len(tokenizer): raise ConfigError(f'{source} holds {rows} rows, its tokenizer {len(tokenizer)} tokens: they do not belong together')
+    return tokenizer, state, backbone
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #choose-rows
-def choose_rows(pieces: Pieces, state: dict,
+def choose_rows(tokenizer: SpladeTokenizer, state: dict,
                 backbone,          # None: a tokenizer alone
                 texts: list, kinds=(), words=()
                ) -> list:          # old ids, rising
     "All rows that stay: those asked for, the model's own, and what the tokenizer's kind needs beside them."
-    rows = asked_rows(pieces, texts, kinds, words) | (set() if backbone is None else model_rows(backbone))
+    rows = asked_rows(tokenizer, texts, kinds, words) | (set() if backbone is None else model_rows(backbone))
     return sorted(rows | CUTS[state['model']['type']][0](state['model'], rows))
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #examine
-def examine(pieces, backbone, kept, folder, texts, held_out=()) -> dict: # a report
+def examine(tokenizer, backbone, kept, folder, texts, held_out=()) -> dict: # a report
     "The folder as a reader finds it, against the original. Raises `ConfigError` where a text splits differently or a number differs."
-    cut, model = load_pieces(folder), pretrained_backbone(str(folder)).eval()
-    found = {'corpus': coverage(pieces, cut, kept, texts)} | ({'held-out': coverage(pieces, cut, kept, held_out)} if held_out else {})
+    cut, model = load_tokenizer(folder), pretrained_backbone(str(folder)).eval()
+    found = {'corpus': coverage(tokenizer, cut, kept, texts)} | ({'held-out': coverage(tokenizer, cut, kept, held_out)} if held_out else {})
     if found['corpus']['texts_unlike']: raise ConfigError(f'{found["corpus"]["texts_unlike"]} texts would split differently: this tokenizer cannot be cut')
-    unlike = differences(backbone, model, kept, batch(pieces, pieces.ids(texts[:4] or ['']), 32))
+    unlike = differences(backbone, model, kept, batch(tokenizer, tokenizer.ids(texts[:4] or ['']), 32))
     if max(unlike['hidden_states'], unlike['logits']) > 1e-6 * max(1, unlike['largest_logit']): raise ConfigError(f'the cut model gives other numbers: {unlike}')
     return {'coverage': found, 'differences': unlike, 'savings': savings(backbone, model)}
 
@@ -293,18 +293,18 @@ def prune(source: Path | str,     # folder or hub name of a masked language mode
           texts: list,            # of the corpus: documents and queries
           out: Path | str,        # a folder that is not there yet
           kinds=(), words=(),     # see `asked_rows`
-          segment: str | None = None, # preparation of the texts, see `load_pieces`
+          segment: str | None = None, # preparation of the texts, see `load_tokenizer`
           held_out=()             # other texts, only counted
          ) -> dict:               # a report, see `table`
     "Cut a checkpoint to the rows that texts need, check it, and only then put it in place, in float32. Raises `ConfigError`."
     with whole_folder(out) as folder:
-        pieces, state, backbone = open_checkpoint(source, segment)
-        kept = choose_rows(pieces, state, backbone, texts, kinds, words)
+        tokenizer, state, backbone = open_checkpoint(source, segment)
+        kept = choose_rows(tokenizer, state, backbone, texts, kinds, words)
         with plainly(f'{out} could not be written'):
-            cut_pieces(pieces, state, kept, folder)
+            cut_pieces(tokenizer, state, kept, folder)
             cut_backbone(backbone, kept).save_pretrained(folder)
-            write_json(folder/'kept.json', {'source': str(source), 'vocabulary': len(pieces), 'kept': kept})
-        return examine(pieces, backbone, kept, folder, texts, held_out)
+            write_json(folder/'kept.json', {'source': str(source), 'vocabulary': len(tokenizer), 'kept': kept})
+        return examine(tokenizer, backbone, kept, folder, texts, held_out)
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #kept-rows
 def kept_rows(folder: Path | str) -> np.ndarray: # [V of the cut] the original's id of each row
@@ -316,13 +316,13 @@ def cut_tokenizer(source: Path | str, # folder or hub name
                   texts: list,
                   out: Path | str,    # a folder that is not there yet
                   kinds=(), words=(), # see `asked_rows`
-                  **reading           # see `load_pieces`
-                 ) -> Pieces:
+                  **reading           # see `load_tokenizer`
+                 ) -> SpladeTokenizer:
     "The tokenizer of a source on the rows that texts need. Raises `ConfigError`."
     with whole_folder(out) as folder:
-        pieces = load_pieces(source, **reading); state = tokenizer_state(source, pieces.tokenizer)
-        cut_pieces(pieces, state, choose_rows(pieces, state, None, texts, kinds, words), folder)
-    return load_pieces(out)
+        tokenizer = load_tokenizer(source, **reading); state = tokenizer_state(source, tokenizer.backend)
+        cut_pieces(tokenizer, state, choose_rows(tokenizer, state, None, texts, kinds, words), folder)
+    return load_tokenizer(out)
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #read-texts
 def read_texts(source: str) -> list:
@@ -344,9 +344,9 @@ def parser() -> CommandLine:
     top.add_argument('data', help='what splade_nb.data takes, or a text file: one text a line')
     top.add_argument('out', help='a folder that is not there yet')
     top.add_argument('--kinds', action='append', default=[],
-                     help=f'pieces that all stay, joined by commas: {", ".join(KINDS)}')
-    top.add_argument('--words', metavar='FILE', help='words that stay whole where they are pieces, one a line')
-    top.add_argument('--held-out', metavar='DATA', help='other texts: how many of their pieces would be split differently')
+                     help=f'tokens that all stay, joined by commas: {", ".join(KINDS)}')
+    top.add_argument('--words', metavar='FILE', help='words that stay whole where they are tokens, one a line')
+    top.add_argument('--held-out', metavar='DATA', help='other texts: how many of their tokens would be split differently')
     top.add_argument('--segment', choices=('none', 'kiwi'), help='preparation of the texts; kiwi: content morphemes')
     return top
 

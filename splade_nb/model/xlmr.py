@@ -19,7 +19,7 @@ from .splade import (
 def check_weights(weights, vocabulary: int) -> None: # [V], or None
     "Raises `ConfigError` for IDF weights of another size."
     shape = None if weights is None else tuple(torch.as_tensor(weights).shape)
-    if shape not in (None, (vocabulary,)): raise ConfigError(f'idf_weights of shape {shape}: one number for each of the {vocabulary} pieces is wanted')
+    if shape not in (None, (vocabulary,)): raise ConfigError(f'idf_weights of shape {shape}: one number for each of the {vocabulary} tokens is wanted')
 
 # %% ../../nbs/2_model/11_xlmr.ipynb #base-splade
 def base_splade(model_name: str, dropout: float, use_mlm_head: bool, weight=None) -> SpladeDoc: # weight [V]
@@ -55,28 +55,28 @@ class SPLADEDocXLMR(nn.Module):
         "Without dropout and gradients."
         return encode_documents(self.splade, input_ids, attention_mask)
 
-    def get_top_k_tokens(self, sparse_repr, tokenizer, k: int = 20) -> dict: # piece -> weight
+    def get_top_k_tokens(self, sparse_repr, tokenizer, k: int = 20) -> dict: # token -> weight
         "See `top_k_tokens`."
         return top_k_tokens(sparse_repr, tokenizer, k)
 
 # %% ../../nbs/2_model/11_xlmr.ipynb #heaviest
 def heaviest(sparse_repr, k: int) -> list: # [V] -> [(id, weight)], falling
-    "The pieces of a vector with a weight above 0. Raises `ValueError` for a batch of vectors."
+    "The tokens of a vector with a weight above 0. Raises `ValueError` for a batch of vectors."
     if sparse_repr.ndim != 1: raise ValueError(f'one vector [V] is wanted, found shape {tuple(sparse_repr.shape)}: take a row')
     weights, order = sparse_repr.detach().float().sort(descending=True, stable=True)
     return [(id, weight) for id, weight in zip(order[:k].tolist(), weights[:k].tolist()) if weight > 0]
 
 # %% ../../nbs/2_model/11_xlmr.ipynb #top-k-tokens
-def top_k_tokens(sparse_repr, tokenizer, k: int = 20) -> dict: # [V], of the transformers kind -> {piece: weight}, falling
-    "The heaviest pieces of a vector; no two of them share a key (seed 1, `get_top_k_tokens`)."
+def top_k_tokens(sparse_repr, tokenizer, k: int = 20) -> dict: # [V], of the transformers kind -> {token: weight}, falling
+    "The heaviest tokens of a vector; no two of them share a key (seed 1, `get_top_k_tokens`)."
     best, found = heaviest(sparse_repr, k), {}
-    for (id, weight), piece in zip(best, tokenizer.convert_ids_to_tokens([id for id, _ in best])):
-        found[piece if piece is not None and piece not in found else f'{piece or ""}#{id}'] = weight
+    for (id, weight), term in zip(best, tokenizer.convert_ids_to_tokens([id for id, _ in best])):
+        found[term if term is not None and term not in found else f'{term or ""}#{id}'] = weight
     return found
 
 # %% ../../nbs/2_model/11_xlmr.ipynb #penalty
 def idf_penalty_weights(idf_values, alpha: float = 2.0): # [V] -> [V]
-    "`exp(-alpha * normalised IDF)`: 1 for the commonest piece, `exp(-alpha)` for the rarest (seed 1)."
+    "`exp(-alpha * normalised IDF)`: 1 for the commonest token, `exp(-alpha)` for the rarest (seed 1)."
     normalised = (idf_values - idf_values.min()) / (idf_values.max() - idf_values.min() + 1e-8)
     return torch.exp(-alpha * normalised)
 

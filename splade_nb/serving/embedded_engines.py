@@ -28,7 +28,7 @@ from .index import (
 @dataclass(frozen=True)
 class Seismic:
     "How an index is made and asked; the defaults find 0.97 of the exact ten best and more (`docs/engines.md`)."
-    postings: int = 3500          # documents a piece's list keeps, on average over all pieces
+    postings: int = 3500          # documents a token's list keeps, on average over all tokens
     centroids: float = 0.1        # blocks, as a share of a list's documents
     smallest: int = 2             # documents a block
     summary_energy: float = 0.4   # share of a block's weight that its summary keeps
@@ -44,18 +44,18 @@ def quiet():
     finally: os.dup2(kept, 1); os.close(kept); os.close(nowhere)
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #narrowed
-def narrowed(vectors: sparse.csr_matrix) -> np.ndarray: # [V] number of a piece among those that stand in a row, from 1; 0 for the others
-    "What Seismic calls the pieces."
+def narrowed(vectors: sparse.csr_matrix) -> np.ndarray: # [V] number of a token among those that stand in a row, from 1; 0 for the others
+    "What Seismic calls the tokens."
     used = np.flatnonzero(vectors.getnnz(axis=0))
     numbers = np.zeros(vectors.shape[1], np.int64); numbers[used] = np.arange(1, len(used) + 1)
     return numbers
 
 def seismic_kind(numbers: np.ndarray, kind: str): # kind: SeismicDataset or SeismicIndex
-    "The form for fewer pieces than 65,536, or for more. Raises `ConfigError` where the package is missing."
+    "The form for fewer tokens than 65,536, or for more. Raises `ConfigError` where the package is missing."
     return getattr(needs('seismic', 'engines'), kind + 'LV' * bool(numbers.max(initial=0) >= 2 ** 16))
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #build-seismic
-def build_seismic(vectors: sparse.csr_matrix, settings: Seismic) -> tuple: # Seismic's index, documents by their row; None without a term; numbers of the pieces
+def build_seismic(vectors: sparse.csr_matrix, settings: Seismic) -> tuple: # Seismic's index, documents by their row; None without a term; numbers of the tokens
     "Raises `ConfigError` where the package is missing."
     numbers = narrowed(vectors)
     if not vectors.nnz: return None, numbers
@@ -75,11 +75,11 @@ def seismic_ranks(made, numbers: np.ndarray, ids: list, vectors: sparse.csr_matr
     "What Seismic finds for each query, scored by the rows."
     kind = needs('seismic', 'engines').get_seismic_string()
     for part in map(slice, queries.indptr, queries.indptr[1:]):
-        pieces, weights = queries.indices[part], queries.data[part]
-        held = numbers[pieces] > 0
+        tokenizer, weights = queries.indices[part], queries.data[part]
+        held = numbers[tokenizer] > 0
         if not held.any(): yield []; continue
-        found = [int(row) for _, _, row in made.search('', numbers[pieces[held]].astype(kind), weights[held], k, settings.terms, settings.heap_factor)]
-        query = np.zeros(len(numbers), np.float32); query[pieces] = weights
+        found = [int(row) for _, _, row in made.search('', numbers[tokenizer[held]].astype(kind), weights[held], k, settings.terms, settings.heap_factor)]
+        query = np.zeros(len(numbers), np.float32); query[tokenizer] = weights
         yield [(ids[row], score) for row, score in zip(found, scores_of(found, vectors, query))]
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #checksum
@@ -158,7 +158,7 @@ def closed_unless_whole(index: Index):
     except ConfigError: index.close(); raise
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #columns
-def columns(vectors: sparse.csr_matrix) -> Iterator: # of (pieces, weights), a row each
+def columns(vectors: sparse.csr_matrix) -> Iterator: # of (tokens, weights), a row each
     "Rows as two lists."
     for row in map(slice, vectors.indptr, vectors.indptr[1:]): yield vectors.indices[row].tolist(), vectors.data[row].tolist()
 
@@ -255,7 +255,7 @@ class StoredIndex(PlacedIndex):
 
     def _rank(self, queries, k):
         with answering(self.engine, self.place):
-            for pieces, weights in columns(queries): yield self._shelf.nearest(pieces, weights, k) if pieces else []
+            for tokenizer, weights in columns(queries): yield self._shelf.nearest(tokenizer, weights, k) if tokenizer else []
 
     def close(self) -> None:
         with answering(self.engine, self.place): self._shelf.close()
@@ -299,7 +299,7 @@ class MilvusShelf:
         self.client.load_collection(self.name)
         return Label(**json.loads(self.client.describe_collection(self.name)['properties']['splade_nb']))
 
-    def upsert(self, rows): self.client.upsert(self.name, [dict(id=id, terms=dict(zip(pieces, weights)) or {BEYOND: 1.0}) for id, pieces, weights in rows])
+    def upsert(self, rows): self.client.upsert(self.name, [dict(id=id, terms=dict(zip(tokenizer, weights)) or {BEYOND: 1.0}) for id, tokenizer, weights in rows])
     def remove(self, ids): self.client.delete(self.name, ids=ids)
     def count(self): return self.client.query(self.name, filter='', output_fields=['count(*)'])[0]['count(*)']
     def flush(self): self.client.flush(self.name)
@@ -309,8 +309,8 @@ class MilvusShelf:
         while part := rows.next(): yield from (row['id'] for row in part)
         rows.close()
 
-    def nearest(self, pieces, weights, k):
-        found, = self.client.search(self.name, [dict(zip(pieces, weights))], anns_field='terms', limit=k, output_fields=['id'], search_params=dict(metric_type='IP'))
+    def nearest(self, tokenizer, weights, k):
+        found, = self.client.search(self.name, [dict(zip(tokenizer, weights))], anns_field='terms', limit=k, output_fields=['id'], search_params=dict(metric_type='IP'))
         return [(hit['id'], hit['distance']) for hit in found]
 
     def close(self):
@@ -343,7 +343,7 @@ class EdgeShelf:
     def attach(self): self.shard = self.edge.EdgeShard.load(self.folder); return True
 
     def upsert(self, rows):
-        points = [self.edge.Point(point_id(id), {'terms': self.edge.SparseVector(pieces, weights)}, {'id': id}) for id, pieces, weights in rows]
+        points = [self.edge.Point(point_id(id), {'terms': self.edge.SparseVector(tokenizer, weights)}, {'id': id}) for id, tokenizer, weights in rows]
         self.shard.update(self.edge.UpdateOperation.upsert_points(points))
 
     def remove(self, ids): self.shard.update(self.edge.UpdateOperation.delete_points([point_id(id) for id in ids]))
@@ -351,8 +351,8 @@ class EdgeShelf:
 
     def ids(self): return scrolled(lambda **how: self.shard.scroll(self.edge.ScrollRequest(**how)))
 
-    def nearest(self, pieces, weights, k):
-        query = self.edge.Query.Nearest(self.edge.SparseVector(pieces, weights), 'terms')
+    def nearest(self, tokenizer, weights, k):
+        query = self.edge.Query.Nearest(self.edge.SparseVector(tokenizer, weights), 'terms')
         return [(hit.payload['id'], hit.score) for hit in self.shard.query(self.edge.QueryRequest(limit=k, query=query, with_payload=True))]
 
     def flush(self): self.shard.flush()
@@ -375,15 +375,15 @@ class ServerShelf:
         if self.client.collection_exists(self.name): return Label(**self.client.get_collection(self.name).config.metadata)
 
     def upsert(self, rows):
-        self.client.upsert(self.name, [self.kinds.PointStruct(id=point_id(id), vector={'terms': self.kinds.SparseVector(indices=pieces, values=weights)}, payload={'id': id}) for id, pieces, weights in rows])
+        self.client.upsert(self.name, [self.kinds.PointStruct(id=point_id(id), vector={'terms': self.kinds.SparseVector(indices=tokenizer, values=weights)}, payload={'id': id}) for id, tokenizer, weights in rows])
 
     def remove(self, ids): self.client.delete(self.name, self.kinds.PointIdsList(points=[point_id(id) for id in ids]))
     def count(self): return self.client.count(self.name, exact=True).count
 
     def ids(self): return scrolled(partial(self.client.scroll, self.name))
 
-    def nearest(self, pieces, weights, k):
-        found = self.client.query_points(self.name, query=self.kinds.SparseVector(indices=pieces, values=weights), using='terms', limit=k, with_payload=True)
+    def nearest(self, tokenizer, weights, k):
+        found = self.client.query_points(self.name, query=self.kinds.SparseVector(indices=tokenizer, values=weights), using='terms', limit=k, with_payload=True)
         return [(hit.payload['id'], hit.score) for hit in found.points]
 
     def flush(self): pass # a server's answer means that it is written

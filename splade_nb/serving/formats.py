@@ -20,33 +20,33 @@ from scipy import sparse
 from tqdm import tqdm
 from ..data.records import DataError
 from ..config.files import ConfigError, choose, read_json, write_json
-from ..model.encode import claim_folder, prune
-from ..data.tokenizer import Pieces, vocabulary_hash
+from ..model.encode import check_folder, prune
+from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 
 # %% ../../nbs/6_serving/01_formats.ipynb #feature-name
 UNSAFE = {'Cc', 'Cf', 'Cs', 'Zl', 'Zp', 'Zs'} # Unicode's categories of control characters, marks without width, halves and blanks
 
 def _escaped(character: str) -> str: return ''.join(f'^{byte:02x}' for byte in character.encode('utf-8', 'surrogatepass'))
 
-def feature_name(piece: str) -> str:
-    "A name that every engine takes, another one for every piece, also under NFC."
-    name = ''.join(_escaped(c) if c in '.^' or unicodedata.category(c) in UNSAFE else c for c in piece) or '^'
+def feature_name(term: str) -> str:
+    "A name that every engine takes, another one for every token, also under NFC."
+    name = ''.join(_escaped(c) if c in '.^' or unicodedata.category(c) in UNSAFE else c for c in term) or '^'
     return name if unicodedata.is_normalized('NFC', name) else ''.join(c if c.isascii() else _escaped(c) for c in name)
 
 # %% ../../nbs/6_serving/01_formats.ipynb #by-id
-def by_id(pieces: Pieces) -> list: # [V]
+def by_id(tokenizer: SpladeTokenizer) -> list: # [V]
     "Columns by their numbers, as strings."
-    return list(map(str, range(len(pieces))))
+    return list(map(str, range(len(tokenizer))))
 
 # %% ../../nbs/6_serving/01_formats.ipynb #by-piece
-def by_piece(pieces: Pieces) -> list: # [V]
-    "Columns by their pieces as they are."
-    return pieces.names
+def by_piece(tokenizer: SpladeTokenizer) -> list: # [V]
+    "Columns by their tokens as they are."
+    return tokenizer.names
 
 # %% ../../nbs/6_serving/01_formats.ipynb #by-name
-def by_name(pieces: Pieces) -> list: # [V]
+def by_name(tokenizer: SpladeTokenizer) -> list: # [V]
     "Columns by `feature_name`."
-    return list(map(feature_name, pieces.names))
+    return list(map(feature_name, tokenizer.names))
 
 # %% ../../nbs/6_serving/01_formats.ipynb #shortest
 def shortest(weights: np.ndarray) -> list: # [n] float32 -> [n] float
@@ -68,16 +68,16 @@ def to_sparse_dict(row: sparse.csr_matrix, threshold: float = 0.0) -> dict: # {'
     return dict(zip(map(str, row.indices), shortest(row.data)))
 
 # %% ../../nbs/6_serving/01_formats.ipynb #to-token-weights
-def to_token_weights(row: sparse.csr_matrix, pieces: Pieces, threshold: float = 0.0) -> list: # [{'token', 'weight'}]
-    "Pieces with their weights, heaviest first, four decimals (seed 3, section 5.3)."
+def to_token_weights(row: sparse.csr_matrix, tokenizer: SpladeTokenizer, threshold: float = 0.0) -> list: # [{'token', 'weight'}]
+    "Tokens with their weights, heaviest first, four decimals (seed 3, section 5.3)."
     weights = sorted(to_sparse_dict(row, threshold).items(), key=lambda pair: -pair[1])
-    return [dict(token=pieces.names[int(i)], weight=weight) for i, weight in weights]
+    return [dict(token=tokenizer.names[int(i)], weight=weight) for i, weight in weights]
 
 # %% ../../nbs/6_serving/01_formats.ipynb #to-rank-features
-def to_rank_features(row: sparse.csr_matrix, pieces: Pieces) -> dict: # {name: weight}
+def to_rank_features(row: sparse.csr_matrix, tokenizer: SpladeTokenizer) -> dict: # {name: weight}
     "The flat map that a `rank_features` field takes."
     row = rounded(row, 0)
-    return {feature_name(pieces.names[i]): weight for i, weight in zip(row.indices, shortest(row.data))}
+    return {feature_name(tokenizer.names[i]): weight for i, weight in zip(row.indices, shortest(row.data))}
 
 # %% ../../nbs/6_serving/01_formats.ipynb #part
 class Part(NamedTuple):
@@ -88,15 +88,15 @@ class Part(NamedTuple):
 
 # %% ../../nbs/6_serving/01_formats.ipynb #checked
 def checked(path: Path, ids: list, texts: list | None, ends, columns, weights, size: int) -> Part: # ends [n + 1], columns and weights [nnz]
-    "A part in order. Raises `DataError` for an id or a text that is none, a column outside, a weight below 0 or not finite, a piece that stands twice."
+    "A part in order. Raises `DataError` for an id or a text that is none, a column outside, a weight below 0 or not finite, a token that stands twice."
     for number, (id, text) in enumerate(zip(ids, texts or itertools.repeat(None)), 1):
         if not (isinstance(id, str) and id): raise DataError(path, number, 'id', repr(id), 'a string that is not empty')
         if not isinstance(text, str | None): raise DataError(path, number, 'text', repr(text), 'a string, or none')
     line, place, weights = np.repeat(np.arange(1, len(ids) + 1), np.diff(ends)), np.asarray(columns, dtype=np.int64), np.asarray(weights, dtype=np.float32)
     order = np.lexsort((place, line)); twice = np.zeros(len(place), dtype=bool)
     twice[order[1:]] = (np.diff(place[order]) == 0) & (np.diff(line[order]) == 0)
-    for wrong, found, allowed in (((place < 0) | (place >= size), place, f'pieces 0 to {size - 1}'), (~(np.isfinite(weights) & (weights >= 0)), weights, 'finite weights of at least 0'),
-                                  (twice, place, 'each piece once')):
+    for wrong, found, allowed in (((place < 0) | (place >= size), place, f'tokens 0 to {size - 1}'), (~(np.isfinite(weights) & (weights >= 0)), weights, 'finite weights of at least 0'),
+                                  (twice, place, 'each token once')):
         if wrong.any(): raise DataError(path, int(line[wrong.argmax()]), 'vector', str(found[wrong.argmax()]), allowed)
     rows = sparse.csr_matrix((weights[order], place[order], ends), shape=(len(ids), size)); rows.eliminate_zeros()
     return Part(list(ids), rows, list(texts) if texts and any(texts) else None)
@@ -118,7 +118,7 @@ def gather(path: Path, lines: Iterable, load: Callable, index: dict) -> Part: # 
             columns.extend([index[key] for key in terms]); weights.extend(terms.values())
         except DataError as error: raise DataError(path, number, error.field, error.found, error.allowed) from None
         except ValueError as error: raise DataError(path, number, 'record', str(error), 'JSON as this format has it') from None
-        except KeyError as error: raise DataError(path, number, 'vector', f'piece {error}', f'the {len(index)} pieces of this vocabulary') from None
+        except KeyError as error: raise DataError(path, number, 'vector', f'token {error}', f'the {len(index)} tokens of this vocabulary') from None
         except TypeError as error: raise DataError(path, number, 'vector', str(error), 'numbers as weights') from None
         ids.append(id); texts.append(text); ends.append(len(columns))
     return checked(path, ids, texts, np.asarray(ends), np.asarray(columns), np.asarray(weights), len(index))
@@ -142,7 +142,7 @@ def once(pairs: list) -> dict:
 class Format:
     "How a part stands in a file; subclasses have `write(path, part, keys)` and `read(path, index)`."
     about: str               # who reads it
-    keys: Callable = by_id   # pieces -> [V] names of the columns
+    keys: Callable = by_id   # tokens -> [V] names of the columns
     steps: int = 0           # weights are rounded to 1/steps; 0: not at all
     suffix: str = 'jsonl'
     void: bool = True        # a document without a term may stand there
@@ -214,7 +214,7 @@ class Csr(Format):
 # %% ../../nbs/6_serving/01_formats.ipynb #columns
 @dataclass(frozen=True)
 class Columns(Format):
-    "Parquet: a list of piece numbers and a list of weights a document."
+    "Parquet: a list of token numbers and a list of weights a document."
     def write(self, path, part, keys):
         import pyarrow as pa, pyarrow.parquet
         ends, texts = pa.array(part.rows.indptr, pa.int32()), {} if part.texts is None else dict(text=pa.array(part.texts, pa.string()))
@@ -226,7 +226,7 @@ class Columns(Format):
         table = pyarrow.parquet.read_table(path)
         lists = [table[name].combine_chunks() for name in ('indices', 'values')]
         ends = [np.append(0, np.cumsum(part.value_lengths().to_numpy())) for part in lists]
-        if (ends[0] != ends[1]).any(): raise DataError(path, int((ends[0] != ends[1]).argmax()), 'values', 'another number than indices', 'a weight a piece')
+        if (ends[0] != ends[1]).any(): raise DataError(path, int((ends[0] != ends[1]).argmax()), 'values', 'another number than indices', 'a weight a token')
         texts = table['text'].to_pylist() if 'text' in table.column_names else None
         return checked(path, table['id'].to_pylist(), texts, ends[0], *(part.flatten().to_numpy(zero_copy_only=False) for part in lists), len(index))
 
@@ -250,7 +250,7 @@ class Strings(Lines):
 FORMATS = {
     'csr': Csr('SciPy', suffix='npz'),
     'parquet': Columns('datasets, pandas, Spark', suffix='parquet'),
-    'jsonl': Lines('people and scripts: pieces as they are', by_piece),
+    'jsonl': Lines('people and scripts: tokens as they are', by_piece),
     'rank_features': Lines('rank_features of OpenSearch and Elasticsearch, sparse_vector of Elasticsearch', by_name),
     'sparse_vector': Lines('sparse_vector of OpenSearch'),
     'seed': Lines('seed 3, section 5.3: dictionary of ids', steps=10_000, id='doc_id', vector='sparse_vector'),
@@ -317,18 +317,18 @@ def part_path(folder: Path, number: int, form: Format) -> Path: return folder/'v
 def write_vectors(rows: Iterable | sparse.csr_matrix, # [N, V], whole or a part after another
                   place: Path | str,           # a folder
                   format: str,                 # of `FORMATS`
-                  pieces: Pieces,
+                  tokenizer: SpladeTokenizer,
                   ids: Iterable | None = None, # [N]; the numbers of the rows where none are given
                   texts: Iterable | None = None,
-                  label: dict | None = None    # of `encode.shard_label`: what made the vectors
+                  label: dict | None = None    # of `encode.shard_description`: what made the vectors
                  ) -> int:                     # documents
     "A file a matrix; goes on where it was interrupted. Raises `ConfigError` for a folder of other vectors, `DataError` for rows that cannot stand."
     form, folder, seen = FORMATS[choose('format', format, FORMATS)], Path(place), Seen()
-    claim_folder(folder, {**(label or {}), 'vocabulary': vocabulary_hash(pieces), 'format': format})
-    keys, done, number = form.keys(pieces), _done(folder), -1
+    check_folder(folder, {**(label or {}), 'vocabulary': vocabulary_hash(tokenizer), 'format': format})
+    keys, done, number = form.keys(tokenizer), _done(folder), -1
     for number, part in enumerate(tqdm(parts([rows] if sparse.issparse(rows) else rows, ids, texts), desc=format, unit=' parts', mininterval=10, disable=None)):
         path = part_path(folder, number, form)
-        if part.rows.shape[1] != len(keys): raise ConfigError(f'vectors over {part.rows.shape[1]} pieces, the vocabulary has {len(keys)}')
+        if part.rows.shape[1] != len(keys): raise ConfigError(f'vectors over {part.rows.shape[1]} tokens, the vocabulary has {len(keys)}')
         part = checked(path, part.ids, part.texts, part.rows.indptr, part.rows.indices, part.rows.data, len(keys)); seen.meet(path, part.ids)
         mark = part_mark(part)
         if number < len(done) and done[number]['hash'] != mark: raise ConfigError(f'{path}: made of other vectors, ids or texts; take another folder')
@@ -343,15 +343,15 @@ def write_vectors(rows: Iterable | sparse.csr_matrix, # [N, V], whole or a part 
 def _done(folder): return read_json(folder/'parts.json')['parts'] if (folder/'parts.json').exists() else []
 
 # %% ../../nbs/6_serving/01_formats.ipynb #read-vectors
-def read_vectors(place: Path | str, format: str, pieces: Pieces) -> Iterator: # Part
+def read_vectors(place: Path | str, format: str, tokenizer: SpladeTokenizer) -> Iterator: # Part
     "What `write_vectors` wrote, a part after another. Raises `ConfigError` for another vocabulary or format and a folder that is not whole, `DataError` for a damaged file."
     form, folder = FORMATS[choose('format', format, FORMATS)], Path(place)
     if not (folder/'parts.json').exists(): raise ConfigError(f'{folder} holds no vectors of `write_vectors`: parts.json is missing')
     label, record = read_json(folder/'shards.json'), read_json(folder/'parts.json')
-    for name, here in dict(format=format, vocabulary=vocabulary_hash(pieces)).items():
+    for name, here in dict(format=format, vocabulary=vocabulary_hash(tokenizer)).items():
         if label.get(name) != here: raise ConfigError(f'{folder/"shards.json"}: {name}: {label.get(name)!r} made these vectors, {here!r} is asked for')
     if not record['whole']: raise ConfigError(f'{folder}: only {len(record["parts"])} parts are written; convert again, it goes on')
-    index, seen = {key: column for column, key in enumerate(form.keys(pieces))}, Seen()
+    index, seen = {key: column for column, key in enumerate(form.keys(tokenizer))}, Seen()
     for number, entry in enumerate(record['parts']):
         yield read_part(form, part_path(folder, number, form), index, entry['documents'], seen)
 

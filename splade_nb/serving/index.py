@@ -17,22 +17,22 @@ import numpy as np
 from scipy import sparse
 from ..config.files import ConfigError, read_json, write_json
 from ..data.bm25 import best
-from ..model.encode import shard_label
+from ..model.encode import shard_description
 
 # %% ../../nbs/6_serving/02_index.ipynb #label
 @dataclass(frozen=True)
 class Label:
     "What all vectors of an index have in common."
-    vocabulary: str  # hash of the pieces
+    vocabulary: str  # hash of the tokens
     size: int        # V
     model: str       # hash of the weights
     texts: str = ''  # whose documents they are, in words; '' where nobody said
 
 # %% ../../nbs/6_serving/02_index.ipynb #label-of
-def label_of(model, pieces) -> Label:
+def label_of(model, tokenizer) -> Label:
     "The label of what a model encodes."
-    found = shard_label(model, pieces)
-    return Label(found['vocabulary'], len(pieces), found['model'])
+    found = shard_description(model, tokenizer)
+    return Label(found['vocabulary'], len(tokenizer), found['model'])
 
 # %% ../../nbs/6_serving/02_index.ipynb #other-texts
 def other_texts(place: Path | str, there: str, asked: str) -> str:
@@ -57,7 +57,7 @@ def check_label(place, there: Label, asked: Label | None) -> Label: # the one th
 def writing(place: Path | str):
     "Raises `ConfigError` naming the place where the disk refuses."
     try: yield
-    except OSError as error: raise ConfigError(f'{place}: cannot be written: {error.strerror or error}. Make room or take another place; what was saved before stays whole') from error
+    except OSError as error: raise ConfigError(f'{place}: cannot be written: {error.strerror or error}. Make module or take another place; what was saved before stays whole') from error
 
 # %% ../../nbs/6_serving/02_index.ipynb #alive
 def _alive(pid: int) -> bool:
@@ -175,7 +175,7 @@ class Index:
 # %% ../../nbs/6_serving/02_index.ipynb #fitting
 def fitting(vectors: sparse.csr_matrix, label: Label) -> sparse.csr_matrix: # float32, sorted, all above zero
     "Vectors as engines take them. Raises `ConfigError` for another vocabulary's, and for a weight that no index can hold."
-    if vectors.shape[1] != label.size: raise ConfigError(f'vectors over {vectors.shape[1]:,} pieces, the index has {label.size:,}: encode with the model that made it')
+    if vectors.shape[1] != label.size: raise ConfigError(f'vectors over {vectors.shape[1]:,} tokens, the index has {label.size:,}: encode with the model that made it')
     rows = sparse.csr_matrix(vectors, dtype=np.float32)
     wrong = rows.data[~((rows.data >= 0) & (rows.data < np.inf))]
     if len(wrong): raise ConfigError(f'weight {wrong[0]}: must be finite and at least 0')

@@ -6,8 +6,8 @@
 __all__ = ['ADDRESS', 'NAME', 'HINTS', 'FIELD', 'KINDS', 'TERMS', 'SEISMIC', 'HEAVIEST', 'FOLDED', 'PASSING', 'TOO_LARGE',
            'MOST_ID', 'read_address', 'why', 'told', 'Server', 'Layout', 'index_body', 'made_as', 'weights_of',
            'neural_sparse', 'rank_feature', 'with_text', 'Asking', 'asking_for', 'request', 'Pace', 'chunks', 'send',
-           'Flow', 'settle', 'OpenSearchIndex', 'create', 'spelt', 'line', 'operation', 'refresh', 'count', 'listed',
-           'store', 'ask', 'Report', 'resumed', 'rest', 'ingest']
+           'Flow', 'commit', 'OpenSearchIndex', 'create', 'join_words', 'line', 'operation', 'refresh', 'count',
+           'listed', 'store', 'ask', 'Report', 'resumed', 'rest', 'ingest']
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #imports
 import base64, functools, itertools, json, logging, os, random, re, time
@@ -96,7 +96,7 @@ SEISMIC = ('n_postings', 'cluster_ratio', 'summary_prune_ratio', 'approximate_th
 class Layout:
     "What an index is made as, and stays."
     kind: str = 'rank_features'  # or sparse_vector
-    terms: str = 'ids'           # what `rank_features` calls a piece: its id, or its name, which people can read
+    terms: str = 'ids'           # what `rank_features` calls a token: its id, or its name, which people can read
     analyser: str = ''           # of title and text, for BM25 beside: nori, standard, ...; '': kept, not searched
     shards: int = 1
     replicas: int = 0
@@ -128,7 +128,7 @@ def made_as(place: str, about: dict) -> tuple: # Label, Layout
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #weights-of
 def weights_of(row: sparse.csr_matrix,     # [1, V]
-               names: list | None = None   # [V] what the index calls a piece; None: its id
+               names: list | None = None   # [V] what the index calls a token; None: its id
               ) -> dict:                   # {term: weight}
     "A vector as the map that the server takes; each number is the shortest that reads as the same float32."
     return {names[i] if names else str(i): w for i, w in zip(row.indices, shortest(row.data)) if w}
@@ -251,7 +251,7 @@ class Flow:
 # %% ../../nbs/6_serving/04_opensearch.ipynb #settle
 MOST_ID = 512  # bytes
 
-def settle(server: Server, chunk: list, flow: Flow) -> list: # [(id, reason)] refused for good
+def commit(server: Server, chunk: list, flow: Flow) -> list: # [(id, reason)] refused for good
     "Until each document is taken or refused. Raises `ConfigError` where the server takes nothing for too long."
     unfit = {id: f'{len(id.encode())} bytes of id, at most {MOST_ID} are taken' for id, _ in chunk if len(id.encode()) > MOST_ID}
     waiting, refused, since = [each for each in chunk if each[0] not in unfit], list(unfit.items()), time.monotonic()
@@ -261,7 +261,7 @@ def settle(server: Server, chunk: list, flow: Flow) -> list: # [(id, reason)] re
         refused += lost; waiting = again + waiting[len(now):]
         if len(again) < len(now): flow.tries, since = 0, time.monotonic()
         if not trouble: flow.grow(); continue
-        if time.monotonic() - since > flow.pace.patience: raise ConfigError(f'{server.place}: nothing taken for {flow.pace.patience:g} seconds ({trouble}). Make room there and call again; what was taken stays')
+        if time.monotonic() - since > flow.pace.patience: raise ConfigError(f'{server.place}: nothing taken for {flow.pace.patience:g} seconds ({trouble}). Make module there and call again; what was taken stays')
         flow.shrink(len(now), trouble.startswith(f'{TOO_LARGE}:'))
     return refused
 
@@ -272,7 +272,7 @@ class OpenSearchIndex(Index):
 
     def __init__(self, server: Server, label: Label, layout: Layout, names: list | None = None, asking: Asking = Asking(), pace: Pace = Pace()):
         super().__init__(label)
-        self.server, self.layout, self.names, self.pace = server, layout, spelt(layout, label, names), pace
+        self.server, self.layout, self.names, self.pace = server, layout, join_words(layout, label, names), pace
         self.asking = asking_for(asking, server, label, layout)
 
     @classmethod
@@ -310,10 +310,10 @@ def create(server: Server, label: Label, layout: Layout) -> None:
     with told(server.place): server.client.indices.create(index=server.name, body=index_body(label, layout))
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #spelt
-def spelt(layout: Layout, label: Label, names: list | None) -> list | None: # [V]
-    "What the index calls each piece; None for ids. Raises `ConfigError` for an index by names without them."
+def join_words(layout: Layout, label: Label, names: list | None) -> list | None: # [V]
+    "What the index calls each token; None for ids. Raises `ConfigError` for an index by names without them."
     if layout.terms == 'ids': return None
-    if names is None or len(names) != label.size: raise ConfigError(f'this index has pieces by name: names=pieces.names, {label.size:,} of them, is needed' + ('' if names is None else f'; {len(names):,} were given'))
+    if names is None or len(names) != label.size: raise ConfigError(f'this index has tokens by name: names=tokens.names, {label.size:,} of them, is needed' + ('' if names is None else f'; {len(names):,} were given'))
     return [feature_name(name) for name in names]
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #lines
@@ -322,7 +322,7 @@ def line(kind: str, id: str) -> bytes: return json.dumps({kind: dict(_id=id)}, e
 def operation(index: OpenSearchIndex, id: str, row: sparse.csr_matrix, # [1, V]
               text: str = '', title: str = '') -> tuple: # id, lines
     "What stores a document. Raises `ConfigError` for another vocabulary's vector."
-    if row.shape[1] != index.label.size: raise ConfigError(f'{id}: a vector over {row.shape[1]:,} pieces, the index has {index.label.size:,}')
+    if row.shape[1] != index.label.size: raise ConfigError(f'{id}: a vector over {row.shape[1]:,} tokens, the index has {index.label.size:,}')
     source = {FIELD: weights_of(row, index.names)} | {name: words for name, words in (('title', title), ('text', text)) if words}
     return id, line('index', id) + json.dumps(source, ensure_ascii=False).encode() + b'\n'
 
@@ -350,7 +350,7 @@ def listed(server: Server) -> Iterator: # ids
 def store(index: OpenSearchIndex, operations: Iterable) -> None:
     "All of them. Raises `ConfigError` naming the documents that the server refused; the others are stored."
     flow, refused = Flow(index.pace), []
-    for chunk in chunks(operations, index.pace): refused += settle(index.server, chunk, flow)
+    for chunk in chunks(operations, index.pace): refused += commit(index.server, chunk, flow)
     refresh(index.server)
     if refused: raise ConfigError(f'{index.server.place}: {len(refused):,} documents were refused, the others are stored; ' + '; '.join(f'{id[:40]}: {reason}' for id, reason in refused[:3]))
 
@@ -397,7 +397,7 @@ def ingest(index: OpenSearchIndex,
     state, flow = resumed(index, path), Flow(index.pace)
     with tqdm(total=total, initial=state['done'], desc='indexing', unit=' documents', mininterval=10) as bar:
         for chunk in chunks((operation(index, *each) for each in rest(documents, state, path)), index.pace):
-            state['refused'] += settle(index.server, chunk, flow)
+            state['refused'] += commit(index.server, chunk, flow)
             state['done'] += len(chunk); state['last'] = chunk[-1][0]
             if path: write_json(path, state)
             bar.update(len(chunk))

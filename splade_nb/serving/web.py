@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import accumulate
 from typing import Annotated
-from .searcher import Box, Hit, Term, box_options, kept_box, whole_text
+from .searcher import Searcher, Hit, Term, searcher_options, saved_searcher, whole_text
 from ..data.records import DataError
 from ..config.files import ConfigError
 from ..config.files import needs
@@ -144,7 +144,7 @@ def written(text: str) -> str:
     return text
 
 # %% ../../nbs/6_serving/08_web.ipynb #routes
-def add_routes(app, box: Box, line: Line) -> None:
+def add_routes(app, box: Searcher, line: Line) -> None:
     "Search and expansion; what they take is checked before a call waits."
     from fastapi import Body, HTTPException, Query
     from fastapi.concurrency import run_in_threadpool
@@ -180,7 +180,7 @@ async def broken(request, error):
     return JSONResponse({'detail': said}, 500)
 
 # %% ../../nbs/6_serving/08_web.ipynb #application
-def application(box: Box,
+def application(box: Searcher,
                 hosts: tuple = (), # names besides this machine's own under which the page may be asked for
                 wait: float = 60   # seconds until a request in the line is told that the box is busy
                ):                  # ASGI application
@@ -208,7 +208,7 @@ def names_for(host: str) -> tuple: # to be asked for by
     return (f'[{host}]' if ':' in host else host,)
 
 # %% ../../nbs/6_serving/08_web.ipynb #serve
-def serve(box: Box, host: str = '127.0.0.1', port: int = 8000) -> None:
+def serve(box: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None:
     "Answer until Ctrl-C. Raises `ConfigError`."
     names = names_for(host)
     if names: print(f'warning: whoever reaches {host} can search these texts; there is no password', file=sys.stderr)
@@ -221,13 +221,13 @@ def serve(box: Box, host: str = '127.0.0.1', port: int = 8000) -> None:
 # %% ../../nbs/6_serving/08_web.ipynb #main
 def main(arguments: list | None = None) -> int: # exit code
     "Serve a kept box; a wrong setting or file is one line on standard error and exit code 2."
-    parser = box_options('service')
+    parser = searcher_options('service')
     parser.add_argument('--host', default='127.0.0.1')
     parser.add_argument('--port', type=int, default=8000)
     options = parser.parse_args(arguments)
     try:
         names_for(options.host)
-        with kept_box(options.model, options.data, options.engine, options.index) as box: serve(box, options.host, options.port)
+        with saved_searcher(options.model, options.data, options.engine, options.index) as box: serve(box, options.host, options.port)
     except KeyboardInterrupt: return 130
     except (ConfigError, DataError) as error: print(error, file=sys.stderr); return 2
     return 0

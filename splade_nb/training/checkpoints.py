@@ -52,7 +52,7 @@ def sync(path: Path) -> None:
 
 # %% ../../nbs/3_training/07_checkpoints.ipynb #digest
 def digest(path: Path) -> str:
-    "SHA-256 of a file, read in pieces."
+    "SHA-256 of a file, read in tokens."
     with open(path, 'rb') as file: return hashlib.file_digest(file, 'sha256').hexdigest()
 
 # %% ../../nbs/3_training/07_checkpoints.ipynb #manifest
@@ -219,7 +219,7 @@ def writable(folder: Path):
         yield
     except (OSError, SafetensorError) as error:
         if getattr(error, 'errno', errno.EIO) not in DISK: raise
-        raise CheckpointError(f'{folder}: cannot be written: {error}. Make room or take another folder with out=; finished checkpoints stay whole') from error
+        raise CheckpointError(f'{folder}: cannot be written: {error}. Make module or take another folder with out=; finished checkpoints stay whole') from error
 
 # %% ../../nbs/3_training/07_checkpoints.ipynb #alone
 @contextmanager

@@ -39,10 +39,10 @@ def info_nce(scores,            # [B, N] similarity, the positive of query i in 
 # %% ../../nbs/3_training/01_losses.ipynb #self-reconstruction
 def self_reconstruction(vectors,        # [B, V] activated
                         logits,         # [B, V] before activation
-                        own,            # [B, V] bool, pieces of the text itself
+                        own,            # [B, V] bool, tokens of the text itself
                         form: str       # bce, mean, logit
                        ):
-    "Cost of a text that does not activate its own pieces (seed 2 section 2; seed 4 section 3.2)."
+    "Cost of a text that does not activate its input tokens (seed 2 section 2; seed 4 section 3.2)."
     if form == 'bce': return F.binary_cross_entropy_with_logits(wide(vectors), own.to(wide(vectors).dtype))
     if form == 'mean': return -masked_mean(vectors, own).mean()
     return masked_mean(F.softplus(-wide(logits)), own).mean()
@@ -56,18 +56,18 @@ def masked_mean(values,  # [B, V]
 
 # %% ../../nbs/3_training/01_losses.ipynb #positive-activation
 def positive_activation(query_vectors,  # [B, V]
-                        doc_pieces      # [B, V] bool, pieces of the positive document
+                        doc_pieces      # [B, V] bool, tokens of the positive document
                        ):
-    "Minus the mean activation of the positive's pieces (seed 2, section 3). No floor; a zero has no gradient before ReLU."
+    "Minus the mean activation of the positive's tokens (seed 2, section 3). No floor; a zero has no gradient before ReLU."
     return -masked_mean(query_vectors, doc_pieces).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #expansion
 def expansion(doc_logits,         # [B, V] logits of the positives
-              query_pieces,       # [B, V] bool, pieces of the queries
+              query_pieces,       # [B, V] bool, tokens of the queries
               idf,                # [V]
-              others: float = 3.0 # weight of the pieces of other queries
+              others: float = 3.0 # weight of the tokens of other queries
              ):
-    "Positives take up their queries' pieces, and leave those of other queries."
+    "Positives take up their queries' tokens, and leave those of other queries."
     asked = query_pieces.any(0)
     logits, own, rarity = wide(doc_logits)[:, asked], query_pieces[:, asked], wide(idf)[asked]
     wanted = own * rarity
@@ -135,8 +135,8 @@ def margin_mse(student_margins,  # [B, N] score of the positive minus score of e
 
 # %% ../../nbs/3_training/01_losses.ipynb #language-penalty
 def language_penalty(vectors,     # [B, V]
-                     weights,     # [V] penalty of each piece: foreign, Korean, 0 for neutral ones
-                     spare=None   # [B, V] bool, pieces that are not penalised
+                     weights,     # [V] penalty of each token: foreign, Korean, 0 for neutral ones
+                     spare=None   # [B, V] bool, tokens that are not penalised
                     ):
     "Weighted activation of unwanted languages (seed 4, section 10, V28a)."
     vectors = wide(vectors)
