@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import faults
-from faults import begin, end, free_port, kept, lines
+from faults import begin, end, kept, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
@@ -88,7 +88,7 @@ def test_a_cached_step_on_poor_queries_is_the_whole_step():
 
 def rank_of_two(rank: int, port: int, folder, way: str) -> None:
     os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2',
-                       MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+                       MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE='True')
     torch.set_num_threads(1)
     found = gradient(way, experiment.processes()[1])
     torch.save(found, folder/f'{way}-{rank}.pt')
@@ -96,8 +96,9 @@ def rank_of_two(rank: int, port: int, folder, way: str) -> None:
 
 @pytest.mark.parametrize('way', DIVIDED)
 def test_two_processes_share_a_step_on_poor_queries(way, tmp_path):
-    port = free_port()
-    assert [end(child) for child in [begin(rank_of_two, rank, port, tmp_path, way) for rank in (0, 1)]] == [0, 0]
+    meeting = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    children = [begin(rank_of_two, rank, meeting.port, tmp_path, way) for rank in (0, 1)]
+    assert [end(child) for child in children] == [0, 0]
     alone = gradient(way)
     for rank in (0, 1): torch.testing.assert_close(torch.load(tmp_path/f'{way}-{rank}.pt'), alone, atol=1e-5, rtol=1e-4)
 

@@ -49,5 +49,5 @@ def row(name: str, tokenizer: int, found: str) -> dict:
 def test_the_page_says_what_was_measured():
     results = vocabulary.Results([row('xlmr', 250_002, '0.5 0.5 1 1'), row('own-8k', 8000, '1 1 1 1')], dict(command='python experiments/vocabulary.py', kiwi=400.0, found=dict(one='0.5 0.5 0.5 0.5')))
     said = vocabulary.page(results)
-    assert '| XLM-R | 250,002 | texts | 75.0 ' in said and '| own, 8k | 8,000 | texts | 100.0 [+50.0, +50.0] | 50.0 | 100.0 | +50.0 [+50.0, +50.0] | +25.0 ' in said
+    assert '| XLM-R | 250,002 | texts | 75.0 ' in said and '| own, 8k | 8,000 | texts | 100.0 [+50.0, +50.0] | 50.0 | 100.0 | +50.0 [+50.0, +50.0] ▲ | +25.0 ' in said
     assert '100 (1%) | 20.5 | 2.25 | 0.000% / 0.100% | 10 / 50 | 75% | 5.0% | 0.0% |' in said and '| 1.5 M | 2.50 GB | 2.00 s | 2.0 min | 9 s | 12.5/s |' in said
