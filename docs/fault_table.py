@@ -48,7 +48,7 @@ def draw_collapse() -> str:  # its caption
     figure, (share, active) = report.canvas(1, 2, width=11)
     for (recipe, found), name, colour in zip(rows.items(), ('설계 문서 그대로 (seed)', '교정판 (corrected)'), (report.palette['red'], report.palette['blue'])):
         steps = [row['step'] for row in found]
-        share.plot(steps, [guard.ruled(row['parts']) for row in found], color=colour, label=name)
+        share.plot(steps, [guard.regularization_share(row['parts']) for row in found], color=colour, label=name)
         active.plot(steps, [row['active_doc'] for row in found], color=colour, label=name)
     named = next(event for event in runs['seed'].events if event['name'] == 'imbalance')
     share.plot(named['step'], named['value'], 'o', color=report.palette['red'], markersize=9, label=f'경고: imbalance, {named["step"]}단계')

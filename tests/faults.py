@@ -89,7 +89,7 @@ def interrupt_at(step: int) -> None:
     "Ctrl-C from within, as a step begins."
     true = training.train_step
     def interrupting(run):
-        if experiment.step == step: os.kill(os.getpid(), signal.SIGINT)
+        if run.step == step: os.kill(os.getpid(), signal.SIGINT)
         return true(run)
     training.train_step = interrupting
 
@@ -201,7 +201,7 @@ def done(folder: Path) -> int:  # steps
 def lost(folder: Path) -> int:
     "Steps that a resume does again. Every checkpoint that a resume could take is whole."
     for path in kept(folder): checkpoints.verify(path)
-    return done(folder) - (checkpoints.number(kept(folder)[-1]) if kept(folder) else 0)
+    return done(folder) - (checkpoints.step_of(kept(folder)[-1]) if kept(folder) else 0)
 
 
 def written(folder: Path) -> dict:  # file -> size and digest
@@ -231,7 +231,7 @@ def killed_in_turn(strike, folder: Path, changes: dict, options: dict, steps: in
     """Runs into one folder, each struck one moment later in its writing of checkpoints than the one before, until
     `enough()` or no moment is left."""
     for number in itertools.count():
-        last = dict(max_steps=(checkpoints.number(kept(folder)[-1]) if kept(folder) else 0) + steps)
+        last = dict(max_steps=(checkpoints.step_of(kept(folder)[-1]) if kept(folder) else 0) + steps)
         code = once(toy, folder, changes, {**options, **last, 'resume': True}, (strike, number))
         if code == 0 or enough(): return
         assert code == -signal.SIGKILL
@@ -276,7 +276,7 @@ def file_limit(folder: Path) -> Seen:
     assert lost(target) == 8 and kept(target)[-1].name == 'step-4' and done(target) == 12
     assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and once(toy, folder/'whole', changes, dict(save_every=2)) == 0
     assert written(target) == written(folder/'whole')
-    return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with module, it equals the uninterrupted run')
+    return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with free space, it equals the uninterrupted run')
 
 
 def disk_full(folder: Path) -> Seen:
@@ -293,7 +293,7 @@ def disk_full(folder: Path) -> Seen:
         assert len(kept(target)) >= 3
         assert once(toy, target, changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
         assert {**written(target), 'state.json': ''} == {**written(folder/'whole'), 'state.json': ''}  # which may hold an event of the disk
-    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with module, it equals the uninterrupted run')
+    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with free space, it equals the uninterrupted run')
 
 
 def full_at_the_end(folder: Path) -> Seen:
@@ -303,7 +303,7 @@ def full_at_the_end(folder: Path) -> Seen:
     assert once(command, [*options_of(target, max_steps=4), '--resume'], target, (limit_files, 100_000)) == 2
     assert said(target).splitlines()[-1].startswith(f'{target}: cannot be written'), said(target)
     assert once(command, [*options_of(target, max_steps=4), '--resume'], target) == 0
-    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with module, the same command ends it without another step')
+    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with free space, the same command ends it without another step')
 
 
 # Checkpoints that are not what was written
@@ -338,7 +338,7 @@ def broken(folder: Path) -> Seen:
     refused(target, changes, 'random.safetensors is missing', f'resume_from={before}')
     assert once(toy, target, changes, dict(resume_from=str(before))) == 0 and once(toy, folder/'whole', changes, {}) == 0
     assert written(target) == written(folder/'whole')
-    return Seen(len(tries) + 1, checkpoints.number(last) - checkpoints.number(before), 'the file is named, the checkpoint refused, the one before it offered; resumed from that one, the run equals the uninterrupted one')
+    return Seen(len(tries) + 1, checkpoints.step_of(last) - checkpoints.step_of(before), 'the file is named, the checkpoint refused, the one before it offered; resumed from that one, the run equals the uninterrupted one')
 
 
 def foreign(folder: Path) -> Seen:

@@ -178,7 +178,7 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
     before, last = kept(tmp_path)[-2:]
     (last/'model.safetensors').write_bytes(b'')
     training.roll_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
-    assert last.name == 'step-6' and found.step == checkpoints.number(before)
+    assert last.name == 'step-6' and found.step == checkpoints.step_of(before)
     assert not found.stopped and found.rollbacks == 1 and found.events[-1]['level'] == 'rollback'
     assert any(event['name'] == 'disk' and 'step-6' in event['message'] for event in found.events)
 
