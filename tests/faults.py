@@ -476,17 +476,24 @@ def check_gradient(folder: Path) -> float: # largest difference
     return worst
 
 
-def as_rank(rank: int, meeting: int, *arguments) -> None:
-    "What torchrun tells its children: among the rest, that the store where they meet is there already."
+def join_as(rank: int, port: int) -> None:
+    "The environment that torchrun gives its children: among the rest, that the store where they meet exists already."
     os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
-    os.environ |= dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(meeting), TORCHELASTIC_USE_AGENT_STORE='True')
+    os.environ |= dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE='True')
+
+
+def as_rank(rank: int, port: int, *arguments) -> None:
+    join_as(rank, port)
     ranks(*arguments)
 
 
-def two_ranks(*arguments) -> list:  # exit codes
-    "A run in two processes. The place where they meet takes a free port and keeps it, so that nobody else can."
-    meeting = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    return [end(child) for child in [begin(as_rank, rank, meeting.port, *arguments) for rank in (0, 1)]]
+def in_two_processes(target, *arguments) -> list:  # exit codes
+    "`target(rank, port, *arguments)` in two processes. The store where they meet takes a free port and keeps it."
+    store = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    return [end(child) for child in [begin(target, rank, store.port, *arguments) for rank in (0, 1)]]
+
+
+def two_ranks(*arguments) -> list: return in_two_processes(as_rank, *arguments)  # exit codes
 
 
 def torchrun(folder: Path, *arguments) -> int:  # exit code

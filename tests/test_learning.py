@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import faults
-from faults import begin, end, free_port, kept, lines
+from faults import kept, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
@@ -87,8 +87,7 @@ def test_a_cached_step_on_poor_queries_is_the_whole_step():
 
 
 def rank_of_two(rank: int, port: int, folder, way: str) -> None:
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2',
-                       MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    faults.join_as(rank, port)
     torch.set_num_threads(1)
     found = gradient(way, experiment.processes()[1])
     torch.save(found, folder/f'{way}-{rank}.pt')
@@ -96,8 +95,7 @@ def rank_of_two(rank: int, port: int, folder, way: str) -> None:
 
 @pytest.mark.parametrize('way', DIVIDED)
 def test_two_processes_share_a_step_on_poor_queries(way, tmp_path):
-    port = free_port()
-    assert [end(child) for child in [begin(rank_of_two, rank, port, tmp_path, way) for rank in (0, 1)]] == [0, 0]
+    assert faults.in_two_processes(rank_of_two, tmp_path, way) == [0, 0]
     alone = gradient(way)
     for rank in (0, 1): torch.testing.assert_close(torch.load(tmp_path/f'{way}-{rank}.pt'), alone, atol=1e-5, rtol=1e-4)
 
@@ -187,20 +185,20 @@ def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     settings = resolve_quietly('splade_ko', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
                                validations=6, weight_averaging=[0.0], learning_rate=0.01)
     setup = training_data.prepare(settings, readers.load_collection('toy'), 42, tmp_path/'cache')
-    setup = replace(setup, held=set(list(setup.collection.split('train'))[:8]))
+    setup = replace(setup, dev_queries=set(list(setup.collection.split('train'))[:8]))
     training.train(setup.model, setup.training_data, settings, tmp_path, retrieval.make_validator(setup), quiet=True)
     best, history = tmp_path/'checkpoints'/'best', read_json(tmp_path/'training_history.json')
     state = read_json(best/'state.json')
     recorded = [{name: row[name] for name in ('metrics', 'active_terms')} for row in history]
     wanted, = [row for row, found in zip(history, recorded) if row['step'] == state['best']['step'] == state['step']]
     model, tokenizer = load_encoder(best)
-    found = retrieval.judged(model, tokenizer, setup.collection, sorted(setup.dev_queries))
+    found = retrieval.evaluate_queries(model, tokenizer, setup.collection, sorted(setup.dev_queries))
     assert {name: found[name] for name in recorded[0]} == {name: wanted[name] for name in recorded[0]}
     assert found['metrics']['ndcg@10'] == state['best']['ndcg@10']
     assert recorded.count(recorded[-1]) < len(recorded), 'other weights give other numbers'
     assert cli.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    whole = retrieval.judged(model, tokenizer, setup.collection, list(setup.collection.split('test')))
+    whole = retrieval.evaluate_queries(model, tokenizer, setup.collection, list(setup.collection.split('test')))
     assert told['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
 
 

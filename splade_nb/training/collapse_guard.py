@@ -46,7 +46,7 @@ LIMITS = {                    # name: (warning above, fatal above, message)
 }
 LATE = {'dense': 1 / 3, 'chance': 0.2} # share of the steps after which it matters
 
-# %% ../../nbs/3_training/08_collapse_guard.ipynb #ruled
+# %% ../../nbs/3_training/08_collapse_guard.ipynb #regularization-share
 def regularization_share(parts: dict) -> float: # 0 to 1
     "The share of the loss that lowers activations without regard to ranking."
     regularization = sum(parts.get(name, 0.0) for name in ('flops', 'language'))
@@ -77,7 +77,7 @@ def inspect(row: dict,          # of metrics
     return [dict(step=row['step'], level=level, name=name, value=value, message=message)
             for level, name, value, message in found]
 
-# %% ../../nbs/3_training/08_collapse_guard.ipynb #news
+# %% ../../nbs/3_training/08_collapse_guard.ipynb #new-events
 def new_events(events: list[dict],   # reported so far
                found: list[dict]     # of this step
               ) -> list[dict]:
@@ -85,7 +85,7 @@ def new_events(events: list[dict],   # reported so far
     last = {(event['name'], event['level']): event['step'] for event in events}
     return [event for event in found if event['step'] - last.get((event['name'], event['level']), -100) >= 100]
 
-# %% ../../nbs/3_training/08_collapse_guard.ipynb #at-fault
+# %% ../../nbs/3_training/08_collapse_guard.ipynb #blame-loss
 def blame_loss(event: dict, row: dict) -> tuple[str, float]: # a loss or learning_rate, factor
     "What a fatal event is blamed on, and the factor on its weight."
     if event['name'] == 'not_finite': return 'learning_rate', 0.5

@@ -181,7 +181,7 @@ def checkpoint(run: Run) -> None:
         warn(run, 'disk', f'{error}{lost}')
     run.process_group.wait()
 
-# %% ../../nbs/3_training/09_trainer.ipynb #differing
+# %% ../../nbs/3_training/09_trainer.ipynb #difference
 def difference(state: dict, run: Run) -> str: # empty for a checkpoint of this run
     "Data, seed and settings that a checkpoint's state has other than the run."
     def values(state): return dict(data=state.get('data'), seed=state.get('seed')) | (state.get('settings') or {})
@@ -205,7 +205,7 @@ def _write_lines(path: Path, rows: list) -> None:
     part.write_text(_json_lines(rows), encoding='utf-8')
     os.replace(part, path)
 
-# %% ../../nbs/3_training/09_trainer.ipynb #cut
+# %% ../../nbs/3_training/09_trainer.ipynb #truncate-log
 def truncate_log(path: Path, step: int) -> None:
     "Remove the rows of a metrics file from `step` on, and a line that is cut short."
     rows = []
@@ -228,7 +228,7 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     link_best(folder, best_checkpoint(folder, state))
     return state
 
-# %% ../../nbs/3_training/09_trainer.ipynb #begin
+# %% ../../nbs/3_training/09_trainer.ipynb #start-or-resume
 def start_or_resume(run: Run, resume: bool, resume_from: str = '') -> None:
     "Restore the last checkpoint, or the one that is named; without either, clear the run folder."
     if run.process_group.rank == 0: tidy(run.folder/'checkpoints')
@@ -297,7 +297,7 @@ def average_with_initial(model: torch.nn.Module, start: dict, trained: dict, sha
     "Set the weights to `share` of `start` and the rest of `trained`."
     for name, value in model.named_parameters(): value.copy_(torch.lerp(trained[name], start[name], share))
 
-# %% ../../nbs/3_training/09_trainer.ipynb #choose-share
+# %% ../../nbs/3_training/09_trainer.ipynb #choose-average
 def choose_average(run: Run, start: dict, validator: Callable | None) -> dict: # share -> nDCG@10
     "Try each share of the initial weights and use the best; without a validator the first one."
     trained, shares, scores = initial_weights(run.model), run.settings.weight_averaging, {}
