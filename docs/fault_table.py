@@ -1,4 +1,4 @@
-"""Let every fault of tests/faults.py happen and write what became of the runs into docs/faults.md.
+"""Run the fault injection tests of tests/faults.py and write their table to docs/faults.md.
 
     python docs/fault_table.py
 """
@@ -16,9 +16,9 @@ from splade_nb.evaluation import report
 PAGE = """# What happens to long runs
 
 Written by `make faults` (`python docs/fault_table.py`) on {day}: {machine}, {cores} cores, Python {python}, torch {torch}, {seconds} seconds.
-Every fault really happened, in processes of its own, to the notebooks' toy model or to V28 at mini scale; what must hold is asserted in
-`tests/faults.py`, which the tests run as well. "Lost steps" are those that the worst try did again. "Equals" means bit for bit: weights,
-optimizer, random state.
+Every fault was injected into a run in processes of its own: the notebooks' toy model, or V28 at mini scale. `tests/faults.py` asserts what
+must hold, and the tests run it as well. "Lost steps" are those that the worst try repeated. "Equals" means bit for bit: weights,
+optimizer, rng state.
 
 | fault | tries | lost steps | outcome |
 |---|--:|--:|---|
@@ -57,7 +57,7 @@ def draw_collapse() -> str:  # its caption
     active.set_yscale('log'); figure.savefig(ROOT/'docs'/'collapse.svg')
     first = rows['seed'][named['step']]
     return (f'As written, the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f} at step {named["step"]} of {runs["seed"].steps}; '
-            f'the guard names it there ({named["message"]}). The corrected recipe is never accused.')
+            f'the collapse guard warns there ({named["message"]}). The corrected recipe triggers no event.')
 
 
 def main() -> None:
