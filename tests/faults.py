@@ -473,10 +473,10 @@ def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None
 def gradient(process_group=objective.ProcessGroup()) -> tuple: # loss, gradients
     "Of one batch of sixteen pairs."
     training_data.fix_seeds(42); torch.set_num_threads(1)
-    (stuff, model), settings = training_data.toy_training_data(), settings_of(batch_size=16)
+    (data, model), settings = training_data.toy_training_data(), settings_of(batch_size=16)
     model.eval()
-    rows = objective.batch_at(3, 20, 0, stuff, settings, 42)
-    loss = objective.backward(model, rows, 3, 20, stuff, settings, None, process_group)[0]
+    rows = objective.batch_at(3, 20, 0, data, settings, 42)
+    loss = objective.backward(model, rows, 3, 20, data, settings, None, process_group)[0]
     return loss, [value.grad for value in model.parameters() if value.grad is not None]
 
 
