@@ -1,4 +1,4 @@
-"""Let every fault of tests/faults.py happen and write what became of the runs into docs/faults.md.
+"""Run the fault injection tests of tests/faults.py and write their table to docs/faults.md.
 
     python docs/fault_table.py
 """
@@ -16,9 +16,9 @@ from splade_nb.evaluation import report
 PAGE = """# What happens to long runs
 
 Written by `make faults` (`python docs/fault_table.py`) on {day}: {machine}, {cores} cores, Python {python}, torch {torch}, {seconds} seconds.
-Every fault really happened, in processes of its own, to the notebooks' toy model or to V28 at mini scale; what must hold is asserted in
-`tests/faults.py`, which the tests run as well. "Lost steps" are those that the worst try did again. "Equals" means bit for bit: weights,
-optimizer, random state.
+Every fault was injected into a run in processes of its own: the notebooks' toy model, or V28 at mini scale. `tests/faults.py` asserts what
+must hold, and the tests run it as well. "Lost steps" are those that the worst try repeated. "Equals" means bit for bit: weights,
+optimizer, rng state.
 
 | fault | tries | lost steps | outcome |
 |---|--:|--:|---|
@@ -48,7 +48,7 @@ def draw_collapse() -> str:  # its caption
     figure, (share, active) = report.canvas(1, 2, width=11)
     for (recipe, found), name, colour in zip(rows.items(), ('설계 문서 그대로 (seed)', '교정판 (corrected)'), (report.palette['red'], report.palette['blue'])):
         steps = [row['step'] for row in found]
-        share.plot(steps, [guard.ruled(row['parts']) for row in found], color=colour, label=name)
+        share.plot(steps, [guard.regularization_share(row['parts']) for row in found], color=colour, label=name)
         active.plot(steps, [row['active_doc'] for row in found], color=colour, label=name)
     named = next(event for event in runs['seed'].events if event['name'] == 'imbalance')
     share.plot(named['step'], named['value'], 'o', color=report.palette['red'], markersize=9, label=f'경고: imbalance, {named["step"]}단계')
@@ -57,7 +57,7 @@ def draw_collapse() -> str:  # its caption
     active.set_yscale('log'); figure.savefig(ROOT/'docs'/'collapse.svg')
     first = rows['seed'][named['step']]
     return (f'As written, the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f} at step {named["step"]} of {runs["seed"].steps}; '
-            f'the guard names it there ({named["message"]}). The corrected recipe is never accused.')
+            f'the collapse guard warns there ({named["message"]}). The corrected recipe triggers no event.')
 
 
 def main() -> None:
