@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from ..config.files import ConfigError
 from ..config.settings import Settings
-from .splade import (
-    SpladeDoc, encode_documents, pool_batch, positions, pretrained_backbone, read_states, weigh_tokens)
+from .splade_doc import SpladeDoc, pool_batch, weigh_tokens
+from .splade import encode_documents, read_states
+from .load import positions, pretrained_backbone
 
 # %% ../../nbs/2_model/11_xlmr.ipynb #check-weights
 def check_weights(weights, vocabulary: int) -> None: # [V], or None

@@ -19,7 +19,8 @@ from ..config.files import SEED, ConfigError, choose, read_json, root, write_jso
 from ..config.settings import Settings, every_phase, off
 from ..data.records import toy_corpus
 from .dataset import TrainingSetup, prepare
-from ..model.splade import factor_for, mini_backbone
+from ..model.splade_doc import factor_for
+from ..model.initialization import mini_backbone
 from .objective import SavedBytes, batch_at, step_loss
 from ..data.tokenizer import remembered, train_unigram
 from .trainer import step_count, train
@@ -94,7 +95,7 @@ def whole_run(setup: TrainingSetup) -> dict: # what -> digest
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #other-values
 OTHERS = dict(
-    max_length=lambda s: 6, query_length=lambda s: 4, hidden=lambda s: 64, vocabulary=lambda s: 230, warmup_ratio=lambda s: 0.5 if s.warmup_ratio < 0.5 else 0.0,
+    max_length=lambda s: 6, query_length=lambda s: 4, term_weights=lambda s: (), hidden=lambda s: 64, vocabulary=lambda s: 230, warmup_ratio=lambda s: 0.5 if s.warmup_ratio < 0.5 else 0.0,
     language_allows=lambda s: tuple('abcdefghijklmnopqrstuvwxyz'), language_ramp=lambda s: 1.0 if s.language_ramp < 1 else 0.5, flops_ramp=lambda s: 1.0 if s.flops_ramp < 1 else 0.5, gate_heads=lambda s: 2 if s.gate_heads != 2 else 4,
     mining_depth=lambda s: 1, model1_threshold=lambda s: 0.0 if s.model1_threshold else 0.01, weight_averaging=lambda s: (0.9,), clip=lambda s: s.clip / 1e4, checkpoint_epochs=lambda s: s.epochs + s.checkpoint_epochs,
     keep_checkpoints=lambda s: 1 if s.keep_checkpoints > 1 else 2, validations=lambda s: 1, teacher_max_length=lambda s: 4, learning_rate=lambda s: 3 * s.learning_rate,

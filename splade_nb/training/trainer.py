@@ -24,7 +24,8 @@ from ..config.settings import Settings, as_dict, every_phase
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .collapse_guard import blame_loss, inspect, measure, news
 from .dataset import TrainingData
-from ..model.splade import accumulated_rows, save_shape
+from ..model.splade import accumulated_rows
+from ..model.load import save_shape
 from .objective import (
     ProcessGroup, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch)
 from ..data.tokenizer import save_tokenizer
