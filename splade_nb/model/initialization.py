@@ -25,18 +25,19 @@ def mini_backbone(settings: Settings, vocabulary: int): # transformers model, wi
     "A small `XLMRobertaForMaskedLM` (or `XLMRobertaModel`) from random weights, decoder tied to the embeddings."
     from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM, XLMRobertaModel
     return (XLMRobertaForMaskedLM if settings.mlm_head else XLMRobertaModel)(XLMRobertaConfig(
-        vocab_size=vocabulary, hidden_size=settings.hidden, num_hidden_layers=settings.layers,
-        num_attention_heads=max(1, settings.hidden // 32), intermediate_size=2 * settings.hidden,
-        max_position_embeddings=max(settings.max_length, settings.query_length) + 2, type_vocab_size=1,
-        hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=settings.dropout,
-        pad_token_id=1, bos_token_id=0, eos_token_id=2))
+        vocab_size=vocabulary, hidden_size=settings.hidden, intermediate_size=2 * settings.hidden, type_vocab_size=1,
+        num_hidden_layers=settings.layers, num_attention_heads=max(1, settings.hidden // 32),
+        max_position_embeddings=max(settings.max_length, settings.query_length) + 2, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=settings.dropout))
 
 # %% ../../nbs/2_model/12_initialization.ipynb #toy-model
 def resolve_toy(**overrides) -> Settings:
     "Settings of the toy model: gated, special tokens masked, random weights."
-    return Settings(**{**dict(hidden=32, layers=1, start='random', max_length=16, dropout=0.0, mask_special=True, context_gate=True,
-                              gate_hidden=8, gate_dropout=0.0, gate_bias=3.0, precision='fp32'), **overrides})
+    toy = dict(hidden=32, layers=1, start='random', max_length=16, dropout=0.0, mask_special=True, precision='fp32',
+               context_gate=True, gate_hidden=8, gate_dropout=0.0, gate_bias=3.0)
+    return Settings(**toy | overrides)
 
+# %% ../../nbs/2_model/12_initialization.ipynb #toy
 def toy_model(vocabulary: int = 60, **overrides) -> SpladeDoc: # a model small enough to read
     "A tiny SPLADE-doc from random weights, for checks."
     torch.manual_seed(0)
@@ -46,8 +47,10 @@ def toy_model(vocabulary: int = 60, **overrides) -> SpladeDoc: # a model small e
 # %% ../../nbs/2_model/12_initialization.ipynb #near-counts
 def _counts(left: list, right: list, weight: list, vocabulary: int) -> sparse.csr_matrix:
     shape = (vocabulary, vocabulary)
-    return sparse.coo_matrix((np.concatenate(weight), (np.concatenate(left), np.concatenate(right))), shape=shape).tocsr()
+    places = np.concatenate(left), np.concatenate(right)
+    return sparse.coo_matrix((np.concatenate(weight), places), shape=shape).tocsr()
 
+# %% ../../nbs/2_model/12_initialization.ipynb #window-counts
 def window_counts(ids: list,             # tokens of each document
                   vocabulary: int,       # V
                   window: int = 5,       # tokens
@@ -65,6 +68,7 @@ def _across(query, document, weight): # every token of one against every token o
     share = weight / math.sqrt(max(1, len(document)))
     return np.repeat(query, len(document)), np.tile(document, len(query)), np.full(len(query) * len(document), share)
 
+# %% ../../nbs/2_model/12_initialization.ipynb #pair-counts-function
 def pair_counts(queries: list, documents: list, # tokens of each
                 pairs: list,         # (query, document) indices
                 weights: list,       # of each pair
@@ -92,6 +96,7 @@ def ppmi(counts: sparse.csr_matrix,   # [V, V]
 def _random_units(number: int, hidden: int, seed: int): # [number, H]
     return F.normalize(torch.randn(number, hidden, generator=torch.Generator().manual_seed(seed)), dim=1)
 
+# %% ../../nbs/2_model/12_initialization.ipynb #directions-function
 def directions(counts: sparse.csr_matrix, # [V, V]
                hidden: int,               # H
                noise: float,              # length of the random part beside the unit vector of the counts
@@ -132,6 +137,7 @@ def backbone_for(settings: Settings, vocabulary: int): # transformers model
                           'set hidden and layers, or take start=random or pretrained')
     return pretrained_backbone(settings.backbone, settings.mlm_head, random=settings.start == 'random')
 
+# %% ../../nbs/2_model/12_initialization.ipynb #initial-query-weights
 def _query_weights(settings: Settings, vocabulary: int, idf):  # [V] initial weights of inference-free queries
     columns = np.arange(vocabulary + bigram_columns(settings))
     return output_weights(idf, 1.0) * np.where(columns < vocabulary, 1, settings.bigram_query_weight)
@@ -151,10 +157,12 @@ def create(settings: Settings,
     columns = vocabulary + bigram_columns(settings)
     for name in ('output_idf', 'inference_free_query'):
         if getattr(settings, name) and idf is None:
-            raise ConfigError(f'{name}={getattr(settings, name)}: needs idf, one number for each of the {columns} columns')
+            value = getattr(settings, name)
+            raise ConfigError(f'{name}={value}: needs idf, one number for each of the {columns} columns')
     weight = output_weights(idf, settings.output_idf) if settings.output_idf else None
     queries = _query_weights(settings, vocabulary, idf) if settings.inference_free_query else None
     if settings.start == 'near_identity':
         rows = torch.randn(vocabulary, settings.hidden) if directions is None else directions
         near_identity(backbone, rows, silence=-settings.silence)
-    return SpladeDoc(backbone, settings, special, weight, mean_length if settings.term_frequency else 0.0, queries, seen)
+    mean_length = mean_length if settings.term_frequency else 0.0
+    return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen)

@@ -24,13 +24,15 @@ def _read_backbone(source: str, mlm_head: bool, random: bool): # backbone, names
     backbone, info = kind.from_pretrained(source, output_loading_info=True, dtype=torch.float32)
     return backbone, info['missing_keys']
 
-def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:  # raises `ConfigError` for weights that lack
-    encoder = backbone.base_model
-    inside = {name for name, _ in encoder.named_parameters(prefix=backbone.base_model_prefix)} | set(encoder.state_dict())
+# %% ../../nbs/2_model/09_load.ipynb #check-weights
+def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:  # raises `ConfigError` for missing ones
+    encoder, prefix = backbone.base_model, backbone.base_model_prefix
+    inside = {name for name, _ in encoder.named_parameters(prefix=prefix)} | set(encoder.state_dict())
     absent = sorted(name for name in missing if 'pooler' not in name)
     if mlm_head and any(name not in inside for name in absent):
-        raise ConfigError(f'backbone={source!r} has no trained MLM head (missing {absent[:3]}): its expansion would be noise. Take a '
-                          'checkpoint that was published with its head, or set mlm_head=False: token importance, no expansion.')
+        raise ConfigError(f'backbone={source!r} has no trained MLM head (missing {absent[:3]}): its expansion would be '
+                          'noise. Take a checkpoint that was published with its head, or set mlm_head=False: '
+                          'token importance, no expansion.')
     if absent: raise ConfigError(f'backbone={source!r}: weights missing: {absent[:3]}; is the download whole?')
 
 # %% ../../nbs/2_model/09_load.ipynb #pretrained-backbone
@@ -49,30 +51,35 @@ def pretrained_backbone(source: str,             # hub name or local folder
 # %% ../../nbs/2_model/09_load.ipynb #positions
 def positions(backbone) -> float: # tokens
     "The longest text that a backbone can read; infinite where its positions are not a table."
-    offset = backbone.config.pad_token_id + 1 if 'roberta' in backbone.config.model_type else 0 # they begin after padding's id
-    return getattr(backbone.config, 'max_position_embeddings', math.inf) - offset
+    config = backbone.config
+    offset = config.pad_token_id + 1 if 'roberta' in config.model_type else 0 # they begin after padding's id
+    return getattr(config, 'max_position_embeddings', math.inf) - offset
 
 # %% ../../nbs/2_model/09_load.ipynb #fit
 def fit(backbone, settings: Settings, vocabulary: int) -> None: # vocabulary: V
     "Cut spare rows off. Raises `ConfigError` for settings that the backbone cannot serve, with the nearest it can."
     rows, limit = backbone.get_input_embeddings().num_embeddings, positions(backbone)
     if rows < vocabulary:
-        raise ConfigError(f'backbone={settings.backbone!r} holds {rows} tokens, its tokenizer {vocabulary}: they do not belong together')
+        raise ConfigError(f'backbone={settings.backbone!r} holds {rows} tokens, its tokenizer {vocabulary}: '
+                          'they do not belong together')
     if rows > vocabulary: backbone.resize_token_embeddings(vocabulary)
     if settings.top_k > vocabulary:
         raise ConfigError(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     for name in ('max_length', 'query_length'):
         value = getattr(settings, name)
-        if value > limit: raise ConfigError(f'{name}={value}: the backbone has {limit} positions; the nearest is {limit}')
+        if value <= limit: continue
+        raise ConfigError(f'{name}={value}: the backbone has {limit} positions; the nearest is {limit}')
 
-# %% ../../nbs/2_model/09_load.ipynb #save
-SAVED_SETTINGS = [field.name for field in fields(ModelSettings) if field.name != 'backbone'] + ['similarity'] # what a saved model is built from
+# %% ../../nbs/2_model/09_load.ipynb #save-shape
+SAVED_SETTINGS = [field.name for field in fields(ModelSettings) if field.name != 'backbone'] + ['similarity']
 
 def save_shape(model: SpladeDoc, folder: Path | str) -> Path:
     "`config.json` and `splade.json`: what the model is without its weights."
     model.backbone.config.save_pretrained(folder)
-    return write_json(Path(folder)/'splade.json', {name: getattr(model.settings, name) for name in SAVED_SETTINGS}).parent
+    settings = {name: getattr(model.settings, name) for name in SAVED_SETTINGS}
+    return write_json(Path(folder)/'splade.json', settings).parent
 
+# %% ../../nbs/2_model/09_load.ipynb #save
 def save(model: SpladeDoc, folder: Path | str) -> Path:
     "Write `model.safetensors` beside, then rename; `config.json` and `splade.json` follow."
     from safetensors.torch import save_model
@@ -82,17 +89,18 @@ def save(model: SpladeDoc, folder: Path | str) -> Path:
     os.replace(folder/'model.safetensors.part', folder/'model.safetensors')
     return save_shape(model, folder)
 
-# %% ../../nbs/2_model/09_load.ipynb #load
+# %% ../../nbs/2_model/09_load.ipynb #empty-model
 def _empty_model(folder: Path) -> SpladeDoc:  # by its settings, with random weights
     settings = from_dict(read_json(folder/'splade.json'))
     backbone, _ = _read_backbone(str(folder), settings.mlm_head, random=True)
     try: return SpladeDoc(backbone, settings, special=[])
     except ConfigError as error: raise ConfigError(f'{folder}: {error}') from error
 
+# %% ../../nbs/2_model/09_load.ipynb #load
 @torch.inference_mode(False) # weights made in that mode cannot be trained
 def load(folder: Path | str) -> SpladeDoc:
-    """The model that `save` wrote, in evaluation mode. Raises `ConfigError` for a folder that is none, whose weights do not fit,
-    or whose settings name a term weight that is not registered."""
+    """The model that `save` wrote, in evaluation mode. Raises `ConfigError` for a folder that is none,
+    whose weights do not fit, or whose settings name a term weight that is not registered."""
     from safetensors.torch import load_model
     folder = Path(folder)
     absent = [name for name in ('config.json', 'splade.json', 'model.safetensors') if not (folder/name).exists()]
@@ -100,14 +108,16 @@ def load(folder: Path | str) -> SpladeDoc:
     model = _empty_model(folder)
     try: load_model(model, str(folder/'model.safetensors'), strict=True)
     except RuntimeError as error:
-        raise ConfigError(f'{folder}: weights and settings do not belong together: {" ".join(str(error).split())[:300]}') from error
+        message = ' '.join(str(error).split())[:300]
+        raise ConfigError(f'{folder}: weights and settings do not belong together: {message}') from error
     return model.eval()
 
 # %% ../../nbs/2_model/09_load.ipynb #routes
-def _routes(folder: Path) -> dict:  # 'query' and 'document' -> [(class name, folder)]; raises `ConfigError` for a router without both
+def _routes(folder: Path) -> dict:  # 'query' and 'document' -> [(class name, folder)]; raises `ConfigError`
     if not (folder/'modules.json').exists():
         encoder = [('Transformer', folder), ('SpladePooling', folder/'.')]
-        return {'document': encoder, 'query': [('SparseStaticEmbedding', folder)] if (folder/'idf.json').exists() else encoder}
+        table = [('SparseStaticEmbedding', folder)] if (folder/'idf.json').exists() else encoder
+        return {'document': encoder, 'query': table}
     listed = [(each['type'].split('.')[-1], folder/each['path']) for each in read_json(folder/'modules.json')]
     if listed[0][0] not in ('Router', 'Asym'): return {'document': listed, 'query': listed}
     place = listed[0][1]
@@ -117,13 +127,15 @@ def _routes(folder: Path) -> dict:  # 'query' and 'document' -> [(class name, fo
     if {'query', 'document'} <= set(routes): return routes
     raise ConfigError(f'{place}: its router has {", ".join(routes)}; query and document are read here')
 
+# %% ../../nbs/2_model/09_load.ipynb #first-json
 def _first_json(*files: Path) -> dict: return next((read_json(file) for file in files if file.exists()), {})
 
 # %% ../../nbs/2_model/09_load.ipynb #pooling-of
-def _pooling_of(modules: list) -> tuple: # folder of the transformer, whether a second logarithm follows; raises `ConfigError`
+def _pooling_of(modules: list) -> tuple:  # the transformer's folder, whether it is `log_twice`; raises `ConfigError`
     kinds, (encoder, pooling) = [kind for kind, _ in modules], (modules[0][1], modules[-1][1])
     if kinds not in (['Transformer', 'SpladePooling'], ['MLMTransformer', 'SpladePooling']):
-        raise ConfigError(f'{encoder}: {" then ".join(kinds)}; a Transformer (MLMTransformer) then SpladePooling is read here')
+        raise ConfigError(f'{encoder}: {" then ".join(kinds)}; '
+                          'a Transformer (MLMTransformer) then SpladePooling is read here')
     config = _first_json(pooling/'config.json') if pooling != encoder else {}
     if (strategy := config.get('pooling_strategy', 'max')) != 'max':
         raise ConfigError(f'{pooling}: pooling_strategy={strategy!r}: the maximum over tokens is read here, '
@@ -131,26 +143,27 @@ def _pooling_of(modules: list) -> tuple: # folder of the transformer, whether a 
     return encoder, config.get('activation_function', 'relu') == 'log1p_relu'
 
 # %% ../../nbs/2_model/09_load.ipynb #table-of
-def _table_of(place: Path, tokenizer: SpladeTokenizer) -> torch.Tensor:  # [V] weights of a `SparseStaticEmbedding`; raises `ConfigError`
+def _table_of(place: Path, tokenizer: SpladeTokenizer):  # [V] of a `SparseStaticEmbedding`; raises `ConfigError`
     from safetensors.torch import load_file
     if (place/'model.safetensors').exists() and not (place/'idf.json').exists():
         return load_file(place/'model.safetensors')['weight'].float()
     weights = torch.zeros(len(tokenizer))
-    file = next((up/'idf.json' for up in (place, place.parent, place.parent.parent) if (up/'idf.json').exists()), None)
-    if file is None: raise ConfigError(f'{place}: neither model.safetensors nor idf.json: the weights of query tokens are missing')
-    for name, weight in read_json(file).items(): weights[tokenizer.backend.convert_tokens_to_ids(name)] = weight
+    files = [up/'idf.json' for up in (place, place.parent, place.parent.parent) if (up/'idf.json').exists()]
+    if not files: raise ConfigError(f'{place}: neither model.safetensors nor idf.json: query weights are missing')
+    for name, weight in read_json(files[0]).items(): weights[tokenizer.backend.convert_tokens_to_ids(name)] = weight
     return weights
 
-# %% ../../nbs/2_model/09_load.ipynb #settings-of
-def _length_of(encoder: Path, tokenizer: SpladeTokenizer, backbone) -> int:  # tokens a window; raises `ConfigError` for other marks
+# %% ../../nbs/2_model/09_load.ipynb #length-of
+def _length_of(encoder: Path, tokenizer: SpladeTokenizer, backbone) -> int:  # tokens a window; raises `ConfigError`
     config, marks = _first_json(encoder/'sentence_bert_config.json'), tokenizer.backend('')['input_ids']
     if config.get('do_lower_case'): raise ConfigError(f'{encoder}: do_lower_case=True outside the tokenizer is not read here')
     if marks != [tokenizer.begin, tokenizer.end]:
-        raise ConfigError(f'{encoder}: its tokenizer puts {tokenizer.backend.convert_ids_to_tokens(marks)} around a text; '
-                          'a begin and an end mark are put here')
+        names = tokenizer.backend.convert_ids_to_tokens(marks)
+        raise ConfigError(f'{encoder}: its tokenizer puts {names} around a text; a begin and an end mark are put here')
     return int(min(config.get('max_seq_length') or tokenizer.backend.model_max_length, positions(backbone)))
 
-def _settings_of(folder: Path) -> Settings:  # raises `ConfigError` for what would change vectors or scores and is not known here
+# %% ../../nbs/2_model/09_load.ipynb #settings-of
+def _settings_of(folder: Path) -> Settings:  # raises `ConfigError` for unknown options that change vectors or scores
     config = _first_json(folder/'config_sentence_transformers.json')
     prompts = {name: text for name, text in (config.get('prompts') or {}).items() if text}
     if prompts: raise ConfigError(f'{folder}: it puts prompts before texts ({prompts}), which are not read here')
@@ -160,23 +173,28 @@ def _settings_of(folder: Path) -> Settings:  # raises `ConfigError` for what wou
     return Settings(backbone=str(folder), dropout=0.0, similarity=similarity, precision='fp32')
 
 # %% ../../nbs/2_model/09_load.ipynb #open-checkpoint-folder
-def _reached(source: Path | str) -> Path:  # a folder, or a hub name's files in the cache; raises `ConfigError` where neither is there
+def _reached(source: Path | str) -> Path:  # a folder, or a hub name's files in the cache; raises `ConfigError`
     try: folder = folder_of(str(source), ignore_patterns=['*.onnx*', '*.h5', '*.msgpack', '*.ot', 'openvino*'])
-    except (OSError, ValueError) as error: raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
     if (folder/'config.json').exists() or (folder/'modules.json').exists(): return folder
     raise ConfigError(f'{folder} is no saved model: splade.json, modules.json and config.json are missing')
 
+# %% ../../nbs/2_model/09_load.ipynb #open-checkpoint
 def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
-    "A checkpoint in the form of sentence-transformers, or in ours. Raises `ConfigError` for what cannot be read without changing its vectors."
+    """A checkpoint in the form of sentence-transformers, or in ours.
+    Raises `ConfigError` for what cannot be read without changing its vectors."""
     folder = _reached(source)
     if (folder/'splade.json').exists(): return load(folder), load_tokenizer(folder)
     sides = _routes(folder)
     encoder, twice = _pooling_of(sides['document'])
     table = sides['query'] if sides['query'] != sides['document'] else None
     if table and [kind for kind, _ in table] != ['SparseStaticEmbedding']:
-        raise ConfigError(f'{folder}: queries go through {" then ".join(kind for kind, _ in table)}; a SparseStaticEmbedding is read here')
+        kinds = ' then '.join(kind for kind, _ in table)
+        raise ConfigError(f'{folder}: queries go through {kinds}; a SparseStaticEmbedding is read here')
     tokenizer, backbone = load_tokenizer(encoder), pretrained_backbone(str(encoder))
-    settings = replace(_settings_of(folder), max_length=_length_of(encoder, tokenizer, backbone), log_twice=twice, inference_free_query=bool(table))
+    settings = replace(_settings_of(folder), max_length=_length_of(encoder, tokenizer, backbone),
+                       log_twice=twice, inference_free_query=bool(table))
     fit(backbone, settings, len(tokenizer))
     weights = _table_of(table[0][1], tokenizer)[:len(tokenizer)] if table else None
     return SpladeDoc(backbone, settings, [], query_weight=weights).eval(), tokenizer

@@ -47,7 +47,8 @@ def input_maxima(scores: Tensor,          # [W, L] of each position
 # %% ../../nbs/2_model/05_splade.ipynb #take-decoder
 def _take_decoder(backbone) -> nn.Linear:  # a decoder without a bias gets zeros that are not learned
     decoder = backbone.get_output_embeddings()
-    if decoder.bias is None: decoder.bias = nn.Parameter(decoder.weight.new_zeros(len(decoder.weight)), requires_grad=False)
+    zeros = decoder.weight.new_zeros(len(decoder.weight))
+    if decoder.bias is None: decoder.bias = nn.Parameter(zeros, requires_grad=False)
     decoder.forward = nn.Identity().forward
     return decoder
 
@@ -96,6 +97,7 @@ def texts_of(attention_mask: Tensor,            # [W, L]
     owner = torch.repeat_interleave(torch.arange(len(spans), device=spans.device), spans)
     return spans, owner, torch.zeros_like(spans).index_add_(0, owner, attention_mask.sum(1))
 
+# %% ../../nbs/2_model/05_splade.ipynb #mean-by
 def mean_by(rows: Tensor,   # [W, V]
             owner: Tensor,  # [W] text of each row
             spans: Tensor,  # [B] rows of each text
@@ -109,6 +111,7 @@ def gate_values(model: Splade, states: Tensor, attention_mask: Tensor, owner: Te
     "What the gate makes of each text's context: [B, V], or [B, E] for a gate on what the decoder reads."
     return None if model.gate is None else mean_by(model.gate(states, attention_mask), owner, spans)
 
+# %% ../../nbs/2_model/05_splade.ipynb #gate-acts
 def on_states(model: Splade, read: Tensor, values: Tensor | None, owner: Tensor) -> Tensor: # [W, L, E]
     "What the decoder reads, under a gate on it."
     return read * values[owner][:, None] if values is not None and model.gate.form.on_states else read
@@ -125,6 +128,7 @@ def _text_logits(model, read, input_ids, attention_mask, owner, lengths):  # [B,
     shape = len(lengths), model.backbone.get_input_embeddings().num_embeddings
     return input_maxima(model.importance(read).squeeze(-1).float(), input_ids, attention_mask, owner, shape)
 
+# %% ../../nbs/2_model/05_splade.ipynb #max-over-tokens
 def max_over_tokens(model: Splade, states: Tensor, read: Tensor,        # of `read_states`
                     input_ids: Tensor, attention_mask: Tensor,          # [W, L]
                     windows: list | None = None) -> Tensor:             # [B, V]
@@ -151,7 +155,8 @@ def token_logits(model: Splade, states: Tensor, read: Tensor,  # of `read_states
         largest = on_logits(model, largest, values[owner, ids]) if gated else largest
     else:
         among = dict(acting=values, owner=owner, act=model.gate.form.act) if gated else {}
-        largest = token_maxima(read, model.decoder.weight, model.decoder.bias.masked_fill(masked, MASKED_LOGIT), **among)
+        bias = model.decoder.bias.masked_fill(masked, MASKED_LOGIT)
+        largest = token_maxima(read, model.decoder.weight, bias, **among)
     return largest.new_zeros(real.shape).masked_scatter(real, largest)
 
 # %% ../../nbs/2_model/05_splade.ipynb #encode-documents

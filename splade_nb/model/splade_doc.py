@@ -16,11 +16,29 @@ from ..config.settings import Settings, bigram_columns
 from ..data.idf import Frequencies
 from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
-from .splade import (
-    MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits, on_states, read_states, texts_of, token_logits)
+from splade_nb.model.splade import (
+    MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits, on_states, read_states, texts_of,
+    token_logits)
 from .term_weights import (
-    QUERY_LEARNING_RATE_FACTOR, CountFactor, HashedBigrams, InferenceFreeQuery, InputFloor, LogTwice, OutputIdf, SpecialMask, Texts,
-    apply_term_weights, collection_factor, make_term_weight, scatter_counts)
+    QUERY_LEARNING_RATE_FACTOR, CountFactor, HashedBigrams, InferenceFreeQuery, InputFloor, LogTwice, OutputIdf,
+    SpecialMask, Texts, apply_term_weights, collection_factor, make_term_weight, scatter_counts)
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts
+def _numbers(values, columns: int = 0):  # as a tensor, ones for None
+    return torch.ones(columns) if values is None else torch.as_tensor(values, dtype=torch.float32)
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #make-gate
+def _make_gate(model, settings):
+    hidden, rows = model.backbone.config.hidden_size, model.backbone.get_input_embeddings().num_embeddings
+    read = hidden if model.decoder is None else model.decoder.weight.shape[1]
+    return ContextGate(hidden, read if settings.gate_form == 'hidden' else rows, settings)
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #registered-parts
+def _registered_parts(model, settings, columns):  # those that are modules are trained and saved with the model
+    parts = [make_term_weight(name, settings, columns) for name in settings.term_weights]
+    for name, part in zip(settings.term_weights, parts):
+        if isinstance(part, nn.Module): model.add_module(f'term_weight_{name}', part)
+    return parts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc
 class SpladeDoc(Splade):
@@ -42,37 +60,24 @@ class SpladeDoc(Splade):
         self.register_buffer('special', torch.isin(torch.arange(columns), masked))
         self.register_buffer('mean_length', torch.tensor(float(mean_length)))
         if settings.idf_prior_documents: # the last number is how many documents they are
-            self.register_buffer('frequencies', torch.zeros(columns + 1) if seen is None else _numbers([*seen.counts, seen.documents]))
+            known = np.zeros(columns + 1) if seen is None else [*seen.counts, seen.documents]
+            self.register_buffer('frequencies', _numbers(known))
         if settings.inference_free_query: self.register_buffer('query_weight', _numbers(query_weight, columns))
         self.query_shift = nn.Parameter(torch.zeros(columns, 1)) if settings.inference_free_query else None
         self.parts = _registered_parts(self, settings, columns)
         if settings.gradient_checkpointing: backbone.activation_checkpointing_enable({'use_reentrant': False})
 
-    def forward(self, input_ids, attention_mask, document: bool = True, windows: list | None = None, bag=None, counts=None,
-                mean_length: float = 0.0):
+    def forward(self, input_ids, attention_mask, document: bool = True, windows: list | None = None,
+                bag=None, counts=None, mean_length: float = 0.0):
         "See `encode_batch`, which carries the documentation."
         return encode_batch(self, input_ids, attention_mask, document, windows, bag, counts, mean_length)
-
-# %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts
-def _numbers(values, columns: int = 0):  # as a tensor, ones for None
-    return torch.ones(columns) if values is None else torch.as_tensor(values, dtype=torch.float32)
-
-def _make_gate(model, settings):
-    hidden, rows = model.backbone.config.hidden_size, model.backbone.get_input_embeddings().num_embeddings
-    read = hidden if model.decoder is None else model.decoder.weight.shape[1]
-    return ContextGate(hidden, read if settings.gate_form == 'hidden' else rows, settings)
-
-def _registered_parts(model, settings, columns):  # those that are modules are trained and saved with the model
-    parts = [make_term_weight(name, settings, columns) for name in settings.term_weights]
-    for name, part in zip(settings.term_weights, parts):
-        if isinstance(part, nn.Module): model.add_module(f'term_weight_{name}', part)
-    return parts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #weighed
 def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
     "Whether a text takes the count factor."
     return bool(document and model.mean_length > 0)
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #parts-of
 def parts_of(model: SpladeDoc,
              counted: bool,  # whether the count factor acts
              ) -> list:      # of `TermWeight`
@@ -98,7 +103,11 @@ def term_weights_of(model: SpladeDoc,
     return apply_term_weights(parts_of(model, counted), logits, Texts(document, counts, lengths, mean_length))
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #own-counts
-def input_counts(model: SpladeDoc, input_ids, attention_mask, owner, texts: int, bag, counts): # [B, V], tokens of each text [B]
+def input_counts(model: SpladeDoc, input_ids, attention_mask, # [W, L]
+                 owner,           # [W] text of each row
+                 texts: int,      # B
+                 bag, counts,     # as in `encode_batch`
+                 ) -> tuple[Tensor, Tensor]: # [B, V], tokens of each text [B]
     "How often each token stands in each text: as its bag says, else as its windows do."
     if bag is None: bag, counts = input_ids, attention_mask.float()
     else: owner = torch.arange(texts, device=bag.device)
@@ -107,20 +116,24 @@ def input_counts(model: SpladeDoc, input_ids, attention_mask, owner, texts: int,
     return spread, spread.sum(1)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #pool-batch
-def pool_batch(model: SpladeDoc, states, read, input_ids, attention_mask, document=True, windows=None, bag=None, counts=None,
-               mean_length=0.0): # vectors, logits [B, V]
-    "Vectors and logits from what `read_states` gave."
+def pool_batch(model: SpladeDoc, states, read,      # of `read_states`
+               input_ids, attention_mask, document=True, windows=None, bag=None, counts=None, mean_length=0.0,
+               ) -> tuple[Tensor, Tensor]:          # vectors, logits [B, V]
+    "The second half of `encode_batch`."
     _, owner, lengths = texts_of(attention_mask, windows)
-    logits, counted = max_over_tokens(model, states, read, input_ids, attention_mask, windows), uses_count_factor(model, document)
-    needed = any(part.reads_counts for part in parts_of(model, counted))
-    own, size = input_counts(model, input_ids, attention_mask, owner, len(lengths), bag, counts) if needed else (None, None)
+    logits = max_over_tokens(model, states, read, input_ids, attention_mask, windows)
+    counted, own, size = uses_count_factor(model, document), None, None
+    if any(part.reads_counts for part in parts_of(model, counted)):
+        own, size = input_counts(model, input_ids, attention_mask, owner, len(lengths), bag, counts)
     return term_weights_of(model, logits, own, size, counted, mean_length, document)
 
-# %% ../../nbs/2_model/07_splade_doc.ipynb #table-batch
-def query_weights(model: SpladeDoc): # [V]
+# %% ../../nbs/2_model/07_splade_doc.ipynb #query-weights
+def query_weights(model: SpladeDoc) -> Tensor: # [V]
     "What each token weighs in an inference-free query; 0 for special tokens."
-    return (model.query_weight * (QUERY_LEARNING_RATE_FACTOR * model.query_shift[:, 0]).exp()).masked_fill(model.special, 0)
+    factors = (QUERY_LEARNING_RATE_FACTOR * model.query_shift[:, 0]).exp()
+    return (model.query_weight * factors).masked_fill(model.special, 0)
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #table-batch
 def lookup_batch(model: SpladeDoc, own: Tensor): # [B, V] counts -> vectors, logits [B, V]
     "Inference-free queries: no forward pass."
     part = InferenceFreeQuery(query_weights(model), QUERY_LEARNING_RATE_FACTOR * model.query_shift[:, 0], model.special)
@@ -140,15 +153,17 @@ def encode_batch(model: SpladeDoc,
     if model.query_shift is not None and not document:
         spans, owner, _ = texts_of(attention_mask, windows)
         return lookup_batch(model, input_counts(model, input_ids, attention_mask, owner, len(spans), bag, counts)[0])
-    return pool_batch(model, *read_states(model, input_ids, attention_mask), input_ids, attention_mask, document, windows, bag, counts, mean_length)
+    states, read = read_states(model, input_ids, attention_mask)
+    return pool_batch(model, states, read, input_ids, attention_mask, document, windows, bag, counts, mean_length)
 
-# %% ../../nbs/2_model/07_splade_doc.ipynb #decoder-for
+# %% ../../nbs/2_model/07_splade_doc.ipynb #wide-rows
 def _wide_rows(model):  # the decoder's rows and bias; under a `signed` gate joined by the gate's
     weight, bias = model.decoder.weight, model.decoder.bias
     if model.gate is None or model.settings.gate_form != 'signed': return weight, bias
     last = model.gate.project[-1]
     return torch.cat([weight, last.weight], 1), bias + last.bias
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #decoder-for
 def decoder_for(model: SpladeDoc,
                 terms=None,              # [R] ids of the only tokens that may stand in a vector; None for all
                 screen: bool = False,    # the int8 filter first
@@ -159,28 +174,32 @@ def decoder_for(model: SpladeDoc,
     return decoder_of(*_wide_rows(model), terms, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-gate
-def _sparse_gate(model, states, read, attention_mask, owner, spans):  # what the decoder reads [W, L, E'], factors of its entries [B, V]
+def _sparse_gate(model, states, read, attention_mask, owner, spans):
+    # what the decoder reads [W, L, E'], and the gate's values for its entries [B, V] or None
     if model.settings.gate_form == 'signed' and model.gate is not None:
         context = mean_by(model.gate.context(states, attention_mask), owner, spans)[owner]
         return torch.cat([read, context[:, None].expand(-1, read.shape[1], -1).to(read.dtype)], 2), None
     values = gate_values(model, states, attention_mask, owner, spans)
     return on_states(model, read, values, owner), None if values is None or model.gate.form.on_states else values
 
-# %% ../../nbs/2_model/07_splade_doc.ipynb #makes-dense
+# %% ../../nbs/2_model/07_splade_doc.ipynb #is-dense
 def _is_dense(model) -> bool:  # a registered part needs all logits
     return any(not part.on_entries for part in model.parts)
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #makes-dense
 def makes_dense(model: SpladeDoc) -> bool:
-    "Whether encoding makes a number for each window and token: without a decoder, under a gate or a part that needs them."
+    "Whether encoding needs all logits: without a decoder, under a gate or a part that acts on all of them."
     if model.decoder is None or _is_dense(model): return True
     return model.gate is not None and not model.gate.form.on_states and model.settings.gate_form != 'signed'
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #own-entries
-def input_entries(model: SpladeDoc, input_ids, mask, owner, texts: int, bag, counts): # keys [n] ascending, counts [n], tokens of each text [B]
+def input_entries(model: SpladeDoc, input_ids, mask, owner, texts: int, bag, counts,
+                  ) -> tuple[Tensor, Tensor, Tensor]: # keys [n] ascending, counts [n], tokens of each text [B]
     "`input_counts` as entries; a key is text * V + token."
     columns = len(model.special)
-    if bag is None: keys, counts = (owner[:, None] * columns + input_ids)[mask], mask[mask].float()
-    else: keys, counts = (torch.arange(texts, device=bag.device)[:, None] * columns + bag)[counts > 0], counts[counts > 0]
+    if bag is None: bag, counts, mask = input_ids, mask.float(), mask
+    else: owner, mask = torch.arange(texts, device=bag.device), counts > 0
+    keys, counts = (owner[:, None] * columns + bag)[mask], counts[mask]
     known, place = keys.unique(return_inverse=True)
     times = counts.new_zeros(len(known)).index_add_(0, place, counts)
     return known, times, counts.new_zeros(texts).index_add_(0, known // columns, times)
@@ -195,35 +214,13 @@ def _counts_at(keys, own, times):  # how often the token of each key stands in i
     at = torch.searchsorted(own, keys).clamp(max=len(own) - 1)
     return torch.where(own[at] == keys, times[at], 0)
 
-def _allowed_columns(decoder: Decoder, model):  # [V] bool: what a restricted decoder lets stand; columns of bigrams stay
+# %% ../../nbs/2_model/07_splade_doc.ipynb #allowed-columns
+def _allowed_columns(decoder, model):  # [V] bool: the terms of a restricted decoder, and all columns of bigrams
     allowed = torch.arange(len(model.special), device=model.special.device) >= len(model.decoder.weight)
     allowed[slice(None) if decoder.terms is None else decoder.terms] = True
     return allowed
 
-# %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-batch
-@torch.no_grad()
-def sparse_batch(model: SpladeDoc,
-                 decoder: Decoder,             # of `decoder_for`
-                 input_ids, attention_mask,    # [W, L]
-                 document: bool = True, windows: list | None = None, bag=None, counts=None, mean_length: float = 0.0 # as in `encode_batch`
-                ) -> tuple:                    # text, token [n], weight [n] above zero
-    "What `encode_batch` gives, as entries. Raises `ValueError` for a row without a token."
-    allowed = _allowed_columns(decoder, model)
-    if _is_dense(model):
-        vectors = encode_batch(model, input_ids, attention_mask, document, windows, bag, counts, mean_length)[0] * allowed
-        return *vectors.nonzero(as_tuple=True), vectors[vectors > 0]
-    parts = parts_of(model, uses_count_factor(model, document))
-    keys, values, spans, owner = _entry_logits(model, decoder, input_ids, attention_mask, windows)
-    texts = Texts(document, mean_length=mean_length)
-    if any(part.reads_counts for part in parts):
-        own, times, size = input_entries(model, input_ids, attention_mask.bool(), owner, len(spans), bag, counts)
-        if any(part.raises_input for part in parts): keys, values = _with_input(keys, values, own[allowed[own % len(allowed)]])
-        texts.counts, texts.lengths = _counts_at(keys, own, times), size[keys // len(allowed)]
-    texts.tokens = keys % len(allowed)
-    weights = apply_term_weights(parts, values, texts)[0]
-    active = weights > 0
-    return keys[active] // len(allowed), keys[active] % len(allowed), weights[active]
-
+# %% ../../nbs/2_model/07_splade_doc.ipynb #entry-logits
 def _entry_logits(model, decoder, input_ids, attention_mask, windows):  # keys, logits under the gate [n]; spans, owner
     states, read = read_states(model, input_ids, attention_mask)
     spans, owner, lengths = texts_of(attention_mask, windows)
@@ -232,12 +229,40 @@ def _entry_logits(model, decoder, input_ids, attention_mask, windows):  # keys, 
     if values is not None: logits = on_logits(model, logits, values[text, token])
     return text * len(model.special) + token, logits, spans, owner
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-batch
+@torch.no_grad()
+def sparse_batch(model: SpladeDoc,
+                 decoder: Decoder,             # of `decoder_for`
+                 input_ids, attention_mask,    # [W, L]
+                 document: bool = True, windows: list | None = None, # these and the following as in `encode_batch`
+                 bag=None, counts=None, mean_length: float = 0.0,
+                 ) -> tuple[Tensor, Tensor, Tensor]: # text, token [n], weight [n] above zero
+    "What `encode_batch` gives, as entries. Raises `ValueError` for a row without a token."
+    allowed = _allowed_columns(decoder, model)
+    if _is_dense(model):
+        vectors, _ = encode_batch(model, input_ids, attention_mask, document, windows, bag, counts, mean_length)
+        vectors = vectors * allowed
+        return *vectors.nonzero(as_tuple=True), vectors[vectors > 0]
+    parts = parts_of(model, uses_count_factor(model, document))
+    keys, values, spans, owner = _entry_logits(model, decoder, input_ids, attention_mask, windows)
+    texts = Texts(document, mean_length=mean_length)
+    if any(part.reads_counts for part in parts):
+        own, times, size = input_entries(model, input_ids, attention_mask.bool(), owner, len(spans), bag, counts)
+        if any(part.raises_input for part in parts):
+            keys, values = _with_input(keys, values, own[allowed[own % len(allowed)]])
+        texts.counts, texts.lengths = _counts_at(keys, own, times), size[keys // len(allowed)]
+    texts.tokens = keys % len(allowed)
+    weights = apply_term_weights(parts, values, texts)[0]
+    active = weights > 0
+    return keys[active] // len(allowed), keys[active] % len(allowed), weights[active]
+
 # %% ../../nbs/2_model/07_splade_doc.ipynb #token-weights
 def weigh_tokens(model: SpladeDoc, states, read, input_ids, attention_mask): # [B, L]
-    "Token weights from what `read_states` gave; registered parts have no say in them."
+    "Token weights from what `read_states` gave; registered parts do not act on them."
     weights = activate(token_logits(model, states, read, input_ids, attention_mask, model.special))
     return weights.log1p() if model.settings.log_twice else weights
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #token-weights-model
 def token_weights(model: SpladeDoc,
                   input_ids,      # [B, L]
                   attention_mask  # [B, L]
@@ -253,4 +278,5 @@ def factor_for(model: SpladeDoc,
     "What the weights of a query are multiplied by over a collection (`idf_prior_documents`)."
     if not model.settings.idf_prior_documents: return None
     *counts, number = model.frequencies.tolist()
-    return collection_factor(postings, documents, Frequencies(int(number), np.array(counts)), model.settings.idf_prior_documents)
+    seen = Frequencies(int(number), np.array(counts))
+    return collection_factor(postings, documents, seen, model.settings.idf_prior_documents)

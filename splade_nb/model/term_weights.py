@@ -78,6 +78,7 @@ def raise_input_logits(logits: Tensor,  # [B, V], or of entries [n]
     "Logits of a text's input tokens raised to the floor."
     return torch.where(counts > 0, logits.clamp(min=floor), logits)
 
+# %% ../../nbs/2_model/06_term_weights.ipynb #input-floor
 class InputFloor(TermWeight):
     "`min_input_logit`: the text's own tokens never fall below this logit."
     on_entries = raises_input = True
@@ -115,6 +116,7 @@ def output_weights(idf,           # [V] inverse document frequency
     weights = np.power(np.maximum(idf, 0), power)
     return (weights / weights.mean()).astype(np.float32)
 
+# %% ../../nbs/2_model/06_term_weights.ipynb #output-idf
 class OutputIdf(TermWeight):
     "`output_idf`: each token's weight times its own factor."
     on_entries, reads_counts = True, False
@@ -131,6 +133,7 @@ def count_factor(counts: Tensor,       # [B, V] how often each token stands in t
     counts, lengths = counts.clamp(min=1), lengths.reshape(-1, *[1] * (counts.ndim - 1))
     return counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / mean_length))
 
+# %% ../../nbs/2_model/06_term_weights.ipynb #count-factor-part
 class CountFactor(TermWeight):
     "`term_frequency`: BM25's factor on the weights of documents."
     on_entries = True
@@ -168,7 +171,7 @@ def collection_factor(postings: np.ndarray, # [V] documents of the collection in
 TERM_WEIGHTS = {}  # name -> class, registered by `register_term_weight`
 
 def register_term_weight(name: str  # for `term_weights=(name, ...)`
-                         ):         # decorator of a class like `TermWeight`, or of a function: weights, texts -> weights
+                         ):         # decorator of a class like `TermWeight`, or of a function (weights, texts) -> weights
     "Make a part available to the settings under a name; a later part of the same name replaces the earlier."
     def register(part):
         is_class = isinstance(part, type)
@@ -178,8 +181,10 @@ def register_term_weight(name: str  # for `term_weights=(name, ...)`
 
 def _as_method(function): return lambda self, weights, texts: function(weights, texts)
 
+# %% ../../nbs/2_model/06_term_weights.ipynb #make-term-weight
 def make_term_weight(name: str, settings: Settings, columns: int) -> TermWeight: # columns: V
     "A registered part. Raises `ConfigError` for a name that is not registered."
     if name in TERM_WEIGHTS: return TERM_WEIGHTS[name](settings, columns)
-    raise ConfigError(f'term_weights: {name!r} is not registered. {alternatives(name, TERM_WEIGHTS) if TERM_WEIGHTS else "No part is"}; '
+    known = alternatives(name, TERM_WEIGHTS) if TERM_WEIGHTS else 'no part is registered'
+    raise ConfigError(f'term_weights: {name!r} is not registered ({known}); '
                       f'define it with @register_term_weight({name!r}) first (splade_nb.model.term_weights)')
