@@ -9,7 +9,7 @@ from transformers.utils import logging as transformers_logging
 from splade_nb.data import readers as data
 from splade_nb.config.files import root
 from splade_nb.config.settings import Settings
-from splade_nb.model.splade import SpladeDoc
+from splade_nb.model.splade_doc import SpladeDoc
 from splade_nb.data.tokenizer import SpladeTokenizer, load_tokenizer, train_unigram
 
 VOCABULARY, LONGEST = 250_002, 256

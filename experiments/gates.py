@@ -19,7 +19,7 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.encode import encode
 from splade_nb.evaluation.metrics import CRITERIA, criteria, index_bytes, marked, paired_difference, summarise
 from splade_nb.training.dataset import TrainingSetup, fix_seeds, prepare
-from splade_nb.model.splade import create
+from splade_nb.model.initialization import create
 from splade_nb.data.tokenizer import remembered
 from splade_nb.training.trainer import train
 from splade_nb.evaluation.compare import markdown_table, percent

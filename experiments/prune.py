@@ -10,7 +10,7 @@ from splade_nb.config.command_line import CommandLine
 from splade_nb.config.files import write_json
 from splade_nb.model.encode import prune
 from splade_nb.evaluation.metrics import active_terms, paired_difference, rank, retrieval_metrics
-from splade_nb.model.splade import query_weights
+from splade_nb.model.splade_doc import query_weights
 from splade_nb.config.files import revision
 from splade_nb.model.load import load_encoder
 from splade_nb.evaluation.retrieval import encode_queries, encode_collection

@@ -160,7 +160,7 @@ for card, room, name, precision, slot, even in [  # compute capability, KiB of s
         (86, 99, 'bfloat16', 'ieee', 64, True), (89, 99, 'float32', 'tf32', 64, True), (120, 99, 'bfloat16', 'ieee', 64, True)]:
     tile, short = kernel._tile(getattr(torch, name), precision, room > 200), dict(bfloat16='bf16', float16='fp16', float32='fp32')[name]
     types = {n: t.replace('T', short) for n, t in pointers.items()} | dict(B='i32', V='i32', H='i32')
-    constants = dict(PIECES=tile.terms, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=even, WIDE=False, PRECISION=precision)
+    constants = dict(TERMS=tile.terms, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=even, WIDE=False, PRECISION=precision)
     made = compiled(kernel._max_kernel, card, types, constants, [*pointers, *['H'] * even], num_warps=tile.warps, num_stages=tile.stages)
     assert made.metadata.shared <= room * 1024, (card, name, precision, slot, made.metadata.shared)
     types = dict(weights='*fp32', rows='*i64', offsets='*i64', table='*' + short, sums='*' + short, H='i32')

@@ -18,7 +18,7 @@ from splade_nb.training import trainer as training
 from splade_nb.training.checkpoints import CheckpointError
 from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve_quietly
-from splade_nb.model.splade import load
+from splade_nb.model.load import load
 
 TRUE_TOY = training_data.toy_training_data
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from splade_nb.model import encode as encoding
-from splade_nb.model.splade import toy_model
+from splade_nb.model.initialization import toy_model
 from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
 
 # Memory that is given back goes back at once: what is measured is what tensors take.

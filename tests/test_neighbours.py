@@ -16,7 +16,8 @@ from splade_nb.model.encode import encode
 from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
 from splade_nb.hub.onnx import OnnxEncoder
 from splade_nb.training.dataset import prepare
-from splade_nb.model.splade import save, toy_model
+from splade_nb.model.load import save
+from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import open_checkpoint_folder
 from splade_nb.model.load import load_encoder
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve

@@ -11,7 +11,7 @@ from conftest import real
 from splade_nb.config.files import ConfigError, root
 from splade_nb.config.settings import Settings
 from splade_nb.data.readers import load
-from splade_nb.model.splade import create
+from splade_nb.model.initialization import create
 from splade_nb.model.prune_vocabulary import differences, kept_rows, main, open_checkpoint, prune, tokenizer_state
 from splade_nb.data.tokenizer import batch, load_tokenizer, special_ids, train_unigram
 

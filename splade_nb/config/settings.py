@@ -54,6 +54,7 @@ class ModelSettings:
     inference_free_query: bool = False           # a query is its input tokens by a learned table: no forward pass
     idf_prior_documents: int = 0                # a collection has its own IDF and mean length, joined in the IDF by so many documents like the training texts; 0: theirs alone
     log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch's third encoders)
+    term_weights: tuple = ()            # registered names of further parts on the weights, in order (`model.term_weights`)
     gradient_checkpointing: bool = False # compute hidden states again on the way back
     precision: str = 'bf16'             # of the matrix products, or fp32
 
@@ -270,6 +271,7 @@ _mines = lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0
 OFF = { # names: (acts, why not)
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'), 'no context gate, or one that starts at nothing'),
+    'term_weights': (lambda s: s.term_weights, 'no further term weight is named'),
     'hashed_bigrams lead translate': (lambda s: s.min_input_logit, 'no floor under input tokens'),
     'phonetic_keys': (lambda s: s.min_input_logit and s.hashed_bigrams, 'no columns of pairs'),
     'bigram_query_weight': (lambda s: s.inference_free_query and s.hashed_bigrams and s.min_input_logit, 'no table of queries, or no columns of pairs'),

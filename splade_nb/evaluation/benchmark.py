@@ -21,7 +21,7 @@ from ..config.files import ConfigError, read_json, write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
 from ..model.encode import collection_frequencies, encode, encode_shards, read_shards, shard_description, shard_notes
 from ..data.bm25 import BM25
-from ..model.splade import factor_for
+from ..model.splade_doc import factor_for
 from ..config.files import machine, packages, peak_memory_mb
 from ..model.load import load_encoder, named_config
 from .retrieval import normalize_for_scoring

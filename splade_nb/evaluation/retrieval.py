@@ -16,7 +16,7 @@ from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer, token_kind
 from ..model.encode import cut_note, encode, heaviest, lookup_queries
 from ..model.load import load_encoder
-from ..model.splade import factor_for
+from ..model.splade_doc import factor_for
 from ..training.dataset import TrainingSetup
 from . import metrics
 from .metrics import (

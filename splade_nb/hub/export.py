@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from ..config.files import ConfigError, choose, write_json
 from ..model.head import naive_max
-from ..model.splade import SAVED_SETTINGS, SpladeDoc, uses_count_factor, on_logits, query_weights, save, term_weights_of
+from ..model.load import SAVED_SETTINGS, save
+from ..model.splade_doc import SpladeDoc, uses_count_factor, query_weights, term_weights_of
+from ..model.splade import on_logits
 from ..model.term_weights import MASKED_LOGIT, scatter_counts
 from ..config.files import needs
 from ..model.prune_vocabulary import plainly, whole_folder
@@ -31,6 +33,7 @@ def beyond_pooling(model: SpladeDoc, tokenizer: SpladeTokenizer) -> list: # reas
              f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
              'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
              'the count factor of documents (term_frequency)': uses_count_factor(model, True),
+             f'registered term weights ({", ".join(settings.term_weights)})': bool(model.parts),
              f'the floor under input tokens (min_input_logit={settings.min_input_logit:g}), with its {settings.hashed_bigrams} columns of pairs and sounds': settings.min_input_logit > 0,
              'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
              'masked special tokens: this decoder has no bias': bool(model.special.any()) and model.decoder is not None and not model.decoder.bias.requires_grad}
@@ -204,6 +207,7 @@ def write_graph(model: SpladeDoc, file: Path) -> None:
 # %% ../../nbs/5_hub/03_export.ipynb #to-onnx
 def to_onnx(model: SpladeDoc, tokenizer: SpladeTokenizer, folder: Path) -> list: # limits
     "A graph for ONNX Runtime, the tokenizer, and the code that `light` needs."
+    if model.parts: raise ConfigError('onnx: registered term weights are not exported; take sentence-transformers instead')
     needs('onnxscript', 'export'); needs('onnxruntime', 'export')
     write_graph(model, folder/'model.onnx')
     save_tokenizer(SpladeTokenizer(whole_tokenizer(tokenizer), **text_options(tokenizer)), folder)

@@ -11,7 +11,8 @@ from torch import nn
 from ..config.files import folder_of
 from ..data.tokenizer import load_tokenizer, save_tokenizer
 from ..model.encode import window_rows
-from ..model.splade import load, save, lookup_batch
+from ..model.load import load, save
+from ..model.splade_doc import lookup_batch
 from ..model.term_weights import bag_rows, scatter_counts
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #named

@@ -22,7 +22,8 @@ from tqdm import tqdm
 from ..config.files import ConfigError, choose, read_json, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, batch, vocabulary_hash
-from .splade import count_factor, decoder_for, factor_for, makes_dense, query_weights, sparse_batch
+from .term_weights import count_factor
+from .splade_doc import decoder_for, factor_for, makes_dense, query_weights, sparse_batch
 from .term_weights import bag_rows
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows

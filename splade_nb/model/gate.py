@@ -17,7 +17,8 @@ def head_size(hidden: int, heads: int) -> int:
     "Numbers of a head. Raises `ConfigError` where the heads do not share the hidden size evenly."
     if hidden % heads == 0: return hidden // heads
     fits = [n for n in range(1, hidden + 1) if hidden % n == 0]
-    raise ConfigError(f'gate_heads={heads}: must divide the hidden size {hidden}; the nearest is {min(fits, key=lambda n: abs(n - heads))}')
+    nearest = min(fits, key=lambda n: abs(n - heads))
+    raise ConfigError(f'gate_heads={heads}: must divide the hidden size {hidden}; the nearest is {nearest}')
 
 # %% ../../nbs/2_model/04_gate.ipynb #without-context
 def without_context(pooled, mask): # [B, H], [B, L] -> [B, H]
@@ -49,7 +50,8 @@ class HeadsPooler(nn.Module):
                  rectify: bool = False): # seed 5's ReLU before the last layer
         super().__init__()
         self.size, self.rectify = head_size(hidden, heads), rectify
-        self.score, self.value, self.out = nn.Linear(hidden, heads), nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+        self.score, self.value = nn.Linear(hidden, heads), nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, hidden)
 
     def weights(self, states, mask): # [B, heads, L], each row summing to 1
         scores = self.score(states).transpose(1, 2)
@@ -68,19 +70,23 @@ POOLERS = {'attention': AttentionPooler, 'heads': HeadsPooler}
 # %% ../../nbs/2_model/04_gate.ipynb #forms
 @dataclass(frozen=True)
 class Form:
-    "How a context acts."
+    "How the numbers of the gate's last layer act on logits."
     read: object            # numbers of the last layer -> what acts
     act: object             # logits, what acts -> logits
     starts_at_nothing: bool = False
     on_states: bool = False # on what the decoder reads instead
 
-FORMS = {'sigmoid': Form(torch.sigmoid, torch.mul), 'signed': Form(lambda opening: opening, torch.add, starts_at_nothing=True),
-         'threshold': Form(torch.sigmoid, lambda logits, kept: (1 + logits) * kept - 1),
-         'hidden': Form(lambda opening: 2 * opening.sigmoid(), lambda logits, _: logits, starts_at_nothing=True, on_states=True)}
+# %% ../../nbs/2_model/04_gate.ipynb #forms-table
+FORMS = {
+    'sigmoid': Form(torch.sigmoid, torch.mul),
+    'signed': Form(lambda opening: opening, torch.add, starts_at_nothing=True),
+    'threshold': Form(torch.sigmoid, lambda logits, share: (1 + logits) * share - 1),
+    'hidden': Form(lambda opening: 2 * opening.sigmoid(), lambda logits, _: logits, starts_at_nothing=True, on_states=True)}
 
 # %% ../../nbs/2_model/04_gate.ipynb #context-gate
 class ContextGate(nn.Module):
-    "What a context does to each token (seed 4, section 10, CGSE; its form: `FORMS`). Raises `ConfigError` for an unknown pooler."
+    """What a context does to each token (seed 4, section 10, CGSE; its form: `FORMS`).
+    Raises `ConfigError` for an unknown pooler."""
     def __init__(self, hidden: int, # H of the encoder's states
                  numbers: int,      # V; E of what the decoder reads for the form `hidden`
                  settings: Settings):
@@ -88,8 +94,8 @@ class ContextGate(nn.Module):
         name = settings.gate_pooler
         if name not in POOLERS: raise ConfigError(f'gate_pooler={name!r}: {alternatives(name, POOLERS)}')
         self.pooler, self.form = POOLERS[name](hidden, settings.gate_heads), FORMS[settings.gate_form]
-        self.project = nn.Sequential(nn.Linear(hidden, settings.gate_hidden), nn.GELU(), nn.Dropout(settings.gate_dropout),
-                                     nn.Linear(settings.gate_hidden, numbers))
+        self.project = nn.Sequential(nn.Linear(hidden, settings.gate_hidden), nn.GELU(),
+                                     nn.Dropout(settings.gate_dropout), nn.Linear(settings.gate_hidden, numbers))
         if self.form.starts_at_nothing: nn.init.zeros_(self.project[-1].weight)
         nn.init.constant_(self.project[-1].bias, 0.0 if self.form.starts_at_nothing else settings.gate_bias)
 

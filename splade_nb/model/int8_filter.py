@@ -30,12 +30,12 @@ def _chunk(hidden, weight, bias, lengths, low, high): # every positive logit of 
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #small
 def quantize_int8(rows, # [n, H]
-                  ):     # codes [n, H] int8, scale [n], norm of what the codes say [n], norm of what they lose [n]
+                  ):     # codes [n, H] int8, scale [n], norms of what the codes represent [n] and of what they lose [n]
     "Rows as multiples of their own scale."
     scale = (rows.abs().amax(1) / 127).clamp(min=1e-12)
     codes = (rows / scale[:, None]).round_().to(torch.int8)
-    said = codes.float().mul_(scale[:, None])
-    return codes, scale, said.norm(dim=1), (rows - said).norm(dim=1)
+    represented = codes.float().mul_(scale[:, None])
+    return codes, scale, represented.norm(dim=1), (rows - represented).norm(dim=1)
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #decoder
 @dataclass(frozen=True)
@@ -53,30 +53,33 @@ class Decoder:
 @torch.no_grad()
 def decoder_of(weight, bias,            # [V, H], [V]
                terms=None,             # [R] the only tokens that may stand in a vector; None for all
-               screen: bool = False,    # small integers first: on CPUs
-               dtype=torch.float32      # of the product without a screen
+               screen: bool = False,    # int8 first: on CPUs
+               dtype=torch.float32      # of the product without the filter
               ) -> Decoder:
-    "Prepare once, encode often. Raises `ValueError` for a screen beside another type than float32, or off the CPU."
-    if screen and (dtype != torch.float32 or weight.device.type != 'cpu'): raise ValueError(f'a screen makes float32 exact on a CPU, not {dtype} on {weight.device}')
+    "Prepared once, used for many batches. Raises `ValueError` for the filter with another type than float32 or off the CPU."
+    if screen and (dtype != torch.float32 or weight.device.type != 'cpu'):
+        raise ValueError(f'a screen makes float32 exact on a CPU, not {dtype} on {weight.device}')
     if terms is not None:
         terms = torch.as_tensor(terms, device=weight.device)
         weight, bias = weight[terms], bias[terms]
     if not screen: return Decoder(weight.detach().to(dtype), bias.detach().float(), terms)
-    codes, scale, said, lost = zip(*(quantize_int8(part.float()) for part in weight.detach().split(8192)))
-    return Decoder(weight.detach().float(), bias.detach().float(), terms, torch.cat(codes), torch.cat(scale), weight.detach().norm(dim=1), torch.cat(lost))
+    weight, bias = weight.detach().float(), bias.detach().float()
+    codes, scale, _, lost = zip(*(quantize_int8(part) for part in weight.split(8192)))
+    return Decoder(weight, bias, terms, torch.cat(codes), torch.cat(scale), weight.norm(dim=1), torch.cat(lost))
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #candidates
 def _candidates(small, decoder, lengths, low, high): # text, token whose logit may be positive
-    codes, scale, said, lost = small
+    codes, scale, represented, lost = small
     products = torch._int_mm(decoder.codes[low:high], codes.t())
     bound = text_maxima(products * scale, lengths) * decoder.scale[low:high, None]
-    most = lambda each: text_maxima(each[None], lengths)
-    bound += decoder.norm[low:high, None] * most(lost) + decoder.lost[low:high, None] * most(said) + decoder.bias[low:high, None]
+    lost, represented = (text_maxima(norms[None], lengths) for norms in (lost, represented))
+    bound += decoder.norm[low:high, None] * lost + decoder.lost[low:high, None] * represented
+    bound += decoder.bias[low:high, None]
     term, text = (bound > -1e-4).nonzero(as_tuple=True) # float32's own rounding in the bound
     return text, term + low
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #made-exact
-def _exact(hidden, decoder, lengths, text, term): # text, token, value: candidates computed again, the positive ones kept
+def _exact(hidden, decoder, lengths, text, term): # text, token, value of the candidates that are positive in float32
     order = text.argsort(stable=True)
     text, term = text[order], term[order]
     parts = zip(term.split(text.bincount(minlength=len(lengths)).tolist()), hidden.split(lengths))
@@ -91,7 +94,8 @@ def _screened(hidden, decoder, lengths, chunks, most): # parts of text, token, v
         text, term = _candidates(small, decoder, lengths, low, high)
         if len(text) <= most * (high - low) * len(lengths): candidates.append((text, term))
         else: found.append(_chunk(hidden, decoder.weight, decoder.bias, lengths, low, high))
-    return [*found, *([_exact(hidden, decoder, lengths, *map(torch.cat, zip(*candidates)))] if candidates else [])]
+    if candidates: found.append(_exact(hidden, decoder, lengths, *map(torch.cat, zip(*candidates))))
+    return found
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #positive-logits
 @torch.no_grad()

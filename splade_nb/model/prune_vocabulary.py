@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..config.command_line import CommandLine
 from ..config.files import ConfigError, choose, out_of_reach, read_json, write_json
 from ..data.readers import DataError, Faults, load, read_lines
-from .splade import pretrained_backbone
+from .load import pretrained_backbone
 from ..data.tokenizer import (
     BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer, special_ids, vocabulary_kinds)
 

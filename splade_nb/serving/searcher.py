@@ -28,7 +28,7 @@ from ..data.records import DataError, Document
 from ..config.files import ConfigError, choose, read_json, write_json
 from ..model.encode import encode, prepared_decoder
 from .engines import ENGINES, SERVERS, address, resume_index
-from ..model.splade import factor_for
+from ..model.splade_doc import factor_for
 from ..data.readers import load_collection, text_stream
 from ..model.load import load_encoder
 from ..evaluation.retrieval import encode_queries, normalize_for_scoring, input_terms
