@@ -21,10 +21,13 @@ from ..config.files import SEED, ConfigError, choose, read_json, root, write_jso
 from ..config.settings import CHOICES, Settings, every_phase, off
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
-from ..model.splade import factor_for, mini_backbone
+from ..model.splade_doc import factor_for
+from ..model.initialization import mini_backbone
 from .dataset import TrainingSetup, prepare
 from .objective import SavedBytes, batch_at, step_loss
 from .trainer import step_count, train
+from ..model.splade_doc import factor_for
+from ..model.initialization import mini_backbone
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #check-corpus
 def check_corpus():

@@ -19,7 +19,8 @@ from tqdm import tqdm
 from ..config.files import plain, write_json
 from ..config.settings import Settings, as_dict, every_phase
 from ..data.tokenizer import save_tokenizer
-from ..model.splade import accumulated_rows, save_shape
+from ..model.splade import accumulated_rows
+from ..model.load import save_shape
 from .checkpoints import (
     CheckpointError, alone, best_checkpoint, best_steps, checkpoints, discard, healthy, link_best, load_checkpoint,
     save_checkpoint, state_of, step_of, tidy)
@@ -28,6 +29,8 @@ from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, va
 from .dataset import TrainingData
 from .objective import (
     ProcessGroup, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch)
+from ..model.splade import accumulated_rows
+from ..model.load import save_shape
 
 # %% ../../nbs/3_training/09_trainer.ipynb #run-state
 @dataclass
