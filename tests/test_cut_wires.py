@@ -14,7 +14,7 @@ READERS = 'config curriculum idf lexical gate model start teacher losses checkpo
 ELSEWHERE = {'gradient_cache': ('v28', 'corrected', 'full'), 'teacher_max_length': ('v28', 'corrected', 'full'), 'teacher_normalise': ('v28', 'corrected', 'full'),
              'temperature': ('splade_v2', 'corrected', 'mini'), 'lambda_infonce': ('splade_v2', 'corrected', 'mini'), 'lambda_kd': ('splade_v2', 'corrected', 'mini'),
              **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'phonetic_keys', 'lead_boost', 'model1_threshold', 'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'), ('splade_ko', 'corrected', 'mini')),
-             'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'seed', 'mini')}
+             'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 NAMES = [field.name for field in fields(Settings) if field.name not in ('phases', 'backbone')]  # a backbone is another folder in every check: no constant stands for it
 

@@ -316,7 +316,7 @@ def test_gate_of_the_guide():
 
 # ---- the table that is rendered
 
-@pytest.mark.parametrize('recipe, scale', list(itertools.product(('seed', 'corrected'), SCALES)))
+@pytest.mark.parametrize('recipe, scale', list(itertools.product(('original', 'corrected'), SCALES)))
 def test_rendered_table_is_the_objects(recipe, scale):
     "Every cell is the setting's value, in brackets where it does nothing."
     table = version_table(recipe=recipe, scale=scale)
@@ -338,12 +338,12 @@ def test_changed_rows_are_those_that_differ():
 
 # ---- versions, recipes, scales
 
-@pytest.mark.parametrize('version, recipe, scale', list(itertools.product(VERSIONS, ('seed', 'corrected'), SCALES)))
+@pytest.mark.parametrize('version, recipe, scale', list(itertools.product(VERSIONS, ('original', 'corrected'), SCALES)))
 def test_every_version_resolves_and_survives_json(version, recipe, scale):
     settings = resolve_quietly(version, recipe, scale)
     assert from_dict(json.loads(json.dumps(as_dict(settings), ensure_ascii=False))) == settings
     assert override(settings, json.loads(json.dumps(as_dict(settings)))) == settings
-    if (recipe, scale) == ('seed', 'full'): assert settings == VERSIONS[version]
+    if (recipe, scale) == ('original', 'full'): assert settings == VERSIONS[version]
 
 
 @pytest.mark.parametrize('scale, corrections', [('full', CORRECTIONS), ('mini', MINI_CORRECTIONS)])
@@ -357,7 +357,7 @@ def test_every_correction_acts_and_has_a_reason(scale, corrections):
 @pytest.mark.parametrize('scale', SCALES)
 def test_differences_are_the_difference(version, scale):
     "What is listed is exactly what the recipes differ in, and each setting acts in at least one of them."
-    written, mended = (resolve_quietly(version, recipe, scale) for recipe in ('seed', 'corrected'))
+    written, mended = (resolve_quietly(version, recipe, scale) for recipe in ('original', 'corrected'))
     listed = differences(version, scale)
     assert {found['setting'] for found in listed} == {name for name in NAMES if getattr(written, name) != getattr(mended, name)}
     assert [found['setting'] for found in listed if found['setting'] in off(written) and found['setting'] in off(mended)] == []
@@ -438,7 +438,7 @@ def test_other_impossible_settings(changes):
     with pytest.raises(ConfigError): resolve('v28', **changes)
 
 
-@pytest.mark.parametrize('arguments, told', [(('v82',), "did you mean 'v28'"), (('v28', 'corected'), "did you mean 'corrected'"), (('v28', 'seed', 'minni'), "did you mean 'mini'"), (('',), 'Known: v22')])
+@pytest.mark.parametrize('arguments, told', [(('v82',), "did you mean 'v28'"), (('v28', 'corected'), "did you mean 'corrected'"), (('v28', 'original', 'minni'), "did you mean 'mini'"), (('',), 'Known: v22')])
 def test_unknown_version_recipe_scale(arguments, told):
     with pytest.raises(ConfigError, match=re.escape(told)): resolve(*arguments)
 
@@ -455,5 +455,5 @@ def test_overrides_file_that_is_a_list(tmp_path):
 
 def test_what_a_version_itself_declares_is_warned_about():
     "V22's margin of 1.5 (seed 4, section 6.1) stays as written, with a warning; as an override it is refused above."
-    with pytest.warns(UserWarning, match='as written: margin=1.5'): assert resolve('v22', 'seed', 'full').margin == 1.5
+    with pytest.warns(UserWarning, match='as written: margin=1.5'): assert resolve('v22', 'original', 'full').margin == 1.5
     assert resolve('v22', 'corrected', 'full').margin == 0.3
