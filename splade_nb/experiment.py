@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from .config.files import (
     ConfigError, choose, machine, nearest, packages, peak_memory_mb, revision, root, write_json)
-from .config.settings import Settings, as_dict, flat, needs_teacher, off, read_overrides
+
+# %% ../nbs/7_experiment.ipynb #imports-library
+from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import (
     SCALES, current_recipe, differences, recipe_name, resolve, resolve_quietly, version_name)
 from .data.readers import load_collection
@@ -31,8 +33,9 @@ from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
-from .evaluation.retrieval import (
-    baselines, compare_systems, context_result, contract_metrics, index_facts, evaluate_queries, language_result, make_validator)
+from splade_nb.evaluation.retrieval import (
+    baselines, compare_systems, context_result, contract_metrics, index_facts, evaluate_queries, language_result,
+    make_validator)
 
 # %% ../nbs/7_experiment.ipynb #known
 PARAMETERS = ('version', 'recipe', 'scale', 'data', 'seed', 'out', 'max_steps', 'resume', 'settings')
@@ -57,7 +60,8 @@ def notebook_names(variables: dict) -> set:  # variables: `globals()`
 # %% ../nbs/7_experiment.ipynb #scale-of
 def scale_of(name: str) -> str:  # full or mini
     "`auto` is full where CUDA is available, mini elsewhere. Raises `ConfigError`."
-    return ('full' if torch.cuda.is_available() else 'mini') if name == 'auto' else choose('scale', name, (*SCALES, 'auto'))
+    if name == 'auto': return 'full' if torch.cuda.is_available() else 'mini'
+    return choose('scale', name, (*SCALES, 'auto'))
 
 # %% ../nbs/7_experiment.ipynb #weight-bytes
 def _weight_bytes(settings: Settings) -> int:
@@ -85,24 +89,23 @@ def require_parts(settings: Settings, folder: Path) -> None:
 # %% ../nbs/7_experiment.ipynb #begin-run
 def begin_run(version: str | int, recipe: str, scale: str,
               source: str,           # data: `mini`, `toy`, a path, a hub name, or several joined by commas
-              seed: int,
-              out: str,              # run folder; '': outputs/<version>
+              seed: int, out: str,   # run folder; '': outputs/<version>
               settings: dict | str,  # overrides: names and values, JSON text, or a JSON file
               rank: int = 0,         # only the first process writes
               resume: bool = False   # keep the `config.json` that is there
              ) -> tuple:             # name, scale, settings, collection, folder
     "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
-    name, recipe, scale, settings = version_name(version), recipe_name(recipe), scale_of(scale), read_overrides(settings)
-    resolved = resolve(name, recipe, scale, **settings)
+    name, recipe, scale = version_name(version), recipe_name(recipe), scale_of(scale)
+    resolved = resolve(name, recipe, scale, **(settings := read_overrides(settings)))
     collection, folder = load_collection(source), Path(out) if out else root()/'outputs'/name
     if rank: return name, scale, resolved, collection, folder
     with alone(folder):
         require_parts(resolved, folder)
         if not (resume and (folder/'config.json').exists()):
-            corrected = differences(name, scale) if recipe == 'corrected' else []
             write_json(folder/'config.json', dict(
-                version=name, recipe=recipe, scale=scale, seed=seed, settings=as_dict(resolved), overridden=settings,
-                off=off(resolved), differences=corrected))
+                version=name, recipe=recipe, scale=scale, seed=seed, settings=as_dict(resolved), off=off(resolved),
+                overridden=current_names(settings),
+                differences=differences(name, scale) if recipe == 'corrected' else []))
     return name, scale, resolved, collection, folder
 
 # %% ../nbs/7_experiment.ipynb #rollbacks-of
@@ -137,9 +140,9 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str) -> tupl
     evaluation = evaluate_queries(setup.model, tokenizer, collection, ids)
     lexical, lexical_terms = baselines(collection, ids)
     systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
-    document_terms = lexical_terms | dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])
+    learned = dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])
     result = compare_systems(systems, collection)
-    result |= dict(index=index_facts(document_terms, len(collection.texts)),
+    result |= dict(index=index_facts(lexical_terms | learned, len(collection.texts)),
                    context=context_result(setup.model, tokenizer, collection),
                    korean=language_result(setup, evaluation['vectors'][1]),
                    worst=worst_queries(systems, evaluation['vectors'], collection, tokenizer))
@@ -180,8 +183,9 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=about,
         teacher=teacher_label(settings.teacher) if data.teacher else 'none', steps=run.step, stopped=run.stopped,
-        start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1), peak_memory_mb=peak_memory_mb(),
-        device=machine(), **_quality(collection, result, evaluation), guard=run.events, revision=revision(), versions=packages())
+        start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1),
+        peak_memory_mb=peak_memory_mb(), device=machine(), **_quality(collection, result, evaluation),
+        guard=run.events, revision=revision(), versions=packages())
     write_json(run.folder/'summary.json', summary)
     return summary
 

@@ -46,7 +46,7 @@ class EncoderSettings:
 class GateSettings:
     "The context gate (seed 4, section 10; pooler `heads`: seed 5)."
     context_gate: bool = False
-    gate_form: str = 'sigmoid'          # factor on logits; signed: shift of logits; threshold: on weights; hidden: on states
+    gate_form: str = 'sigmoid'          # on logits; signed: their shift; threshold: on weights; hidden: on states
     gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling
     gate_hidden: int = 256
     gate_heads: int = 4
@@ -65,7 +65,7 @@ class ModelSettings(EncoderSettings, GateSettings):
     lead_boost: float = 0.0             # share of a text, from its beginning, whose tokens count twice
     model1_threshold: float = 0.0       # least probability of a Model 1 expansion from training pairs; 0: none
     inference_free_query: bool = False  # query weights come from a learned table: no forward pass
-    idf_prior_documents: int = 0        # IDF per collection, smoothed by so many training documents; 0: of training alone
+    idf_prior_documents: int = 0        # IDF per collection, smoothed by so many training documents; 0: theirs alone
 
 # %% ../../nbs/0_config/03_settings.ipynb #start-settings
 @dataclass(frozen=True)
@@ -217,16 +217,20 @@ def _from_text(name: str, text: str) -> object:
     except json.JSONDecodeError as error:
         raise ConfigError(f'{name}={text!r}: a JSON list is expected: {error}') from None
 
+# %% ../../nbs/0_config/03_settings.ipynb #to-tuple
+def _to_tuple(name: str, value: object) -> tuple:
+    "A list, or its JSON text. Raises `ConfigError`."
+    if isinstance(value, str): value = _from_text(name, value)
+    if not isinstance(value, (list, tuple)): _refuse(name, value, tuple)
+    return tuple(map(_to_phase, value)) if name == 'phases' else tuple(value)
+
 # %% ../../nbs/0_config/03_settings.ipynb #cast
 def cast(name: str,      # of the setting, for the message
          value: object,  # a Python value, or text from a command line
          like: object):  # a value of the wanted type
     "`value` as the type of `like`. Raises `ConfigError` for a wrong type."
     wanted = type(like)
-    if wanted is tuple:
-        if isinstance(value, str): value = _from_text(name, value)
-        if not isinstance(value, (list, tuple)): _refuse(name, value, wanted)
-        return tuple(map(_to_phase, value)) if name == 'phases' else tuple(value)
+    if wanted is tuple: return _to_tuple(name, value)
     if wanted is bool and str(value).lower() in ('true', 'false', '1', '0'): return str(value).lower() in ('true', '1')
     if value is None or isinstance(value, (dict, list)) or isinstance(value, bool) != (wanted is bool):
         _refuse(name, value, wanted)
@@ -234,13 +238,14 @@ def cast(name: str,      # of the setting, for the message
     try: return wanted(value)
     except (TypeError, ValueError): _refuse(name, value, wanted)
 
-# %% ../../nbs/0_config/03_settings.ipynb #current-names
+# %% ../../nbs/0_config/03_settings.ipynb #renamed
 RENAMED = dict(own_floor='min_input_logit', keep_start='weight_averaging', pair_columns='hashed_bigrams',
                sounds='phonetic_keys', lead='lead_boost', translate='model1_threshold',
                query_table='inference_free_query', lambda_pull='lambda_initialization',
                index_share='idf_prior_documents', pair_share='bigram_query_weight',
                start_noise='direction_noise')  # earlier name -> name
 
+# %% ../../nbs/0_config/03_settings.ipynb #current-names
 def current_names(values: dict) -> dict:  # name -> value
     "Settings under their present names. Raises `ConfigError` where both names have different values."
     return no_repeats((RENAMED.get(name, name), value) for name, value in values.items())
@@ -282,6 +287,7 @@ def _distils(settings: Settings) -> bool:
     "Whether some phase learns from the teacher's scores."
     return any(phase.lambda_kd for phase in every_phase(settings))
 
+# %% ../../nbs/0_config/03_settings.ipynb #needs-teacher
 def needs_teacher(settings: Settings) -> bool:
     "Whether a run computes the teacher's vectors at all."
     return _distils(settings) or settings.lambda_margin_mse > 0 or settings.dense_negatives > 0
@@ -292,17 +298,24 @@ def bigram_columns(settings: Settings) -> int:
     return settings.hashed_bigrams if settings.min_input_logit else 0
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-model
-_no_columns = 'no least logit of input tokens, or no columns of bigrams'
 OFF = {  # names: (acts, why not)
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'),
                   'no context gate, or one that starts at 0'),
+}
+
+# %% ../../nbs/0_config/03_settings.ipynb #off-term-weights
+OFF |= {
     'hashed_bigrams lead_boost model1_threshold': (lambda s: s.min_input_logit, 'no least logit of input tokens'),
-    'phonetic_keys': (lambda s: bigram_columns(s), _no_columns),
+    'phonetic_keys': (bigram_columns, 'no least logit of input tokens, or no columns of bigrams'),
     'bigram_query_weight': (lambda s: s.inference_free_query and bigram_columns(s),
                             'no table of query weights, or no columns of bigrams'),
     'lambda_initialization': (lambda s: s.inference_free_query, 'no table of query weights'),
     'query_length': (lambda s: not s.inference_free_query, 'a table of query weights reads the whole query'),
+}
+
+# %% ../../nbs/0_config/03_settings.ipynb #off-start
+OFF |= {
     'backbone': (lambda s: not (s.hidden and s.vocabulary), 'backbone and tokenizer are made here'),
     'hidden layers vocabulary': (lambda s: s.hidden, 'the named backbone decides'),
     'pair_weight': (lambda s: s.start == 'near_identity', 'only in a near-identity start'),
@@ -321,6 +334,10 @@ OFF |= {
     'lambda_margin lambda_margin_mse bm25_negatives dense_negatives': (lambda s: s.negatives, 'no explicit negatives'),
     'mining_depth mining_refresh mining_temperature': (
         lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0, 'nothing is mined'),
+}
+
+# %% ../../nbs/0_config/03_settings.ipynb #off-teacher
+OFF |= {
     'teacher teacher_normalise': (needs_teacher, 'nothing is learned from a teacher'),
     'teacher_max_length': (lambda s: needs_teacher(s) and s.teacher != 'lsa', 'no pretrained teacher'),
     'kd_scale kd_temperature alpha_kl alpha_mse kd_rows kd_warmup_epochs kd_annealing_epochs lambda_context_kd': (
@@ -329,9 +346,10 @@ OFF |= {
     'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
 }
 
-# %% ../../nbs/0_config/03_settings.ipynb #off-table
+# %% ../../nbs/0_config/03_settings.ipynb #idf-flops
 def _idf_flops(settings: Settings) -> bool: return settings.flops_form == 'idf' and settings.lambda_flops > 0
 
+# %% ../../nbs/0_config/03_settings.ipynb #off-flops
 OFF |= {
     'flops_beta': (lambda s: s.flops_form != 'plain' and s.lambda_flops, 'plain FLOPS has no L1 share'),
     'flops_form flops_ramp': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
@@ -339,6 +357,10 @@ OFF |= {
     'flops_norm idf_alpha idf_range stopword_penalty': (_idf_flops, 'FLOPS is not weighted by IDF'),
     'idf_smoothing': (lambda s: _idf_flops(s) or s.output_idf or (s.lambda_positive and s.positive_form == 'expansion'),
                       'nothing is weighted by IDF'),
+}
+
+# %% ../../nbs/0_config/03_settings.ipynb #off-table
+OFF |= {
     'min_df unseen_penalty': (lambda s: _idf_flops(s) and s.idf_range == 'seen', 'the range covers all tokens'),
     'special_penalty': (lambda s: _idf_flops(s) and not s.mask_special,
                         'special tokens are masked, or FLOPS is not weighted by IDF'),
@@ -359,8 +381,12 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
                start=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
                precision=('bf16', 'fp32'))
+
+# %% ../../nbs/0_config/03_settings.ipynb #shares
 SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio lead_boost model1_threshold '
           'adam_beta1 adam_beta2').split()
+
+# %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k min_df mining_depth '
                          'checkpoint_epochs keep_checkpoints log_every'.split(), 1)
 AT_LEAST |= dict(max_length=3, teacher_max_length=3, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, clip=1e-6,
@@ -378,9 +404,10 @@ def _check_bounds(settings: Settings) -> None:
             nearest = high if low < value <= math.inf and high == 1 else low
             raise ConfigError(f'{field.name}={value}: must be {allowed}; the nearest is {nearest}')
 
-# %% ../../nbs/0_config/03_settings.ipynb #check-phase
+# %% ../../nbs/0_config/03_settings.ipynb #curriculum-keys
 CURRICULUM_KEYS = ('single_term', 'multi_term', 'original', 'hard_neg', 'travel')
 
+# %% ../../nbs/0_config/03_settings.ipynb #check-phase
 def _check_phase(phase: Phase) -> None:
     "Numbers of one phase: finite, not negative; shares of known keys that sum to 1."
     numbers = {name: value for name, value in asdict(phase).items() if name != 'mix'}
@@ -401,7 +428,8 @@ def _check_phases(settings: Settings) -> None:
     for phase in settings.phases:
         begin = phase.first
         if begin != expected:
-            raise ConfigError(f'phases: epoch {expected} expected, a phase begins at {begin}; let it begin at {expected}')
+            raise ConfigError(f'phases: epoch {expected} expected, a phase begins at {begin}; '
+                              f'let it begin at {expected}')
         if phase.last < begin:
             raise ConfigError(f'phases: the one of epoch {begin} ends at {phase.last}; let it end at {begin} or later')
         _check_phase(phase)
@@ -425,6 +453,15 @@ def impossible(settings: Settings) -> list:  # messages
                         'take random or near_identity')
     return messages
 
+# %% ../../nbs/0_config/03_settings.ipynb #check-lists
+def _check_lists(settings: Settings) -> None:
+    "Raises `ConfigError` for a share outside 0 to 1, or something else than a word."
+    shares, words = settings.weight_averaging, settings.language_allows
+    if not shares or not all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in shares):
+        raise ConfigError(f'weight_averaging={shares}: shares between 0 and 1, at least one')
+    if not all(isinstance(word, str) and word.strip() for word in words):
+        raise ConfigError(f'language_allows={words}: words are expected')
+
 # %% ../../nbs/0_config/03_settings.ipynb #check-values
 def check(settings: Settings,
           declared: Settings | None = None  # the version's own values: warned about, not refused
@@ -433,11 +470,7 @@ def check(settings: Settings,
     for name, allowed in CHOICES.items(): choose(name, getattr(settings, name), allowed)
     _check_bounds(settings)
     _check_phases(settings)
-    shares, words = settings.weight_averaging, settings.language_allows
-    if not shares or not all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in shares):
-        raise ConfigError(f'weight_averaging={shares}: shares between 0 and 1, at least one')
-    if not all(isinstance(word, str) and word.strip() for word in words):
-        raise ConfigError(f'language_allows={words}: words are expected')
+    _check_lists(settings)
     known = impossible(declared) if declared else []
     for message in impossible(settings):
         if message not in known: raise ConfigError(message)

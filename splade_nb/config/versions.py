@@ -22,6 +22,8 @@ MIXES = (
     (('single_term', 0.4), ('multi_term', 0.35), ('original', 0.25)),
     (('single_term', 0.3), ('multi_term', 0.35), ('hard_neg', 0.35)),
 )
+
+# %% ../../nbs/0_config/04_versions.ipynb #travel-mixes
 TRAVEL_MIXES = (
     (('single_term', 0.3), ('multi_term', 0.3), ('original', 0.2), ('travel', 0.2)),
     (('single_term', 0.25), ('multi_term', 0.25), ('hard_neg', 0.25), ('travel', 0.25)),
@@ -48,6 +50,8 @@ V24 = V23.but(backbone='xlm-roberta-base', max_length=192, batch_size=48, accumu
               lambda_flops=0.002, flops_form='uniform', idf_alpha=2.5, lambda_kd=2.0, kd_temperature=3.0,
               kd_warmup_epochs=1, kd_annealing_epochs=20, teacher='BAAI/bge-m3', teacher_max_length=512,
               bm25_negatives=5, dense_negatives=5, mining_refresh=5, phases=PHASES_24)
+
+# %% ../../nbs/0_config/04_versions.ipynb #later-versions
 V25 = V24.but(batch_size=24, accumulation=4, flops_form='idf', stopword_penalty=5.0, stopword_mask=True)
 V26 = V25.but(lambda_flops=0.010, idf_alpha=4.0, special_penalty=100.0, stopword_penalty=15.0)
 V27 = V26.but(phases=PHASES_27)
@@ -63,11 +67,15 @@ SPLADE_KO = SPLADE_V2.but(inference_free_query=True, min_input_logit=5.0, hashed
                           lead_boost=0.1, idf_prior_documents=2000, term_frequency=True, temperature=0.2,
                           lambda_initialization=0.5, lambda_positive=0.5, positive_form='expansion',
                           model1_threshold=0.1, max_length=128, lambda_flops=0.001, document_share=1.0)
+
+# %% ../../nbs/0_config/04_versions.ipynb #registered
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28,
             'v28a': V28.but(context_gate=False),
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1,
                                    non_korean_penalty=1.0, language_ramp=5_000 / 280_825),
             'splade_v2': SPLADE_V2, 'splade_ko': SPLADE_KO}
+
+# %% ../../nbs/0_config/04_versions.ipynb #parents
 PARENTS = {'v23': 'v22', 'v24': 'v23', 'v25': 'v24', 'v26': 'v25', 'v27': 'v26', 'v28': 'v26', 'v28a': 'v28',
            'v28_retrain': 'v28', 'splade_ko': 'splade_v2'}
 
@@ -107,13 +115,14 @@ CHOSEN = {
     'flops_ramp': 'splade_v2: 20,000 steps, of a length not stated: 0.3 of the run',
 }
 
-# %% ../../nbs/0_config/04_versions.ipynb #recipe-name
+# %% ../../nbs/0_config/04_versions.ipynb #current-recipe
 RECIPES = ('original', 'corrected')
 
 def current_recipe(name: str) -> str:
     "A recipe under its present name: `original` was called `seed`."
     return 'original' if name == 'seed' else name
 
+# %% ../../nbs/0_config/04_versions.ipynb #recipe-name
 def recipe_name(name: str) -> str:  # original or corrected
     "The recipe; its earlier name is accepted with a warning. Raises `ConfigError` for an unknown one."
     if name == 'seed': warnings.warn("recipe 'seed' is called 'original' now", FutureWarning, stacklevel=2)
@@ -135,15 +144,18 @@ class Times:
     def __call__(self, value: float) -> float: return float(f'{value * self.factor:.6g}')
 
 # %% ../../nbs/0_config/04_versions.ipynb #loanwords
-LOANWORDS = tuple('ai api atm cctv cd cm cpu dj dna dvd fm gb gdp gps gpu iot kbs kg km ktx led lg lpg lte mb mbc ml mm '
-                  'mri mvp nba oled ost ott pc pcr pdf ppt qr sbs sms sns sos ssd tv ufo url usb uv vip vr wifi'.split())
+LOANWORDS = tuple('ai api atm cctv cd cm cpu dj dna dvd fm gb gdp gps gpu iot kbs kg km ktx led lg lpg lte mb mbc '
+                  'ml mm mri mvp nba oled ost ott pc pcr pdf ppt qr sbs sms sns sos ssd tv ufo url usb uv vip vr '
+                  'wifi'.split())
+
+# %% ../../nbs/0_config/04_versions.ipynb #corrections-model
 CORRECTIONS = {
-    'similarity': Correction('dot', 'serving scores by dot product, so training does too (C15); cosine lets FLOPS shrink '
-                                    'vectors for free'),
+    'similarity': Correction('dot', 'serving scores by dot product, so training does too (C15); cosine lets FLOPS '
+                                    'shrink vectors for free'),
     'dot_scale': Correction(0.07, 'brings dot products to the unit of the phases\' temperatures',
                             lambda s: s.similarity == 'cosine'),
-    'mask_special': Correction(True, 'special tokens say nothing about a text; as targets they fight the penalty of 100 '
-                                     '(pitfall 3)'),
+    'mask_special': Correction(True, 'special tokens say nothing about a text; as targets they fight the penalty of '
+                                     '100 (pitfall 3)'),
     'stopword_mask': Correction(False, 'training scores what serving scores; masking stopwords everywhere once stopped '
                                        'all learning (pitfall 3)'),
     'gradient_cache': Correction(True, 'plain accumulation changes FLOPS and in-batch negatives with the size of a '
@@ -159,8 +171,8 @@ CORRECTIONS |= {
     'positive_form': Correction('expansion', 'the activation mean is unbounded below and cannot reach inactive terms '
                                              '(pitfall 2)'),
     'lambda_positive': Correction(Times(0.25), 'the weight that was measured to help for the expansion form'),
-    'margin': Correction(0.3, 'a cosine of non-negative vectors cannot differ by 1.5 (pitfall 6); seed 4 section 6 asks '
-                              'for 0.3', lambda s: s.margin > 1),
+    'margin': Correction(0.3, 'a cosine of non-negative vectors cannot differ by 1.5 (pitfall 6); seed 4 section 6 '
+                              'asks for 0.3', lambda s: s.margin > 1),
     'kd_rows': Correction(True, 'a z-score over the whole matrix mixes queries (pitfall 5)'),
     'kd_annealing_epochs': Correction(0, 'the phases already take distillation back from 2.5 to 0.8'),
     'lambda_context_kd': Correction(0.0, 'no seed names it and no code ever used it'),
@@ -175,7 +187,8 @@ CORRECTIONS |= {
                                  lambda s: not s.document_share),
     'flops_ramp': Correction(0.5, 'quadratic ramp, so that sparsity comes after ranking', lambda s: not s.flops_ramp),
     'flops_norm': Correction('mean', 'the weights of idf_alpha 4 sum to very different totals per vocabulary'),
-    'idf_range': Correction('seen', 'unseen tokens share the maximum IDF and would get the lowest penalty (errata 2.3)'),
+    'idf_range': Correction('seen', 'unseen tokens share the maximum IDF and would get the lowest penalty '
+                                    '(errata 2.3)'),
     'unseen_penalty': Correction(1.0, 'a token never seen in Korean text is noise until shown otherwise'),
 }
 
@@ -205,8 +218,8 @@ MINI_CORRECTIONS = {
     'output_idf': Correction(0.5, 'rare tokens count more before anything is learned; half on each side makes one IDF',
                              lambda s: not s.inference_free_query),
     'term_frequency': Correction(True, 'how often a token stands in a document, as BM25 counts it'),
-    'weight_averaging': Correction((0.0, 0.25, 0.5, 0.75), 'small data overfit: averages of the trained weights with the '
-                                                           'initial ones are validated too'),
+    'weight_averaging': Correction((0.0, 0.25, 0.5, 0.75), 'small data overfit: averages of the trained weights with '
+                                                           'the initial ones are validated too'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-version
