@@ -15,7 +15,7 @@ from splade_nb.experiment import SETTINGS, check_parameters
 from splade_nb.cli import OPTIONS, sort_changes
 
 PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'experiments', 'benchmarks', 'docs')
-                  for path in (ROOT/folder).glob('*.py'))
+                  for path in (ROOT/folder).rglob('*.py'))
 
 
 def options_of(program: str) -> list[ast.Call]:
@@ -32,14 +32,14 @@ def given(call: ast.Call) -> dict: return {part.arg: ast.unparse(part.value).str
 @pytest.mark.parametrize('program', PROGRAMS)
 def test_every_parser_refuses_or_adds_up(program):
     source = (ROOT/program).read_text(encoding='utf-8')
-    if program != 'splade_nb/config.py': assert 'ArgumentParser' not in source, 'a CommandLine loses nothing'
+    if program != 'splade_nb/config/command_line.py': assert 'ArgumentParser' not in source, 'a CommandLine loses nothing'
     lists = [call for call in options_of(program) if given(call).get('nargs') in ('*', '+')]
     assert [ast.unparse(call) for call in lists if given(call).get('action') not in ('append', 'extend')] == []
 
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    known = ('splade_nb/run', 'splade_nb/box', 'experiments/train', 'benchmarks/run')
+    known = ('splade_nb/cli', 'splade_nb/serving/searcher', 'experiments/train', 'benchmarks/run')
     assert all(found[f'{name}.py'] for name in known)
 
 

@@ -55,7 +55,7 @@ class GateSettings:
 
 # %% ../../nbs/0_config/03_settings.ipynb #model-settings
 @dataclass(frozen=True)
-class ModelSettings(EncoderSettings, GateSettings):
+class ModelSettings(GateSettings, EncoderSettings):
     "What is trained: encoder, gate, and the optional parts that act on the term weights."
     output_idf: float = 0.0             # power of IDF on the output; 0 is off
     term_frequency: bool = False        # BM25's term frequency and length factor on documents
@@ -179,8 +179,8 @@ class OptimizerSettings:
 
 # %% ../../nbs/0_config/03_settings.ipynb #settings
 @dataclass(frozen=True)
-class Settings(ModelSettings, StartSettings, RankingSettings, DistillationSettings, SparsitySettings, MiningSettings,
-               OptimizerSettings):
+class Settings(OptimizerSettings, ModelSettings, StartSettings, RankingSettings, DistillationSettings,
+               SparsitySettings, MiningSettings):
     "Everything a run depends on; frozen, comparable, written to `config.json`."
     weight_averaging: tuple = (0.0,)    # shares of the initial model tried in the final weights; the best is taken
     validations: int = 4                # evaluations on the dev split after the start
