@@ -104,8 +104,7 @@ def count_texts(tokenizer: SpladeTokenizer,
 def idf(frequencies: Frequencies,
         smoothing: str = 'bm25'  # or standard
        ) -> np.ndarray:          # [V] float32
-    """Inverse document frequency (Robertson and Zaragoza 2009).
-    Raises `ConfigError` for an unknown smoothing or no documents."""
+    "IDF (Robertson and Zaragoza 2009). Raises `ConfigError` for an unknown smoothing or no documents."
     n, df = frequencies.documents, frequencies.counts
     if not n: raise ConfigError('no documents: there is nothing to count')
     forms = {'bm25': lambda: np.log1p((n - df + 0.5) / (df + 0.5)), 'standard': lambda: np.log(n / (df + 1))}
