@@ -70,7 +70,7 @@ def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
         of = lambda recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
         own, both = of('corrected'), runs[runs['version'] == version]
         mean = lambda name, form: form.format(own[name].mean()) if len(own) else '-'
-        return {'version': version, 'what changed': ABOUT[version][0], 'as written': said(of('seed')), 'untrained': mean('before', '{:.3f}'),
+        return {'version': version, 'what changed': ABOUT[version][0], 'as written': said(of('original')), 'untrained': mean('before', '{:.3f}'),
                 'corrected': said(own), 'query terms': mean('active query', '{:.0f}'), 'document terms': mean('active doc', '{:.0f}'),
                 'index, MB': megabytes(own['active doc'].mean(), own['documents'].max()) if len(own) else '-',
                 'minutes': mean('minutes', '{:.1f}'), 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}

@@ -75,7 +75,7 @@ def changed(version: str) -> str:
 
 
 def mended(version: str) -> str:
-    rows = pd.DataFrame([{'setting': row['setting'], 'as written': str(row['seed']), 'corrected': str(row['corrected']), 'why': row['reason']} for row in differences(version)])
+    rows = pd.DataFrame([{'setting': row['setting'], 'as written': str(row['original']), 'corrected': str(row['corrected']), 'why': row['reason']} for row in differences(version)])
     return cells(rows, 200) if len(rows) else 'Nothing.'
 
 
@@ -122,7 +122,7 @@ def settings_table(recipe: str, scale: str) -> str:
 
 def settings_page() -> str:
     return ('# Settings of all versions\n\nRead from the objects of [versions](../library/config/versions.ipynb). Bold: not as in the parent. In brackets: switched off by another setting.\n\n'
-            f'## As written, full scale\n\n{settings_table("seed", "full")}\n\n## Corrected, mini scale\n\nWhat `make train` runs on a CPU.\n\n{settings_table("corrected", "mini")}\n')
+            f'## As written, full scale\n\n{settings_table("original", "full")}\n\n## Corrected, mini scale\n\nWhat `make train` runs on a CPU.\n\n{settings_table("corrected", "mini")}\n')
 
 
 def results_page() -> str:

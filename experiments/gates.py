@@ -33,7 +33,7 @@ SEEDS = (42, 43, 44)
 FORMS = ('sigmoid', 'signed', 'threshold', 'hidden')
 VARIANTS = {  # name: (version, recipe, settings), the reference first
     'unfiltered': ('v28', 'corrected', dict(lambda_language=0.0)), **{form: ('v28', 'corrected', dict(gate_form=form)) for form in FORMS},
-    'no gate': ('v28a', 'corrected', {}), 'as written': ('v28', 'seed', {})}
+    'no gate': ('v28a', 'corrected', {}), 'as written': ('v28', 'original', {})}
 ABOUT = {'unfiltered': '`sigmoid`, no language filter', 'no gate': 'no gate (V28a)', 'as written': '`sigmoid`, V28 as written', **{form: f'`{form}`' for form in FORMS}}
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from splade_nb.config.command_line import CommandLine
 from splade_nb.config.files import choose, read_json, write_json
 from splade_nb.config.settings import as_dict
-from splade_nb.config.versions import resolve_quietly
+from splade_nb.config.versions import current_recipe, resolve_quietly
 from splade_nb.evaluation.report import palette
 from splade_nb.evaluation.compare import markdown_table
 from symptoms import CASES, MEASURES, SMALL, Case
@@ -43,7 +43,7 @@ def kept() -> dict: # identity -> numbers
     found = {}
     for result in map(result_of, CASES):
         for run in result.get('runs', ()):
-            key = identity(resolve_quietly(result['version'], result['recipe'], 'mini', **{**result['settings'], **run['changes']}), result['recipe'], run['seed'])
+            key = identity(resolve_quietly(result['version'], current_recipe(result['recipe']), 'mini', **{**result['settings'], **run['changes']}), current_recipe(result['recipe']), run['seed'])
             found[key] = found.get(key, {}) | run['found']
     return found
 
@@ -196,7 +196,7 @@ def warned(runs: list) -> str:
 
 def section(case: Case) -> str:
     _, _, before = sides(case)[0]
-    return SECTION.format(heading=heading(case), why=case.why, quote=quoted(case), version=f'`{case.version}`, {"as written" if case.recipe == "seed" else "corrected"}', settings=f', {spelled(case.settings)}' if case.settings else '',
+    return SECTION.format(heading=heading(case), why=case.why, quote=quoted(case), version=f'`{case.version}`, {"as written" if case.recipe == "original" else "corrected"}', settings=f', {spelled(case.settings)}' if case.settings else '',
                           measure=MEASURES[case.measure], sign='above' if case.sign == '>' else 'below', limit=case.limit, shown=spread(before, case.measure) + f'; untrained nDCG@10 {mean(before, "start"):.3f}', guard=warned(before), seeds=', '.join(map(str, tried_by(case))),
                           table=markdown_table(tried(case)), picture=f'\n![{heading(case)}: before and after](tuning-{case.name}.svg)\n' if case.picture else '')
 

@@ -543,9 +543,9 @@ def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
 def collapse(folder: Path, steps: int = 8) -> Seen:
     "the collapse of V28 as written, from random weights (embedded set, the first 5 % of the steps)"
     with remembered({}):
-        named = {recipe: [event['step'] for event in start_of(folder, recipe, steps).events if event['name'] == 'imbalance'] for recipe in ('seed', 'corrected')}
-    assert named['seed'] and named['seed'][0] < 0.05 * 400 and not named['corrected']
-    first = lines(folder/'seed'/'metrics.jsonl')[named['seed'][0]]
+        named = {recipe: [event['step'] for event in start_of(folder, recipe, steps).events if event['name'] == 'imbalance'] for recipe in ('original', 'corrected')}
+    assert named['original'] and named['original'][0] < 0.05 * 400 and not named['corrected']
+    first = lines(folder/'original'/'metrics.jsonl')[named['original'][0]]
     return Seen(1, None, f'named at step {first["step"]} of 400: the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f}; the corrected recipe triggers no such event')
 
 

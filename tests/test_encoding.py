@@ -21,7 +21,7 @@ from splade_nb.training.dataset import save_model_folder
 from splade_nb.evaluation.retrieval import retrieve
 from splade_nb.cli import main
 
-VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'seed'}  # the last scores by cosine
+VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'original'}  # the last scores by cosine
 SMALL = dict(hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
 DOCUMENTS, SIZE = 60, 8  # of the collection, of a shard
 

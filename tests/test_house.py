@@ -182,7 +182,7 @@ def test_directives_are_known(notebook):
 def test_no_cell_needs_a_flagged_one(notebook):
     def names(cell, context): return {n.id for n in ast.walk(parse(cell)) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
     def defined(cell):
-        return names(cell, ast.DocumentStore) | {s.name for s in parse(cell).body if hasattr(s, 'name')} | {
+        return names(cell, ast.Store) | {s.name for s in parse(cell).body if hasattr(s, 'name')} | {
             (a.asname or a.name).split('.')[0] for s in parse(cell).body if isinstance(s, (ast.Import, ast.ImportFrom)) for a in s.names}
     known = set()
     flagged_only = set()

@@ -132,7 +132,7 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
 
 
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path, monkeypatch):
-    monkeypatch.setattr('splade_nb.run.require_acting_settings', lambda *given: ()) # proven at full scale in test_wires.py
+    monkeypatch.setattr('splade_nb.experiment.require_acting_settings', lambda *given: ()) # proven at full scale in test_check_settings.py
     from splade_nb.model.initialization import mini_backbone
     from splade_nb.data.tokenizer import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)

@@ -10,24 +10,24 @@ import argparse
 
 # %% ../../nbs/0_config/02_command_line.ipynb #once
 class Once(argparse.Action):
-    "An option of one value (`store`); given again with another, it is an error."
-    given = None, None  # the parsed options, and what they hold of this one
+    "An option of one value (`store`); a second, different value is an error."
+    given = None, None  # the namespace, and the value that it holds
 
     def __call__(self, parser, namespace, values, option_string=None):
-        seen, first = self.given
-        if seen is namespace and first != values:
+        known, first = self.given
+        if known is namespace and first != values:
             raise argparse.ArgumentError(self, f'given twice: {first!r} and {values!r}')
         self.given = namespace, values
         setattr(namespace, self.dest, values)
 
 # %% ../../nbs/0_config/02_command_line.ipynb #several
 class Several(argparse.Action):
-    "An option of a list (`extend`): what is given in several places adds up and takes the default's place."
+    "An option of a list (`extend`): values given in several places add up and replace the default."
     given = None, ()
 
     def __call__(self, parser, namespace, values, option_string=None):
-        seen, before = self.given
-        self.given = namespace, [*(before if seen is namespace else ()), *values]
+        known, before = self.given
+        self.given = namespace, [*(before if known is namespace else ()), *values]
         setattr(namespace, self.dest, self.given[1])
 
 # %% ../../nbs/0_config/02_command_line.ipynb #command-line

@@ -9,7 +9,8 @@ __all__ = ['JAMO', 'LATIN_KEYS', 'hangul_key', 'latin_key', 'phonetic_key']
 import re, unicodedata
 
 # %% ../../nbs/1_data/04_phonetic_keys.ipynb #hangul-sound
-JAMO = str.maketrans(dict(zip('ᄀᄁᄂᄃᄄᄅᄆᄇᄈᄉᄊᄌᄍᄎᄏᄐᄑ', 'KKNTTRMPPSSSSSKTP')) | dict(zip('ᆨᆩᆪᆫᆬᆭᆮᆯᆰᆱᆲᆳᆴᆵᆶᆷᆸᆹᆺᆻᆼᆽᆾᆿᇀᇁ', 'KKKNNNTRRRRRRRRMPPTTNTTKTP'))
+JAMO = str.maketrans(dict(zip('ᄀᄁᄂᄃᄄᄅᄆᄇᄈᄉᄊᄌᄍᄎᄏᄐᄑ', 'KKNTTRMPPSSSSSKTP'))
+                     | dict(zip('ᆨᆩᆪᆫᆬᆭᆮᆯᆰᆱᆲᆳᆴᆵᆶᆷᆸᆹᆺᆻᆼᆽᆾᆿᇀᇁ', 'KKKNNNTRRRRRRRRMPPTTNTTKTP'))
                      | {chr(silent): None for silent in (0x110b, 0x1112, 0x11c2, *range(0x1161, 0x1176))})
 
 def hangul_key(word: str) -> str:
@@ -17,19 +18,22 @@ def hangul_key(word: str) -> str:
     return unicodedata.normalize('NFD', word).replace('ᆯᄅ', 'ᄅ').translate(JAMO)
 
 # %% ../../nbs/1_data/04_phonetic_keys.ipynb #latin-sound
-LATIN_KEYS = {'[st]ion|cian': 'SN', 'sch': 'SK', 'tch|[cst]h|c(?=[eiy])|g(?=[ei])|[szj]': 'S', 'ph|[bpvf]': 'P', 'ck|qu|[ckgq]': 'K', 'ng|kn|n': 'N',
+LATIN_KEYS = {'[st]ion|cian': 'SN', 'sch': 'SK', 'tch|[cst]h|c(?=[eiy])|g(?=[ei])|[szj]': 'S', 'ph|[bpvf]': 'P',
+              'ck|qu|[ckgq]': 'K', 'ng|kn|n': 'N',
                 'wr|l|r(?=[aeiouy])': 'R', 'x': 'KS', '[dt]': 'T', 'm': 'M', '.': ''}
-_heard = re.compile('|'.join(f'({pattern})' for pattern in LATIN_KEYS))
+_pattern = re.compile('|'.join(f'({pattern})' for pattern in LATIN_KEYS))
 
 def latin_key(word: str) -> str:
     "Consonants of a word in Latin letters, lower case."
-    sounds = list(LATIN_KEYS.values())
-    return _heard.sub(lambda found: sounds[found.lastindex - 1], re.sub(r'(.)\1', r'\1', word))
+    keys = list(LATIN_KEYS.values())
+    return _pattern.sub(lambda match: keys[match.lastindex - 1], re.sub(r'(.)\1', r'\1', word))
 
 # %% ../../nbs/1_data/04_phonetic_keys.ipynb #sound
-def phonetic_key(word: str, least: int = 3 # consonants: shorter ones are shared by too many words
-         ) -> str:                  # '' for a word that is short, mixed, or neither
+def phonetic_key(word: str,
+                 least: int = 3  # consonants: shorter keys are shared by too many words
+                ) -> str:        # '' for a word that is short, mixed, or neither
     "The consonants of a word that may be a loanword."
-    word = unicodedata.normalize('NFC', word).lower()
-    heard = hangul_key(word) if re.fullmatch('[가-힣]+', word) else latin_key(word) if re.fullmatch('[a-z]+', word) else ''
-    return heard if len(heard) >= least else ''
+    word, key = unicodedata.normalize('NFC', word).lower(), ''
+    if re.fullmatch('[가-힣]+', word): key = hangul_key(word)
+    elif re.fullmatch('[a-z]+', word): key = latin_key(word)
+    return key if len(key) >= least else ''

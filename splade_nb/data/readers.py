@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'TEXT_RULE', 'COLUMNS', 'LEVELS', 'HUB', 'SOURCES', 'Faults', 'normalise', 'read_lines', 'show', 'flaw',
-           'Row', 'to_indices', 'texts', 'known_id', 'known_ids', 'new_id', 'children', 'chosen', 'pair_type', 'parse',
-           'read_rows', 'metadata', 'read_documents', 'read_queries', 'read_tsv', 'score', 'read_judgments',
-           'read_negatives', 'read_pairs', 'assemble', 'judgment_files', 'read_beir', 'text_id', 'squad_paragraphs',
-           'read_squad', 'seed_line', 'seed_triplets', 'read_triplets', 'hub_missing', 'own_cache', 'hub_tables',
-           'table_rows', 'judged_splits', 'is_snapshot', 'read_hub', 'locate', 'read_folder', 'load_one', 'load',
-           'load_collection', 'text_lines', 'iterate_texts', 'text_stream', 'named_queries']
+           'Row', 'known_ids', 'new_id', 'children', 'pair_type', 'read_rows', 'metadata', 'read_documents',
+           'read_queries', 'score', 'read_judgments', 'read_beir', 'read_squad', 'read_triplets', 'hub_tables',
+           'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'load', 'load_collection', 'iterate_texts',
+           'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/02_readers.ipynb #imports
 import codecs, hashlib, json, os, re, unicodedata
@@ -24,8 +22,9 @@ from .records import (
 
 # %% ../../nbs/1_data/02_readers.ipynb #faults
 class Faults:
-    "A context that lets a `DataError` through or, if not strict, swallows and counts it; `pair_types`: those allowed (None: any)."
-    def __init__(self, strict: bool = True, pair_types=None): self.strict, self.pair_types, self.counts = strict, pair_types, Counter()
+    "A context that lets a `DataError` through or, if not strict, skips and counts it."
+    def __init__(self, strict: bool = True, pair_types=None):  # pair_types: those allowed; None: any
+        self.strict, self.pair_types, self.counts = strict, pair_types, Counter()
     def __enter__(self): return self
     def __exit__(self, kind, error, trace) -> bool:
         if self.strict or not isinstance(error, DataError): return False
@@ -51,7 +50,8 @@ def read_lines(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:  # line
         with faults:
             try: text = raw.decode('utf-8').removesuffix('\r')
             except UnicodeDecodeError as error:
-                raise DataError(path, line, 'encoding', f'byte 0x{raw[error.start]:02x} at {error.start}', 'UTF-8') from None
+                byte = f'byte 0x{raw[error.start]:02x} at {error.start}'
+                raise DataError(path, line, 'encoding', byte, 'UTF-8') from None
             if text.strip(): yield line, text
 
 # %% ../../nbs/1_data/02_readers.ipynb #flaw
@@ -90,19 +90,20 @@ class Row:
         return value.strip()
 
 # %% ../../nbs/1_data/02_readers.ipynb #numbered
-def to_indices(row: Row, name: str) -> Row:
+def _to_indices(row: Row, name: str) -> Row:
     "A field's list as a row of fields `name[0]`, `name[1]`, ...; anything else stays one field."
     value = row.values.get(name)
-    return replace(row, values={f'{name}[{i}]': item for i, item in enumerate(value)} if isinstance(value, list) else {name: value})
+    if not isinstance(value, list): return replace(row, values={name: value})
+    return replace(row, values={f'{name}[{i}]': item for i, item in enumerate(value)})
 
 # %% ../../nbs/1_data/02_readers.ipynb #texts
-def texts(row: Row, name: str) -> list[str]:
+def _texts(row: Row, name: str) -> list[str]:
     "A field that holds a text or a list of texts (which may be empty)."
-    items = to_indices(row, name)
+    items = _to_indices(row, name)
     return [items.text(key) for key in items.values]
 
 # %% ../../nbs/1_data/02_readers.ipynb #known-id
-def known_id(row: Row, name: str, known, what: str) -> str:
+def _known_id(row: Row, name: str, known, what: str) -> str:
     "The id in a field. Raises DataError unless it is one of `known`."
     value = row.text(name)
     if value not in known: raise row.fault(name, show(value), f'the id of one of the {len(known):,} {what}')
@@ -112,8 +113,8 @@ def known_id(row: Row, name: str, known, what: str) -> str:
 def known_ids(row: Row, name: str, known, what: str) -> list[str]:
     "A field that holds a list of ids, each one of `known`."
     if not isinstance(row.values.get(name), list): raise row.fault(name, show(row.values.get(name)), 'a list of ids')
-    items = to_indices(row, name)
-    return [known_id(items, key, known, what) for key in items.values]
+    items = _to_indices(row, name)
+    return [_known_id(items, key, known, what) for key in items.values]
 
 # %% ../../nbs/1_data/02_readers.ipynb #new-id
 def new_id(row: Row, taken) -> str:
@@ -132,7 +133,7 @@ def children(row: Row, name: str) -> list[Row]:
     return [Row(row.file, row.line, item, f'{row.prefix}{name}[{i}].') for i, item in enumerate(value)]
 
 # %% ../../nbs/1_data/02_readers.ipynb #chosen
-def chosen(row: Row, name: str, choices) -> str:
+def _chosen(row: Row, name: str, choices) -> str:
     "The field's text, '' where it is missing. Raises DataError with the nearest unless it is one of `choices`."
     value = row.text(name, '')
     if not value or value in choices: return value
@@ -142,24 +143,25 @@ def chosen(row: Row, name: str, choices) -> str:
 # %% ../../nbs/1_data/02_readers.ipynb #pair-type
 def pair_type(row: Row, name: str, faults: Faults) -> str:
     "The pair type in a field, `original` where there is none. Raises DataError unless it is allowed."
-    return (row.text(name, '') if faults.pair_types is None else chosen(row, name, faults.pair_types)) or 'original'
+    return (row.text(name, '') if faults.pair_types is None else _chosen(row, name, faults.pair_types)) or 'original'
 
 # %% ../../nbs/1_data/02_readers.ipynb #parse
-def parse(path: Path, line: int | None, text: str) -> Row:
+def _parse(path: Path, line: int | None, text: str) -> Row:
     "Text to a normalised record. Raises DataError for broken JSON and for anything but an object."
+    values, problem = None, ''
     try: values = normalise(json.loads(text))
     except json.JSONDecodeError as error:
-        place = error.lineno if line is None else line
-        raise DataError(path, place, 'JSON', f'{error.msg} at column {error.colno}: {show(text[error.pos:][:40])}', 'one JSON object') from None
-    except (ValueError, RecursionError) as error: raise DataError(path, line, 'JSON', str(error), 'one JSON object') from None
-    if not isinstance(values, dict): raise DataError(path, line, 'JSON', show(values), 'one JSON object')
-    return Row(str(path), line, values)
+        line = error.lineno if line is None else line
+        problem = f'{error.msg} at column {error.colno}: {show(text[error.pos:][:40])}'
+    except (ValueError, RecursionError) as error: problem = str(error)
+    if isinstance(values, dict): return Row(str(path), line, values)
+    raise DataError(path, line, 'JSON', problem or show(values), 'one JSON object')
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-rows
 def read_rows(path: Path, faults: Faults) -> Iterator[Row]:
     "The records of a JSON Lines file."
     for line, text in read_lines(path, faults):
-        with faults: yield parse(path, line, text)
+        with faults: yield _parse(path, line, text)
 
 # %% ../../nbs/1_data/02_readers.ipynb #metadata
 def metadata(row: Row) -> Row:
@@ -185,7 +187,7 @@ def read_queries(rows: Iterable[Row], faults: Faults) -> dict[str, Query]:
     for row in rows:
         with faults:
             meta = metadata(row)
-            split, kind = chosen(meta, 'split', SPLITS), pair_type(meta, 'kind', faults)
+            split, kind = _chosen(meta, 'split', SPLITS), pair_type(meta, 'kind', faults)
             query = Query(new_id(row, queries), row.text('text'), SPLITS.get(split, ''), kind, meta.values)
             queries[query.id] = query
     return queries
@@ -193,12 +195,14 @@ def read_queries(rows: Iterable[Row], faults: Faults) -> dict[str, Query]:
 # %% ../../nbs/1_data/02_readers.ipynb #read-tsv
 COLUMNS = ('query-id', 'corpus-id', 'score')
 
-def read_tsv(path: Path, faults: Faults) -> Iterator[Row]:
+def _read_tsv(path: Path, faults: Faults) -> Iterator[Row]:
     "The rows of a judgment file. Raises DataError unless each has three columns."
     for line, text in read_lines(path, faults):
         with faults:
             cells = normalise(text).split('\t')
-            if len(cells) != 3: raise DataError(path, line, 'columns', f'{len(cells)} in {show(text)}', 'query-id, corpus-id, score, separated by tabs')
+            if len(cells) != 3:
+                allowed = f'{", ".join(COLUMNS)}, separated by tabs'
+                raise DataError(path, line, 'columns', f'{len(cells)} in {show(text)}', allowed)
             if line > 1 or cells[2].strip() != 'score': yield Row(str(path), line, dict(zip(COLUMNS, cells)))
 
 # %% ../../nbs/1_data/02_readers.ipynb #score
@@ -210,99 +214,110 @@ def score(row: Row) -> int:
     return int(digits)
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-judgments
-def read_judgments(judged: dict[str, Iterable[Row]], documents: dict, queries: dict, faults: Faults) -> tuple[dict, dict]:
+def read_judgments(judged: dict[str, Iterable[Row]],  # split: rows of query-id, corpus-id, score
+                   documents: dict, queries: dict, faults: Faults) -> tuple[dict, dict]:
     "Rows by split to judgments by query, and the split of each judged query."
     qrels, splits = {}, {}
-    for split, rows in judged.items():
-        for row in rows:
-            with faults:
-                query, document = known_id(row, 'query-id', queries, 'queries'), known_id(row, 'corpus-id', documents, 'documents')
-                value = score(row)
-                if splits.setdefault(query, split) != split:
-                    raise row.fault('query-id', f'{show(query)}, judged in {splits[query]} too', 'each query in one split')
-                if qrels.setdefault(query, {}).setdefault(document, value) != value:
-                    raise row.fault('score', f'{value} after {qrels[query][document]}', 'one score for each pair')
+    for split, row in ((split, row) for split, rows in judged.items() for row in rows):
+        with faults:
+            query = _known_id(row, 'query-id', queries, 'queries')
+            document, value = _known_id(row, 'corpus-id', documents, 'documents'), score(row)
+            if splits.setdefault(query, split) != split:
+                other = f'{show(query)}, judged in {splits[query]} too'
+                raise row.fault('query-id', other, 'each query in one split')
+            if qrels.setdefault(query, {}).setdefault(document, value) != value:
+                raise row.fault('score', f'{value} after {qrels[query][document]}', 'one score for each pair')
     return qrels, splits
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-negatives
-def read_negatives(rows: Iterable[Row], documents: dict, queries: dict, qrels: dict, faults: Faults) -> dict[tuple, list[str]]:
+def _read_negatives(rows: Iterable[Row], documents: dict, queries: dict, qrels: dict, faults: Faults) -> dict:
     "Given negatives by (query id, positive id, or '' for every positive)."
     given = {}
     for row in rows:
         with faults:
-            query = known_id(row, 'query_id', queries, 'queries')
+            query, positive = _known_id(row, 'query_id', queries, 'queries'), ''
             relevant = {key for key, value in qrels.get(query, {}).items() if value}
-            positive = known_id(row, 'positive_id', relevant, "query's relevant documents") if 'positive_id' in row.values else ''
+            if 'positive_id' in row.values:
+                positive = _known_id(row, 'positive_id', relevant, "query's relevant documents")
             negatives = known_ids(row, 'negative_ids', documents, 'documents')
-            if relevant & set(negatives): raise row.fault('negative_ids', show(min(relevant & set(negatives))), 'documents not judged relevant to the query')
+            wrong = relevant & set(negatives)
+            if wrong: raise row.fault('negative_ids', show(min(wrong)), 'documents not judged relevant to the query')
             given.setdefault((query, positive), []).extend(negatives)
     return given
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-pairs
-def read_pairs(rows: Iterable[Row], documents: dict, faults: Faults) -> tuple[ContextPair, ...]:
+def _read_pairs(rows: Iterable[Row], documents: dict, faults: Faults) -> tuple[ContextPair, ...]:
     "Context pairs: two queries, and for each the ids of its documents."
     pairs = {}
     for row in rows:
         with faults:
-            queries, groups = texts(row, 'queries'), row.values.get('documents')
+            queries, groups = _texts(row, 'queries'), row.values.get('documents')
             if len(queries) != 2: raise row.fault('queries', f'{len(queries)}', 'two texts')
-            if not isinstance(groups, list) or len(groups) != 2: raise row.fault('documents', show(groups), 'two lists of ids')
-            found = [tuple(known_ids(replace(row, values={'documents': group}), 'documents', documents, 'documents')) for group in groups]
-            pair = ContextPair(new_id(row, pairs), row.text('phrase'), tuple(queries), tuple(found))
+            if not isinstance(groups, list) or len(groups) != 2:
+                raise row.fault('documents', show(groups), 'two lists of ids')
+            lists = [replace(row, values={'documents': group}) for group in groups]
+            relevant = tuple(tuple(known_ids(part, 'documents', documents, 'documents')) for part in lists)
+            pair = ContextPair(new_id(row, pairs), row.text('phrase'), tuple(queries), relevant)
             pairs[pair.id] = pair
     return tuple(pairs.values())
 
 # %% ../../nbs/1_data/02_readers.ipynb #assemble
-def assemble(name: str, corpus, questions, judged: dict, faults: Faults, negatives=(), pairs=()) -> Collection:
+def _assemble(name: str, corpus, questions, judged: dict, faults: Faults, negatives=(), pairs=()) -> Collection:
     "Rows of every table to a collection."
     documents, queries = read_documents(corpus, faults), read_queries(questions, faults)
     qrels, splits = read_judgments(judged, documents, queries, faults)
     queries = {key: replace(query, split=splits.get(key) or query.split) for key, query in queries.items()}
-    given = read_negatives(negatives, documents, queries, qrels, faults)
-    return collect(name, documents, queries, qrels, given_triplets(documents, queries, qrels, given), read_pairs(pairs, documents, faults))
+    given = _read_negatives(negatives, documents, queries, qrels, faults)
+    triplets = given_triplets(documents, queries, qrels, given)
+    return collect(name, documents, queries, qrels, triplets, _read_pairs(pairs, documents, faults))
 
 # %% ../../nbs/1_data/02_readers.ipynb #judgment-files
-def judgment_files(folder: Path) -> dict[str, Path]:  # '' is the file that names no split
+def _judgment_files(folder: Path) -> dict[str, Path]:  # '' is the file that names no split
     "The folder's judgment files by split. Raises DataError if there is none."
     forms = ('qrels_{}.tsv', 'qrels/{}.tsv', 'qrels/{}.jsonl')
-    found = {split: folder/form.format(split) for split in SPLITS for form in reversed(forms) if (folder/form.format(split)).is_file()}
-    found = found or {'': path for path in [folder/'qrels.tsv'] if path.is_file()}
+    files = {SPLITS[split]: path for split in SPLITS for form in reversed(forms)
+             if (path := folder/form.format(split)).is_file()}
+    if not files and (folder/'qrels.tsv').is_file(): files = {'': folder/'qrels.tsv'}
     looked = ', '.join([form.format('<split>') for form in forms] + ['qrels.tsv'])
-    if not found: raise DataError(folder, None, 'judgments', 'no file', f'{looked}; <split> is {", ".join(SPLITS)}')
-    return {SPLITS.get(split, ''): path for split, path in found.items()}
+    if not files: raise DataError(folder, None, 'judgments', 'no file', f'{looked}; <split> is {", ".join(SPLITS)}')
+    return files
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-beir
 def read_beir(folder: Path, faults: Faults) -> Collection:
     "A folder in BEIR form. Raises DataError for missing files."
     for name in ('corpus.jsonl', 'queries.jsonl'):
-        if not (folder/name).is_file(): raise DataError(folder, None, 'files', f'no {name}', 'corpus.jsonl, queries.jsonl and judgments (BEIR form)')
-    judged = {split: (read_rows if path.suffix == '.jsonl' else read_tsv)(path, faults) for split, path in judgment_files(folder).items()}
-    rows = lambda *names: (row for name in names if (folder/name).is_file() for row in read_rows(folder/name, faults))
-    return assemble(folder.resolve().name, rows('corpus.jsonl'), rows('queries.jsonl'), judged, faults,
-                    rows('negatives.jsonl', 'train_triplets.jsonl'), rows('context_pairs.jsonl'))
+        if not (folder/name).is_file():
+            allowed = 'corpus.jsonl, queries.jsonl and judgments (BEIR form)'
+            raise DataError(folder, None, 'files', f'no {name}', allowed)
+    def rows(*names):
+        return (row for name in names if (folder/name).is_file() for row in read_rows(folder/name, faults))
+    judged = {split: read_rows(path, faults) if path.suffix == '.jsonl' else _read_tsv(path, faults)
+              for split, path in _judgment_files(folder).items()}
+    return _assemble(folder.resolve().name, rows('corpus.jsonl'), rows('queries.jsonl'), judged, faults,
+                     rows('negatives.jsonl', 'train_triplets.jsonl'), rows('context_pairs.jsonl'))
 
 # %% ../../nbs/1_data/02_readers.ipynb #text-id
-def text_id(letter: str, text: str) -> str:
+def _text_id(letter: str, text: str) -> str:
     "An id made from a text, for formats that have none: it stays when lines are added."
     return letter + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 # %% ../../nbs/1_data/02_readers.ipynb #squad-paragraphs
-def squad_paragraphs(path: Path, faults: Faults) -> Iterator[tuple[Document, Row]]:
+def _squad_paragraphs(path: Path, faults: Faults) -> Iterator[tuple[Document, Row]]:
     "Each paragraph as a document, with its record. Raises DataError if the file is not in SQuAD form."
     lines = dict(read_lines(path, Faults()))
     raw = '\n'.join(lines.get(line, '') for line in range(1, max(lines, default=0) + 1))
-    for article in children(parse(path, None, raw), 'data'):
+    for article in children(_parse(path, None, raw), 'data'):
         with faults:
             for row in children(article, 'paragraphs'):
                 with faults:
                     text = row.text('context')
-                    yield Document(text_id('d', text), article.text('title', ''), text), row
+                    yield Document(_text_id('d', text), article.text('title', ''), text), row
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-squad
 def read_squad(path: Path, faults: Faults) -> Collection:
     "A SQuAD-form file: paragraphs to documents, questions to queries."
     documents, queries, qrels = {}, {}, {}
-    for document, paragraph in squad_paragraphs(path, faults):
+    for document, paragraph in _squad_paragraphs(path, faults):
         documents.setdefault(document.id, document)
         with faults:
             for row in children(paragraph, 'qas'):
@@ -315,51 +330,58 @@ def read_squad(path: Path, faults: Faults) -> Collection:
 # %% ../../nbs/1_data/02_readers.ipynb #seed-line
 LEVELS = ('easy', 'medium', 'hard')
 
-def seed_line(row: Row, faults: Faults) -> tuple[tuple, list[str]]:
+def _seed_line(row: Row, faults: Faults) -> tuple[tuple, list[str]]:
     "A line's (query, positive, pair type, difficulty) and its negatives."
     name = 'negative' if 'negative' in row.values else 'negatives'
-    query, positive, negatives = row.text('query'), row.text('positive'), texts(row, name)
+    query, positive, negatives = row.text('query'), row.text('positive'), _texts(row, name)
     if positive in negatives: raise row.fault(name, 'the positive itself', 'other texts')
-    return (query, positive, pair_type(row, 'pair_type', faults), chosen(row, 'difficulty', LEVELS)), negatives
+    return (query, positive, pair_type(row, 'pair_type', faults), _chosen(row, 'difficulty', LEVELS)), negatives
 
 # %% ../../nbs/1_data/02_readers.ipynb #seed-triplets
-def seed_triplets(merged: dict[tuple, list[str]], qrels: dict) -> Iterator[Triplet]:
+def _seed_triplets(merged: dict[tuple, list[str]], qrels: dict) -> Iterator[Triplet]:
     "Merged lines to triplets, without negatives that another line calls a positive of the query."
     for (query, positive, kind, level), negatives in merged.items():
-        key = text_id('q', query)
-        wrong = tuple(text for text in dict.fromkeys(negatives) if text_id('d', text) not in qrels[key])
-        yield Triplet(query, positive, wrong, kind, level or difficulty(query, wrong), key, text_id('d', positive), tuple(text_id('d', text) for text in wrong))
+        key = _text_id('q', query)
+        wrong = tuple(text for text in dict.fromkeys(negatives) if _text_id('d', text) not in qrels[key])
+        yield Triplet(query, positive, wrong, kind, level or difficulty(query, wrong), key, _text_id('d', positive),
+                      tuple(_text_id('d', text) for text in wrong))
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-triplets
 def read_triplets(path: Path, faults: Faults) -> Collection:
-    "The seed's JSON Lines to a collection; `meta` keeps the line where a query first stands."
+    "Triplets as JSON Lines (seed 4, section 5) to a collection; `meta` keeps the line where a query first stands."
     documents, queries, qrels, merged = {}, {}, {}, {}
     for row in read_rows(path, faults):
         with faults:
-            (query, positive, kind, level), negatives = seed_line(row, faults)
+            (query, positive, kind, level), negatives = _seed_line(row, faults)
             merged.setdefault((query, positive, kind, level), []).extend(negatives)
-            documents.update((key, Document(key, '', text)) for text in [positive, *negatives] if (key := text_id('d', text)) not in documents)
-            key = text_id('q', query)
+            for text in (positive, *negatives):
+                id = _text_id('d', text)
+                documents.setdefault(id, Document(id, '', text))
+            key = _text_id('q', query)
             queries.setdefault(key, Query(key, query, '', kind, {'line': row.line}))
-            qrels.setdefault(key, {})[text_id('d', positive)] = 1
-    return collect(path.stem, documents, queries, qrels, seed_triplets(merged, qrels))
+            qrels.setdefault(key, {})[_text_id('d', positive)] = 1
+    return collect(path.stem, documents, queries, qrels, _seed_triplets(merged, qrels))
 
 # %% ../../nbs/1_data/02_readers.ipynb #hub-missing
-def hub_missing(name: str, error: Exception) -> DataError:
+def _hub_missing(name: str, error: Exception) -> DataError:
     "What to do when a hub data set cannot be had."
     short = Path(name).name
     first = f'{type(error).__name__}: {error}'.splitlines()[0]
-    if Path(name).is_dir(): return DataError(name, None, 'hub snapshot', f'it cannot be loaded ({first})', 'a folder that datasets.load_dataset reads, or BEIR form')
+    if Path(name).is_dir():
+        allowed = 'a folder that datasets.load_dataset reads, or BEIR form'
+        return DataError(name, None, 'hub snapshot', f'it cannot be loaded ({first})', allowed)
     way = (f'a data set that can be reached. Without the hub: on a connected machine run `hf download {name} '
-           f'--repo-type dataset --local-dir {short}`, copy the folder here and pass its path; or pass `mini`, the embedded set')
+           f'--repo-type dataset --local-dir {short}`, copy the folder here and pass its path; or pass `mini`, the '
+           'embedded set')
     return DataError(name, None, 'hub data set', f'it cannot be loaded ({first})', way)
 
 # %% ../../nbs/1_data/02_readers.ipynb #own-cache
-def own_cache(name: str) -> dict: # an option of `datasets.load_dataset`
+def _own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
     "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
     import datasets
     files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
-    label = hashlib.sha256(repr([(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]).encode()).hexdigest()[:16]
+    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    label = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return {'cache_dir': str(Path(datasets.config.HF_DATASETS_CACHE)/f'snapshot-{label}')} if files else {}
 
 # %% ../../nbs/1_data/02_readers.ipynb #hub-tables
@@ -372,14 +394,16 @@ def hub_tables(name: str) -> dict[str, dict]:  # table: split: rows
     try:
         names = get_dataset_config_names(name)
         chosen = {table: next((form for form in forms if form in names), None) for table, forms in HUB.items()}
-        if None not in chosen.values(): return {table: load_dataset(name, form, **own_cache(name)) for table, form in chosen.items()}
-    except Exception as error: raise hub_missing(name, error) from error
+        if None not in chosen.values():
+            return {table: load_dataset(name, form, **_own_cache(name)) for table, form in chosen.items()}
+    except Exception as error: raise _hub_missing(name, error) from error
     raise DataError(name, None, 'configurations', ', '.join(names), 'corpus, queries, and qrels or default (BEIR form)')
 
 # %% ../../nbs/1_data/02_readers.ipynb #table-rows
 def table_rows(name: str, tables: dict, table: str, split: str) -> Iterator[Row]:
     "Normalised rows of one table and split."
-    return (Row(f'{name} ({table}, {split})', line, normalise(dict(values))) for line, values in enumerate(tables[table][split], 1))
+    return (Row(f'{name} ({table}, {split})', line, normalise(dict(values)))
+            for line, values in enumerate(tables[table][split], 1))
 
 # %% ../../nbs/1_data/02_readers.ipynb #judged-splits
 def judged_splits(name: str, tables: dict) -> list[str]:
@@ -395,12 +419,12 @@ def is_snapshot(folder: Path) -> bool:
     return card.is_file() and 'config_name' in card.read_text(encoding='utf-8', errors='replace')
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-hub
-def read_hub(name: str, faults: Faults) -> Collection:
+def _read_hub(name: str, faults: Faults) -> Collection:
     "A hub data set in BEIR form, or a snapshot of one."
     tables = hub_tables(name)
-    every = lambda table: (row for split in tables[table] for row in table_rows(name, tables, table, split))
+    def every(table): return (row for split in tables[table] for row in table_rows(name, tables, table, split))
     judged = {SPLITS[split]: table_rows(name, tables, 'qrels', split) for split in judged_splits(name, tables)}
-    return assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
+    return _assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
 
 # %% ../../nbs/1_data/02_readers.ipynb #locate
 SOURCES = 'mini, a BEIR folder, a SQuAD-form .json, triplets in .jsonl, or owner/name on the hub'
@@ -417,20 +441,20 @@ def locate(source: str) -> Path | None:  # None for a hub data set
     raise DataError(source, None, 'source', 'no such file or folder', f'{SOURCES} (looked in {looked})')
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-folder
-def read_folder(folder: Path, faults: Faults) -> Collection:
+def _read_folder(folder: Path, faults: Faults) -> Collection:
     "BEIR form, else a hub snapshot, else the only .json file in the folder."
     files = sorted(folder.glob('*.json'))
     if (folder/'corpus.jsonl').is_file(): return read_beir(folder, faults)
-    if is_snapshot(folder): return read_hub(str(folder), faults)
+    if is_snapshot(folder): return _read_hub(str(folder), faults)
     return read_squad(files[0], faults) if len(files) == 1 else read_beir(folder, faults)
 
 # %% ../../nbs/1_data/02_readers.ipynb #load-one
-def load_one(source: str, strict: bool = True, pair_types=None) -> Collection:
+def _load_one(source: str, strict: bool = True, pair_types=None) -> Collection:
     "One source to a collection with a test split."
     faults, path = Faults(strict, pair_types), locate(source)
     readers = {'.json': read_squad, '.jsonl': read_triplets}
-    if path is None: collection = read_hub(source, faults)
-    elif path.is_dir(): collection = read_folder(path, faults)
+    if path is None: collection = _read_hub(source, faults)
+    elif path.is_dir(): collection = _read_folder(path, faults)
     elif path.suffix in readers: collection = readers[path.suffix](path, faults)
     else: raise DataError(path, None, 'file name', show(path.suffix), '.json (SQuAD form) or .jsonl (triplets)')
     return ready(replace(collection, notes=(*collection.notes, *faults.notes())))
@@ -446,8 +470,9 @@ def load(source: Path | str,
     source = str(source)
     alone = os.path.exists(source) or ',' not in source
     sources = [source.strip()] if alone else [part.strip() for part in source.split(',') if part.strip()]
-    if not any(sources): raise DataError(show(source), None, 'source', 'nothing', f'{SOURCES}; several are joined by commas')
-    collections = [load_one(part, strict, pair_types) for part in sources]
+    if not any(sources):
+        raise DataError(show(source), None, 'source', 'nothing', f'{SOURCES}; several are joined by commas')
+    collections = [_load_one(part, strict, pair_types) for part in sources]
     return collections[0] if len(collections) == 1 else merge(collections)
 
 # %% ../../nbs/1_data/02_readers.ipynb #collect
@@ -457,7 +482,7 @@ def load_collection(source: str): # Collection
     return collection if collection.split('train') else with_splits(collection)
 
 # %% ../../nbs/1_data/02_readers.ipynb #text-lines
-def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
+def _text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
     "A file's lines as they are read, empty ones too. Raises `DataError` where it cannot be read as UTF-8."
     try:
         with open(path, 'rb') as file:
@@ -472,7 +497,7 @@ def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
 # %% ../../nbs/1_data/02_readers.ipynb #read-lines-2
 def iterate_texts(source: str) -> Iterator: # id, text
     "Lines of a `.txt` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
-    yield from text_lines(source) if source.endswith('.txt') else load_collection(source).texts.items()
+    yield from _text_lines(source) if source.endswith('.txt') else load_collection(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
     "Texts to encode."
@@ -481,7 +506,7 @@ def text_stream(source: str) -> Iterator: # str
 # %% ../../nbs/1_data/02_readers.ipynb #named-queries
 def named_queries(source: str) -> Iterator: # id, text
     "Lines of a `.txt` file, records of a BEIR `queries.jsonl`, or queries of a collection. Raises `DataError`."
-    if source.endswith('.txt'): yield from text_lines(source)
+    if source.endswith('.txt'): yield from _text_lines(source)
     elif source.endswith('.jsonl'):
         faults = Faults()
         found = read_queries(read_rows(locate(source), faults), faults)

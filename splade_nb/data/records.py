@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOY_DOCUMENTS', 'TOY_QUERIES', 'TOY_PAIRS', 'PAIR_TYPES', 'DataError', 'Document', 'Query', 'Triplet',
-           'ContextPair', 'Collection', 'content_hash', 'collect', 'difficulty', 'make_triplet', 'train_triplets',
-           'write_triplets', 'given_triplets', 'resplit', 'with_splits', 'ready', 'prefixed', 'merge', 'toy_corpus']
+           'ContextPair', 'Collection', 'content_hash', 'collect', 'difficulty', 'train_triplets', 'write_triplets',
+           'given_triplets', 'resplit', 'with_splits', 'ready', 'merge', 'toy_corpus']
 
 # %% ../../nbs/1_data/01_records.ipynb #imports
 import hashlib, json, os, re
@@ -27,7 +27,7 @@ class DataError(ValueError):
 # %% ../../nbs/1_data/01_records.ipynb #document
 @dataclass(frozen=True)
 class Document:
-    "A text that can be found."
+    "A text that is searched."
     id: str
     title: str = ''
     text: str = ''
@@ -38,7 +38,7 @@ class Document:
 # %% ../../nbs/1_data/01_records.ipynb #query
 @dataclass(frozen=True)
 class Query:
-    "A text that asks; `kind` is one of the curriculum's pair types."
+    "A question; `kind` is one of the curriculum's pair types."
     id: str
     text: str
     split: str = ''  # train, dev, test, or '' where none is known
@@ -67,9 +67,10 @@ class ContextPair:
     queries: tuple[str, str]
     documents: tuple[tuple[str, ...], tuple[str, ...]]  # ids of the documents that answer each
 
-# %% ../../nbs/1_data/01_records.ipynb #collection
+# %% ../../nbs/1_data/01_records.ipynb #splits
 SPLITS = {'train': 'train', 'dev': 'dev', 'test': 'test', 'validation': 'dev'}
 
+# %% ../../nbs/1_data/01_records.ipynb #collection
 @dataclass(frozen=True)
 class Collection:
     "Documents, queries, judgments (query id: document id: score), given negatives, context pairs."
@@ -81,25 +82,30 @@ class Collection:
     context_pairs: tuple[ContextPair, ...] = ()
     hash: str = ''
     notes: tuple[str, ...] = ()
-    def __repr__(self) -> str: return f'Collection({self.name!r}: {len(self.documents):,} documents, {len(self.queries):,} queries, hash {self.hash})'
+    def __repr__(self) -> str:
+        sizes = f'{len(self.documents):,} documents, {len(self.queries):,} queries'
+        return f'Collection({self.name!r}: {sizes}, hash {self.hash})'
     @cached_property
     def texts(self) -> dict[str, str]: return {key: document.full for key, document in self.documents.items()}
     def split(self, name: str) -> dict[str, Query]:
         "The split's queries that have a relevant document. Raises ValueError for a name that no split has."
         if name not in SPLITS: raise ValueError(f'split {name!r}: {alternatives(name, SPLITS)}')
-        return {key: query for key, query in self.queries.items() if query.split == SPLITS[name] and any(self.qrels.get(key, {}).values())}
+        return {key: query for key, query in self.queries.items()
+                if query.split == SPLITS[name] and any(self.qrels.get(key, {}).values())}
 
 # %% ../../nbs/1_data/01_records.ipynb #content-hash
+def _line(record: object) -> bytes:
+    return json.dumps(getattr(record, '__dict__', record), sort_keys=True, default=str).encode() + b'\n'
+
 def content_hash(*parts: Iterable) -> str:  # 16 hex digits
     "sha256 over records in reading order."
     digest = hashlib.sha256()
-    for part in parts:
-        for item in part: digest.update(json.dumps(getattr(item, '__dict__', item), sort_keys=True, default=str).encode() + b'\n')
-        digest.update(b'\n')
+    for part in parts: digest.update(b''.join(map(_line, part)) + b'\n')
     return digest.hexdigest()[:16]
 
 # %% ../../nbs/1_data/01_records.ipynb #collect
-def collect(name: str, documents: dict, queries: dict, qrels: dict, triplets=(), context_pairs=(), notes=()) -> Collection:
+def collect(name: str, documents: dict, queries: dict, qrels: dict,
+            triplets=(), context_pairs=(), notes=()) -> Collection:
     "Put the parts together and hash them. Raises DataError where documents, queries or judgments are none."
     for part, records in {'documents': documents, 'queries': queries, 'judgments': qrels}.items():
         if not records: raise DataError(name, None, part, 'none', 'at least one')
@@ -118,7 +124,7 @@ def difficulty(query: str, negatives: Iterable[str]) -> str:
     return 'hard' if worst >= 1/2 else 'medium' if worst >= 1/5 else 'easy'
 
 # %% ../../nbs/1_data/01_records.ipynb #make-triplet
-def make_triplet(query: Query, positive: Document, negatives: Iterable[Document] = ()) -> Triplet:
+def _make_triplet(query: Query, positive: Document, negatives: Iterable[Document] = ()) -> Triplet:
     "Records to a triplet; the pair type is the query's kind."
     negatives = list(negatives)
     wrong = tuple(document.full for document in negatives)
@@ -131,7 +137,7 @@ def train_triplets(collection: Collection) -> list[Triplet]:
     "What the train split teaches, in reading order."
     given = {}
     for triplet in collection.triplets: given.setdefault((triplet.query_id, triplet.positive_id), []).append(triplet)
-    plain = lambda query, positive: [make_triplet(query, collection.documents[positive])]
+    plain = lambda query, positive: [_make_triplet(query, collection.documents[positive])]
     return [triplet for query in collection.split('train').values()
             for positive, score in collection.qrels[query.id].items() if score
             for triplet in given.get((query.id, positive)) or plain(query, positive)]
@@ -154,48 +160,55 @@ def given_triplets(documents: dict, queries: dict, qrels: dict, given: dict) -> 
     "A triplet for each relevant pair that has negatives: named ones, then documents judged 0."
     for query, judged in qrels.items():
         for positive in [key for key, value in judged.items() if value]:
-            named = given.get((query, ''), []) + given.get((query, positive), []) + [key for key, value in judged.items() if not value]
-            if named: yield make_triplet(queries[query], documents[positive], [documents[key] for key in dict.fromkeys(named)])
+            wrong = [key for key, value in judged.items() if not value]
+            named = dict.fromkeys([*given.get((query, ''), []), *given.get((query, positive), []), *wrong])
+            if named: yield _make_triplet(queries[query], documents[positive], [documents[key] for key in named])
 
 # %% ../../nbs/1_data/01_records.ipynb #resplit
 def resplit(collection: Collection, moves: dict[str, str], note: str) -> Collection:
     "The same collection with some queries in another split, and a note that says so."
     queries = {key: replace(query, split=moves.get(key, query.split)) for key, query in collection.queries.items()}
-    return collect(collection.name, collection.documents, queries, collection.qrels, collection.triplets, collection.context_pairs, (*collection.notes, note))
+    return collect(collection.name, collection.documents, queries, collection.qrels, collection.triplets,
+                   collection.context_pairs, (*collection.notes, note))
 
 # %% ../../nbs/1_data/01_records.ipynb #with-splits
 def with_splits(collection: Collection, share: float = 0.2) -> Collection:
     "The collection itself if it has train and test queries, else one split by hash of the query id (dev stays)."
     if collection.split('train') and collection.split('test'): return collection
-    fraction = lambda key: int(hashlib.sha256(key.encode()).hexdigest()[:12], 16) / 16**12
-    order = sorted((key for key, judged in collection.qrels.items() if any(judged.values()) and collection.queries[key].split != 'dev'), key=fraction)
+    def fraction(key): return int(hashlib.sha256(key.encode()).hexdigest()[:12], 16) / 16**12
+    judged = [key for key, grades in collection.qrels.items() if any(grades.values())]
+    order = sorted((key for key in judged if collection.queries[key].split != 'dev'), key=fraction)
     test = {key for key in order if fraction(key) < share or key == order[0]} - set(order[1:][-1:])
-    note = f'no train or test split given: {len(test)} test and {len(order) - len(test)} train queries by hash of the query id ({share:.0%} test)'
+    note = (f'no train or test split given: {len(test)} test and {len(order) - len(test)} train queries by hash of the '
+            f'query id ({share:.0%} test)')
     return resplit(collection, {key: 'test' if key in test else 'train' for key in order}, note)
 
 # %% ../../nbs/1_data/01_records.ipynb #ready
 def ready(collection: Collection) -> Collection:
     "Make sure that there is a test split, and note what is missing."
-    dev = collection.split('dev')
+    dev, notes = collection.split('dev'), []
     if dev and not collection.split('test'):
-        collection = resplit(collection, dict.fromkeys(dev, 'test'), f'no test split given: the {len(dev)} dev queries stand in for it')
+        note = f'no test split given: the {len(dev)} dev queries stand in for it'
+        collection = resplit(collection, dict.fromkeys(dev, 'test'), note)
     if not collection.split('test'): return with_splits(collection)
+    if not collection.split('train'): notes.append('no train split: for evaluation only, unless with_splits makes one')
     lost = sum(not collection.queries[key].split for key in collection.qrels)
-    notes = ['no train split: for evaluation only, unless with_splits makes one'] if not collection.split('train') else []
     if lost: notes.append(f'{lost} judged queries name no split and are in none')
     return replace(collection, notes=(*collection.notes, *notes))
 
 # %% ../../nbs/1_data/01_records.ipynb #prefixed
-def prefixed(collection: Collection, name: str) -> tuple:
+def _prefixed(collection: Collection, name: str) -> tuple:
     "The parts of a collection with `name/` before every id."
-    add = lambda key: f'{name}/{key}'
-    every = lambda keys: tuple(map(add, keys))
-    return ({add(key): replace(document, id=add(key)) for key, document in collection.documents.items()},
-            {add(key): replace(query, id=add(key)) for key, query in collection.queries.items()},
-            {add(key): {add(other): value for other, value in judged.items()} for key, judged in collection.qrels.items()},
-            tuple(replace(t, query_id=add(t.query_id), positive_id=add(t.positive_id), negative_ids=every(t.negative_ids)) for t in collection.triplets),
-            tuple(replace(p, id=add(p.id), documents=tuple(map(every, p.documents))) for p in collection.context_pairs),
-            tuple(f'{name}: {note}' for note in collection.notes))
+    def add(key): return f'{name}/{key}'
+    def every(keys): return tuple(map(add, keys))
+    def rows(table, value): return {add(key): value(key, part) for key, part in table.items()}
+    triplets = [replace(triplet, query_id=add(triplet.query_id), positive_id=add(triplet.positive_id),
+                        negative_ids=every(triplet.negative_ids)) for triplet in collection.triplets]
+    pairs = [replace(p, id=add(p.id), documents=tuple(map(every, p.documents))) for p in collection.context_pairs]
+    return (rows(collection.documents, lambda key, document: replace(document, id=add(key))),
+            rows(collection.queries, lambda key, query: replace(query, id=add(key))),
+            rows(collection.qrels, lambda key, grades: {add(other): grade for other, grade in grades.items()}),
+            triplets, pairs, [f'{name}: {note}' for note in collection.notes])
 
 # %% ../../nbs/1_data/01_records.ipynb #merge
 def merge(collections: list[Collection]) -> Collection:
@@ -204,10 +217,10 @@ def merge(collections: list[Collection]) -> Collection:
     for collection in collections:
         seen[collection.name] += 1
         names.append(collection.name + (f'-{seen[collection.name]}' if seen[collection.name] > 1 else ''))
-    documents, queries, qrels, triplets, pairs, notes = zip(*map(prefixed, collections, names))
-    union = lambda parts: {key: value for part in parts for key, value in part.items()}
-    chain = lambda parts: tuple(item for part in parts for item in part)
-    return collect('+'.join(names), union(documents), union(queries), union(qrels), chain(triplets), chain(pairs), chain(notes))
+    *tables, triplets, pairs, notes = zip(*map(_prefixed, collections, names))
+    tables = [{key: value for part in parts for key, value in part.items()} for parts in tables]
+    lists = [[item for part in parts for item in part] for parts in (triplets, pairs, notes)]
+    return collect('+'.join(names), *tables, *lists)
 
 # %% ../../nbs/1_data/01_records.ipynb #toy-documents
 TOY_DOCUMENTS = (
@@ -239,8 +252,11 @@ TOY_QUERIES = (  # kind, text, relevant documents, negatives
     ('original', '커피를 흘린 옷은 어떻게 빨아요?', 'laundry', ''),
     ('original', '집을 빌리기 전에 무엇을 확인해야 하나요?', 'lease', ''),
     ('original', '아이가 학교에서 먹는 점심은 누가 정하나요?', 'lunch', ''),
-    ('original', '지하철에서 앉아 가려면 언제 나가야 해요?', 'commute', ''),
-    ('hard_neg', '달고 과즙이 많은 배', 'fruit', 'ferry'),
+    ('original', '지하철에서 앉아 가려면 언제 나가야 해요?', 'commute', ''))
+
+# %% ../../nbs/1_data/01_records.ipynb #toy-queries-more
+TOY_QUERIES += (
+('hard_neg', '달고 과즙이 많은 배', 'fruit', 'ferry'),
     ('hard_neg', '제주로 가는 배', 'ferry', 'fruit'),
     ('hard_neg', '눈이 쌓인 도로 운전', 'snow', 'eye'),
     ('hard_neg', '눈이 마를 때', 'eye', 'snow'),
@@ -253,6 +269,7 @@ TOY_QUERIES = (  # kind, text, relevant documents, negatives
     ('cross_lingual', '전주 한옥 숙소', 'hanok', 'palace'),
     ('cross_lingual', 'high blood pressure prevention', 'pressure', 'insulin'))
 
+# %% ../../nbs/1_data/01_records.ipynb #toy-pairs
 TOY_PAIRS = (ContextPair('pear-or-ship', '배', ('달콤한 배 과일', '제주 가는 배'), (('fruit',), ('ferry',))),
              ContextPair('eye-or-snow', '눈', ('눈이 쌓인 길', '눈이 마를 때'), (('snow',), ('eye',))))
 
@@ -268,8 +285,7 @@ def toy_corpus() -> Collection:
     return collect('toy', documents, queries, qrels, given_triplets(documents, queries, qrels, given), TOY_PAIRS)
 
 # %% ../../nbs/1_data/01_records.ipynb #pair-types
-PAIR_TYPES = {
-    'single_term': 'single_term', 'multi_term': 'multi_term', 'original': 'original', 'hard_neg': 'hard_neg', 'travel': 'travel',
-    'cross_lingual': 'multi_term', 'single_term_expanded': 'single_term', 'source_label': 'single_term', 'huggingface': 'original',
-    'msmarco_direct': 'original', 'qa_mrc': 'original', 'instruction': 'original', 'dialog': 'original', 'sts_similarity': 'multi_term',
-    'nli_entailment': 'hard_neg'}
+PAIR_TYPES = {key: key for key in ('single_term', 'multi_term', 'original', 'hard_neg', 'travel')} | {
+    'cross_lingual': 'multi_term', 'single_term_expanded': 'single_term', 'source_label': 'single_term',
+    'huggingface': 'original', 'msmarco_direct': 'original', 'qa_mrc': 'original', 'instruction': 'original',
+    'dialog': 'original', 'sts_similarity': 'multi_term', 'nli_entailment': 'hard_neg'}

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'TEXT_OPTIONS', 'BYTE', 'RENAMED_OPTIONS', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS',
            'FUNCTION_WORDS', 'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams',
-           'bigram_column', 'unigram_tokens', 'train_unigram', 'SpladeTokenizer', 'join_words', 'phonetic_names',
-           'hashed_names', 'expansion_ids', 'expanded', 'text_options', 'padded', 'batch', 'counted', 'read_names',
-           'save_tokenizer', 'load_tokenizer', 'vocabulary_hash', 'token_kind', 'special_ids', 'vocabulary_kinds',
-           'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'bigram_column', 'train_unigram', 'join_words', 'phonetic_names', 'hashed_names', 'expanded',
+           'SpladeTokenizer', 'text_options', 'padded', 'batch', 'counted', 'read_names', 'save_tokenizer',
+           'load_tokenizer', 'vocabulary_hash', 'token_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask',
+           'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #imports
 import functools, hashlib, os, re, unicodedata, zlib
@@ -34,10 +34,10 @@ def kiwi():
     return Kiwi(num_workers=min(8, os.cpu_count() or 1))
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #analysed
-def analysed(texts: list) -> list:  # for each text the forms of its kept morphemes, lower case
-    "Kiwi's word on each text."
-    found = kiwi().tokenize([unicodedata.normalize('NFKC', text) for text in texts])
-    return [[token.form.lower() for token in tokens if token.tag.startswith(KEPT_TAGS)] for tokens in found]
+def analysed(texts: list) -> list:  # for each text the forms of its content morphemes, lower case
+    "Kiwi's analysis of each text."
+    rows = kiwi().tokenize([unicodedata.normalize('NFKC', text) for text in texts])
+    return [[token.form.lower() for token in tokens if token.tag.startswith(KEPT_TAGS)] for tokens in rows]
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #remembered
 _known = [None]  # what the innermost `remembered` keeps
@@ -73,17 +73,18 @@ def bigram_column(pair: str, columns: int) -> int: # or a sound
 SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #unigram-pieces
-def unigram_tokens(texts: list, size: int) -> list:  # [(token, log probability)]
+def _unigram_tokens(texts: list, size: int) -> list:  # [(token, log probability)]
     "Tokens learned by SentencePiece on one thread, from every text: the same texts give the same tokens, in any order."
     import io, sentencepiece
-    model, told = io.BytesIO(), sorted(text.replace('▅', ' ') for text in texts)
+    model, sentences = io.BytesIO(), sorted(text.replace('▅', ' ') for text in texts)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(told), model_writer=model, model_type='unigram', vocab_size=size, hard_vocab_limit=False,
-        max_sentencepiece_length=8, normalization_rule_name='identity', character_coverage=1.0, num_threads=1,
-        max_sentence_length=max([4192, *(len(text.encode()) for text in told)]),
-        control_symbols=['<pad>', '<mask>'], minloglevel=2)
+        sentence_iterator=iter(sentences), model_writer=model, model_type='unigram', vocab_size=size,
+        hard_vocab_limit=False, max_sentencepiece_length=8, normalization_rule_name='identity',
+        character_coverage=1.0, num_threads=1, control_symbols=['<pad>', '<mask>'], minloglevel=2,
+        max_sentence_length=max([4192, *(len(text.encode()) for text in sentences)]))
     trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    return [(trained.id_to_piece(i), trained.get_score(i)) for i in range(len(trained)) if trained.id_to_piece(i) not in SPECIALS]
+    tokens = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(len(trained))]
+    return [(token, score) for token, score in tokens if token not in SPECIALS]
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #train-unigram
 def train_unigram(texts: list,   # prepared texts
@@ -91,32 +92,89 @@ def train_unigram(texts: list,   # prepared texts
     "A Unigram tokenizer with XLM-R's special tokens (Kudo 2018)."
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    vocabulary = [(special, 0.0) for special in SPECIALS] + unigram_tokens(texts, size)
+    vocabulary = [(special, 0.0) for special in SPECIALS] + _unigram_tokens(texts, size)
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIALS.index('<unk>')))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme='always', split=True)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token='<s>', eos_token='</s>', cls_token='<s>', sep_token='</s>',
-                                   pad_token='<pad>', unk_token='<unk>', mask_token='<mask>')
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token='<s>', eos_token='</s>', cls_token='<s>',
+                                   sep_token='</s>', pad_token='<pad>', unk_token='<unk>', mask_token='<mask>')
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #reading
-TEXT_OPTIONS = dict(segment='none', hashed_bigrams=0, phonetic_keys=False, lead_boost=0.0, expansions=None) # how a tokenizer's texts are read, where nothing else is said
+TEXT_OPTIONS = dict(segment='none', hashed_bigrams=0, phonetic_keys=False, lead_boost=0.0, expansions=None)  # defaults
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #spelt
+def join_words(words: list,  # [V] of `SpladeTokenizer.words`
+               ids: list     # of a text
+              ) -> list:     # words
+    "The words that a text's tokens make."
+    joined = []
+    for text, begins in map(words.__getitem__, ids):
+        if begins or not joined: joined.append(text)
+        else: joined[-1] += text
+    return joined
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #sound-names
+def phonetic_names(words: list, ids: list) -> list:  # of a text's words that have one
+    "The names under which phonetic keys stand in the columns."
+    return [f'~{key}' for key in map(phonetic_key, join_words(words, ids)) if key]
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #hashed-names
+def hashed_names(tokenizer, texts: list, ids: list) -> list:  # for each text two lists: bigrams, phonetic keys
+    "What stands in the columns after the tokens."
+    if not tokenizer.hashed_bigrams: return [([], []) for _ in texts]
+    keys = [phonetic_names(tokenizer.words, row) if tokenizer.phonetic_keys else [] for row in ids]
+    return list(zip(bigrams(texts), keys))
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #between
+def _expansion_ids(names: list, expansions: dict) -> dict:  # id -> ids
+    "`expansions` between the tokens that a tokenizer has."
+    known = {name: id for id, name in enumerate(names)}
+    return {known[name]: [known[other] for other in others if other in known]
+            for name, others in expansions.items() if name in known}
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #meant
+def expanded(tokenizer, ids: list) -> list:  # ids
+    "The tokens that a document's tokens also count as."
+    if not tokenizer.expansions: return []
+    return [other for token in ids for other in tokenizer.expansion_table.get(token, ())]
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #vocabulary
+class _Vocabulary:
+    "The columns of a vector: the tokens of `backend`, then `hashed_bigrams` columns."
+    def __len__(self): return len(self.backend) + self.hashed_bigrams
+    def column(self, name: str) -> int: return len(self.backend) + bigram_column(name, self.hashed_bigrams)
+
+    @functools.cached_property
+    def expansion_table(self) -> dict: return _expansion_ids(self.names, self.expansions)  # id -> ids
+
+    @functools.cached_property
+    def names(self) -> list:  # [V] token strings, a distinct one for each id
+        "The token strings; a column of bigrams has a number."
+        tokens = self.backend.convert_ids_to_tokens(range(len(self.backend)))
+        return tokens + [f'⟨{column}⟩' for column in range(self.hashed_bigrams)]
+
+    @functools.cached_property
+    def words(self) -> list:  # [V] (text without marks, whether it begins a word)
+        "The text of each token, for a reader and for the lists below; a column of bigrams has none."
+        tokens = self.names[:len(self.backend)]
+        return read_names(tokens, self.backend.convert_tokens_to_string) + [('', False)] * self.hashed_bigrams
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #pieces
-class SpladeTokenizer:
+class SpladeTokenizer(_Vocabulary):
     "A tokenizer and the preparation of its text."
-    def __init__(self, backend,           # of the transformers kind
-                 segment: str = 'none',     # or kiwi: content morphemes as words
-                 hashed_bigrams: int = 0,     # columns after the tokens, for hashed pairs of characters
-                 phonetic_keys: bool = False,      # words by their sound in these columns too
-                 lead_boost: float = 0.0,         # share of a text, from its beginning, that counts twice
-                 expansions: dict | None = None): # token of a document -> tokens that it also counts as
-        self.backend, self.segment, self.hashed_bigrams, self.phonetic_keys, self.lead_boost, self.expansions = backend, segment, hashed_bigrams, phonetic_keys, lead_boost, expansions or {}
+    def __init__(self, backend,                     # of the transformers kind
+                 segment: str = 'none',             # or kiwi: content morphemes as words
+                 hashed_bigrams: int = 0,           # columns after the tokens, for hashed pairs of characters
+                 phonetic_keys: bool = False,       # phonetic keys of words in these columns too
+                 lead_boost: float = 0.0,           # share of a text, from its beginning, that counts twice
+                 expansions: dict | None = None):   # token of a document -> tokens that it also counts as
+        self.backend, self.segment, self.hashed_bigrams = backend, segment, hashed_bigrams
+        self.phonetic_keys, self.lead_boost, self.expansions = phonetic_keys, lead_boost, expansions or {}
         self.begin = backend.cls_token_id if backend.cls_token_id is not None else backend.bos_token_id
-        self.end, self.pad = backend.sep_token_id if backend.sep_token_id is not None else backend.eos_token_id, backend.pad_token_id
-
-    def __len__(self): return len(self.backend) + self.hashed_bigrams
+        self.end = backend.sep_token_id if backend.sep_token_id is not None else backend.eos_token_id
+        self.pad = backend.pad_token_id
 
     def prepare(self, texts: list) -> list:
-        "What the tokenizer sees of each text."
+        "The texts as the tokenizer reads them."
         if self.segment == 'kiwi': return [' '.join(words) for words in morphemes(texts)]
         return [unicodedata.normalize('NFC', text) for text in texts]
 
@@ -125,64 +183,18 @@ class SpladeTokenizer:
         if not texts: return []
         return self.backend(self.prepare(texts), add_special_tokens=False, verbose=False)['input_ids']
 
-    def column(self, name: str) -> int: return len(self.backend) + bigram_column(name, self.hashed_bigrams)
-
     def bags(self, texts: list, ids: list | None = None, document: bool = True) -> list:  # lists of columns
-        "All that counts in each text: its tokens (`ids`, where they are known already), what a document's stand for, its pairs and its sounds, those of its beginning twice."
-        ids = self.ids(texts) if ids is None else ids
-        parts = [(row, expanded(self, row if document else []), *([self.column(name) for name in names] for names in hashed)) for row, hashed in zip(ids, hashed_names(self, texts, ids))]
-        return [[column for part in each for column in (*part, *part[:int(len(part) * self.lead_boost)])] for each in parts]
-
-    @functools.cached_property
-    def expansion_table(self) -> dict: return expansion_ids(self.names, self.expansions)  # id -> ids
-
-    @functools.cached_property
-    def names(self) -> list:  # [V] token strings, a distinct one for each id
-        "The token strings: the word-initial and the inner form of a syllable stay apart. A pair's column has a number."
-        return self.backend.convert_ids_to_tokens(range(len(self.backend))) + [f'⟨{column}⟩' for column in range(self.hashed_bigrams)]
-
-    @functools.cached_property
-    def words(self) -> list:  # [V] (text without marks, whether it begins a word)
-        "What each token says, for a reader and for the lists below; a pair's column says nothing by itself."
-        return read_names(self.names[:len(self.backend)], self.backend.convert_tokens_to_string) + [('', False)] * self.hashed_bigrams
+        "Tokens (`ids`, where known), expansions of a document, bigrams and phonetic keys; the beginning twice."
+        ids, bags = self.ids(texts) if ids is None else ids, []
+        for row, names in zip(ids, hashed_names(self, texts, ids)):
+            parts = [row, expanded(self, row) if document else [], *([self.column(n) for n in part] for part in names)]
+            bags.append([column for part in parts for column in (*part, *part[:int(len(part) * self.lead_boost)])])
+        return bags
 
     def names_in(self, text: str) -> list:  # [V]
-        "Token strings, the columns of a text's pairs and sounds named by them."
+        "Token strings; the columns of this text's bigrams and phonetic keys under their names."
         named = {self.column(name): name for names in hashed_names(self, [text], self.ids([text]))[0] for name in names}
         return [f'{named[column]}⁺' if column in named else name for column, name in enumerate(self.names)]
-
-# %% ../../nbs/1_data/05_tokenizer.ipynb #spelt
-def join_words(words: list, # [V] of `SpladeTokenizer.words`
-          ids: list    # of a text
-         ) -> list:    # words
-    "The words that a text's tokens make."
-    found = []
-    for text, begins in map(words.__getitem__, ids):
-        if begins or not found: found.append(text)
-        else: found[-1] += text
-    return found
-
-# %% ../../nbs/1_data/05_tokenizer.ipynb #sound-names
-def phonetic_names(words: list, ids: list) -> list: # of a text's words that have one
-    "The names under which sounds stand in the columns."
-    return [f'~{heard}' for heard in map(phonetic_key, join_words(words, ids)) if heard]
-
-# %% ../../nbs/1_data/05_tokenizer.ipynb #hashed-names
-def hashed_names(tokenizer: SpladeTokenizer, texts: list, ids: list) -> list: # for each text two lists: pairs, sounds
-    "What stands in the columns after the tokens."
-    if not tokenizer.hashed_bigrams: return [([], []) for _ in texts]
-    return list(zip(bigrams(texts), [phonetic_names(tokenizer.words, row) if tokenizer.phonetic_keys else [] for row in ids]))
-
-# %% ../../nbs/1_data/05_tokenizer.ipynb #between
-def expansion_ids(names: list, expansions: dict) -> dict: # id -> ids
-    "`expansions` between the tokens that a tokenizer has."
-    known = {name: id for id, name in enumerate(names)}
-    return {known[name]: [known[other] for other in others if other in known] for name, others in expansions.items() if name in known}
-
-# %% ../../nbs/1_data/05_tokenizer.ipynb #meant
-def expanded(tokenizer: SpladeTokenizer, ids: list) -> list: # ids
-    "What questions say in place of a document's tokens."
-    return [other for token in ids for other in tokenizer.expansion_table.get(token, ())] if tokenizer.expansions else []
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #reading-of
 def text_options(tokenizer: SpladeTokenizer) -> dict: # of `TEXT_OPTIONS`
@@ -190,25 +202,26 @@ def text_options(tokenizer: SpladeTokenizer) -> dict: # of `TEXT_OPTIONS`
     return {name: getattr(tokenizer, name) for name in TEXT_OPTIONS}
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #batch
-def padded(tokenizer: SpladeTokenizer, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L] int64 of NumPy
+def padded(tokenizer: SpladeTokenizer, ids: list, max_length: int) -> dict:  # input_ids, attention_mask [B, L]
     "Begin and end marks, cut at `max_length` tokens, padded to the longest."
     rows = [[tokenizer.begin, *row[:max_length - 2], tokenizer.end] for row in ids]
     width, lengths = max(map(len, rows)), np.array([len(row) for row in rows])
     input_ids = np.array([row + [tokenizer.pad] * (width - len(row)) for row in rows], dtype=np.int64)
     return {'input_ids': input_ids, 'attention_mask': (np.arange(width) < lengths[:, None]).astype(np.int64)}
 
+# %% ../../nbs/1_data/05_tokenizer.ipynb #tensor-batch
 def batch(tokenizer: SpladeTokenizer, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L]
     "`padded` as tensors."
     import torch
     return {name: torch.from_numpy(rows) for name, rows in padded(tokenizer, ids, max_length).items()}
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #counted
-def counted(bags: list) -> dict: # lists of columns with repeats -> bag [B, E] int64, counts [B, E] float32
-    "Distinct columns of each text and how often they stand there, filled up with counts of 0."
-    found = [np.unique(np.asarray(row, dtype=np.int64), return_counts=True) for row in bags]
-    shape = len(found), max([1, *(len(ids) for ids, _ in found)])
+def counted(bags: list) -> dict:  # lists of columns with repeats -> bag [B, E] int64, counts [B, E] float32
+    "Distinct columns of each text and how often they occur, filled up with counts of 0."
+    rows = [np.unique(np.asarray(row, dtype=np.int64), return_counts=True) for row in bags]
+    shape = len(rows), max([1, *(len(ids) for ids, _ in rows)])
     bag, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    for row, (ids, times) in enumerate(found): bag[row, :len(ids)], counts[row, :len(ids)] = ids, times
+    for i, (ids, times) in enumerate(rows): bag[i, :len(ids)], counts[i, :len(ids)] = ids, times
     return dict(bag=bag, counts=counts)
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #read-names
@@ -216,7 +229,7 @@ def read_names(names: list,  # [V] token strings
                decode        # the tokenizer's own: list of tokens -> text
               ) -> list:     # [V] (text, whether it begins a word)
     "Text and place of each token, whichever way the vocabulary marks words."
-    begun = lambda mark: sum(name.startswith(mark) for name in names)
+    def begun(mark): return sum(name.startswith(mark) for name in names)
     if decode(['Ġ']) == ' ': spaced = [decode([name]) for name in names]
     elif begun('##') >= begun('▁'): return [(name.removeprefix('##'), not name.startswith('##')) for name in names]
     else: spaced = [decode([name]) if BYTE.fullmatch(name) else name.replace('▁', ' ') for name in names]
@@ -232,23 +245,26 @@ def save_tokenizer(tokenizer: SpladeTokenizer, folder: Path | str) -> None:
     write_json(Path(folder)/'text.json', text_options(tokenizer))
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #load-pieces
-RENAMED_OPTIONS = dict(pair_columns='hashed_bigrams', sounds='phonetic_keys', lead='lead_boost', translations='expansions') # earlier name -> name
+RENAMED_OPTIONS = dict(pair_columns='hashed_bigrams', sounds='phonetic_keys', lead='lead_boost',
+                       translations='expansions')  # earlier name -> name
 
-def load_tokenizer(source: Path | str, # local folder or hub name
-                **reading           # of `TEXT_OPTIONS`, in place of what was saved
-               ) -> SpladeTokenizer:
+def load_tokenizer(source: Path | str,  # local folder or hub name
+                   **options            # of `TEXT_OPTIONS`, in place of what was saved
+                  ) -> SpladeTokenizer:
     "A tokenizer with its preparation. Raises `ConfigError` where neither folder nor hub has it."
     from transformers import AutoTokenizer
     try: tokenizer = AutoTokenizer.from_pretrained(str(source))
     except (OSError, ValueError) as error: raise ConfigError(out_of_reach('tokenizer', source)) from error
-    saved = Path(source)/'text.json'
-    options = read_json(saved) if saved.exists() else {}
-    return SpladeTokenizer(tokenizer, **TEXT_OPTIONS | {RENAMED_OPTIONS.get(k, k): v for k, v in options.items()} | reading)
+    file = Path(source)/'text.json'
+    saved = {RENAMED_OPTIONS.get(k, k): value for k, value in read_json(file).items()} if file.exists() else {}
+    return SpladeTokenizer(tokenizer, **TEXT_OPTIONS | saved | options)
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #vocabulary-hash
 def vocabulary_hash(tokenizer: SpladeTokenizer) -> str:  # 16 hex digits
     "The same for the same tokens at the same ids and the same preparation of text, on every machine."
-    return hashlib.sha256('\n'.join([tokenizer.segment, *['sounds'] * tokenizer.phonetic_keys, *(' '.join([name, *others]) for name, others in tokenizer.expansions.items()), *tokenizer.names]).encode()).hexdigest()[:16]
+    expansions = [' '.join([name, *others]) for name, others in tokenizer.expansions.items()]
+    lines = [tokenizer.segment, *['sounds'] * tokenizer.phonetic_keys, *expansions, *tokenizer.names]
+    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:16]
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #hangul
 HANGUL = re.compile('[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\ud7b0-\ud7ff\uffa0-\uffdc]')
@@ -257,7 +273,7 @@ KINDS = ('korean', 'english', 'mixed', 'number', 'punctuation', 'other', 'specia
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #piece-kind
 def token_kind(token: str) -> str:
-    "One of `KINDS` but special, which is the tokenizer's own word (`vocabulary_kinds`)."
+    "One of `KINDS` but special, which the tokenizer decides (`vocabulary_kinds`)."
     text = token.replace('▁', '')
     korean, english = len(HANGUL.findall(text)), len(LATIN.findall(text))
     if korean or english: return 'mixed' if korean == english else 'korean' if korean > english else 'english'
@@ -293,7 +309,7 @@ FUNCTION_WORDS = frozenset(('그리고 그러나 그런데 그래서 그러면 �
                             '저것 여기 거기 저기 이런 그런 저런 어떤 때문 때문에 위해 위한 대한 대해 통해 있는 있다 있고 있습니다 없는 없다 없습니다 하는 '
                             '한다 하고 했다 합니다 되는 된다 됩니다 않은 않는 않다 같은 위하 대하 통하 있 없 하 되 이다 않 못하 싶 '
                             'the a an of in on at to for and or is are was be by with as it').split())
-MORPHEMES = frozenset('이 저 수 등 때 아니 같 보 주'.split())  # light and dependent words that only a morpheme analyser sets apart
+MORPHEMES = frozenset('이 저 수 등 때 아니 같 보 주'.split())  # light words that only a morpheme analyser separates
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #particle-mask
 def particle_mask(tokenizer: SpladeTokenizer) -> np.ndarray:  # [V] bool
@@ -314,12 +330,14 @@ def stopword_mask(tokenizer: SpladeTokenizer) -> np.ndarray:  # [V] bool
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #masks
 def masks(tokenizer: SpladeTokenizer) -> dict:  # name -> [V] bool
-    "Korean, neutral (mixed, number, punctuation, special), foreign (English and other), special; particle, function, and stopword for either."
+    """Korean, neutral (mixed, number, punctuation, special), foreign (English and other), special;
+    particle, function, and stopword for either."""
     kinds, particle, function = vocabulary_kinds(tokenizer), particle_mask(tokenizer), function_mask(tokenizer)
     special = kinds == 'special'
     return {'korean': kinds == 'korean', 'neutral': np.isin(kinds, ('mixed', 'number', 'punctuation', 'special')),
             'foreign': np.isin(kinds, ('english', 'other')), 'special': special,
-            'particle': particle & ~special, 'function': function & ~special, 'stopword': (particle | function) & ~special}
+            'particle': particle & ~special, 'function': function & ~special,
+            'stopword': (particle | function) & ~special}
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #allowed-mask
 def allowed_mask(tokenizer: SpladeTokenizer, words) -> np.ndarray: # [V] bool

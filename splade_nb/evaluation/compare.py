@@ -17,7 +17,7 @@ from textwrap import fill
 from pathlib import Path
 from ..config.files import root
 from ..config.settings import Settings, as_dict, flat, from_dict, off
-from ..config.versions import ABOUT, PARENTS, VERSIONS, resolve_quietly
+from ..config.versions import ABOUT, PARENTS, VERSIONS, current_recipe, resolve_quietly
 from .metrics import index_bytes
 from .report import SYSTEMS, RunError, canvas, collapse, nothing, palette, read_part
 
@@ -54,7 +54,7 @@ def run_name(summary: dict) -> str:
 def compare_row(summary: dict) -> dict:
     "One run as one row."
     metrics, active, korean, (word, remark) = summary['metrics'], summary['active_terms'], summary['korean'], outcome(summary)
-    return {'version': run_name(summary), 'recipe': summary['recipe'], 'scale': summary['scale'], 'changed': spell_changes(summary.get('changed', {}), set()), 'data': summary['data']['name'], 'hash': summary['data']['hash'][:8],
+    return {'version': run_name(summary), 'recipe': current_recipe(summary['recipe']), 'scale': summary['scale'], 'changed': spell_changes(summary.get('changed', {}), set()), 'data': summary['data']['name'], 'hash': summary['data']['hash'][:8],
             'seed': summary['seed'], 'nDCG@10': metrics['ndcg@10'], 'BM25': summary['bm25']['ndcg@10'], 'BM25 + bigrams': summary.get('bm25_bigrams', {}).get('ndcg@10', math.nan), 'before': summary['before_training']['ndcg@10'],
             'success@1': metrics['success@1'], 'recall@10': metrics['recall@10'], 'active query': active['query'], 'active doc': active['doc'], 'index MB': round(index_bytes(active['doc'], summary['documents']) / 1e6, 3) if 'documents' in summary else math.nan,
             'Korean share': korean['count_share'], 'noise': korean['noise'], 'context': (summary['context_discrimination'] or {}).get('weighted'),
@@ -93,7 +93,7 @@ def one_group(table) -> str:  # the name of the data and the scale
     return f'{found["data"].iloc[0]}, scale {found["scale"].iloc[0]}'
 
 # %% ../../nbs/4_evaluation/04_compare.ipynb #recipes
-RECIPES = {'seed': (palette['purple'], '^'), 'corrected': (palette['blue'], 'o')}  # colour, mark
+RECIPES = {'original': (palette['purple'], '^'), 'corrected': (palette['blue'], 'o')}  # colour, mark
 FAINT = '#888888'
 
 # %% ../../nbs/4_evaluation/04_compare.ipynb #runs-of
@@ -291,7 +291,7 @@ def compare_caption(table) -> str:
 # %% ../../nbs/4_evaluation/04_compare.ipynb #declared
 def declared(version: str, scale: str = 'full') -> dict:  # setting -> value
     "A version as written, at a scale; the values of its phases one behind the other."
-    settings = as_dict(resolve_quietly(version, 'seed', scale))
+    settings = as_dict(resolve_quietly(version, 'original', scale))
     phases = [{'epochs': f'{phase.pop("first")}-{phase.pop("last")}', **phase.pop('mix'), **phase} for phase in settings.pop('phases')]
     names = dict.fromkeys(name for phase in phases for name in phase)
     return settings | {f'phases: {name}': ' / '.join(short(phase.get(name, 0)) for phase in phases) for name in names}
@@ -306,14 +306,14 @@ def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the paren
     if version not in PARENTS: return {}
     pair = [PARENTS[version], version]
     before, after = (declared(name, scale) for name in pair)
-    idle = set.intersection(*(set(off(resolve_quietly(name, 'seed', scale))) for name in pair))
+    idle = set.intersection(*(set(off(resolve_quietly(name, 'original', scale))) for name in pair))
     return {name: pair for name, pair in differing(before, after).items() if name not in idle}
 
 # %% ../../nbs/4_evaluation/04_compare.ipynb #from-parent
 def from_parent(config: dict) -> dict: # `config.json` of a run -> {setting: (the parent's value, its own)}
     "Where resolved settings differ from the parent's under the same recipe and scale; from the defaults where there is no parent."
     parent = PARENTS.get(config['version'])
-    before = resolve_quietly(parent, config['recipe'], config['scale']) if parent else Settings()
+    before = resolve_quietly(parent, current_recipe(config['recipe']), config['scale']) if parent else Settings()
     return differing(flat(before), flat(from_dict(config['settings'])))
 
 # %% ../../nbs/4_evaluation/04_compare.ipynb #gains
@@ -392,7 +392,7 @@ def seed_spread(table) -> str:
 # %% ../../nbs/4_evaluation/04_compare.ipynb #ablation
 def recipe_gains(table, version: str):  # Series by seed
     "nDCG@10 of the corrected recipe minus the version as written."
-    corrected, written = (runs_of(table, version, recipe).groupby('seed')['nDCG@10'].mean() for recipe in ('corrected', 'seed'))
+    corrected, written = (runs_of(table, version, recipe).groupby('seed')['nDCG@10'].mean() for recipe in ('corrected', 'original'))
     return (corrected - written).dropna()
 
 def trained_gains(table, version: str, recipe: str):  # Series by seed
@@ -407,7 +407,7 @@ def ablation(table) -> tuple:  # two dicts: row -> {name: Series by seed}
     return tuple({row: found for row, found in rows.items() if any(map(len, found.values()))} for rows in (steps, whole))
 
 # %% ../../nbs/4_evaluation/04_compare.ipynb #worth-panel
-WORTH = {'seed': ('recipe seed', *RECIPES['seed']), 'corrected': ('recipe corrected', *RECIPES['corrected']),
+WORTH = {'original': ('recipe original', *RECIPES['original']), 'corrected': ('recipe corrected', *RECIPES['corrected']),
          'mended': ('corrected minus as written', palette['green'], 's'), 'trained': ('corrected minus its start', palette['orange'], 'D')}
 
 def worth_panel(axis, rows: dict, spread: float | None) -> None:
@@ -439,7 +439,7 @@ def ablation_caption(steps: dict, whole: dict, spread: float | None) -> str:
         means = {row: found[name].mean() for row, found in rows.items() if len(found.get(name, ()))}
         return means, [f'{row} ({means[row]:+.3f})' for row in (min(means, key=means.get), max(means, key=means.get))] if means else []
     told = []
-    for name in ('corrected', 'seed', 'mended', 'trained'):
+    for name in ('corrected', 'original', 'mended', 'trained'):
         means, both = ends_of({**steps, **whole}, name)
         beyond = f', {sum(abs(mean) > spread for mean in means.values())} of {len(means)} beyond the seeds\' {spread:.3f}' if spread else ''
         if both: told.append(f'{WORTH[name][0]}: {f"from {both[0]} to {both[1]}" if len(means) > 1 else both[0]}{beyond}')

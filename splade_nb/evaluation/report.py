@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from ..config.files import read_json, write_json
 from ..config.settings import as_dict, off
-from ..config.versions import differences, resolve
+from ..config.versions import current_recipe, differences, resolve
 from .metrics import MEASURES, criteria, index_bytes, lost_terms, marked, summarise, verdict
 
 # %% ../../nbs/4_evaluation/03_report.ipynb #palette
@@ -140,6 +140,7 @@ def read_part(path: Path | str) -> object:
     if not path.exists(): raise RunError(f'{path} is not there; `make train` writes it')
     try: value = read_json(path)
     except ValueError as error: raise RunError(f'{path} is not JSON: {error}') from None
+    if isinstance(value, dict) and 'recipe' in value: value['recipe'] = current_recipe(value['recipe'])
     missing = [key for key in PARTS.get(path.name, ()) if key not in value]
     if missing: raise RunError(f'{path} lacks {", ".join(missing)}')
     return value
@@ -603,11 +604,11 @@ def settings_table(run: Run):  # DataFrame, a row a setting
     "What the recipe corrected and why, what was overridden, the value in force, and why it does nothing where it is off."
     import pandas as pd
     settings, given, idle = run.config['settings'], run.config.get('overridden', {}), run.config.get('off', {})
-    rows = {row['setting']: dict(row) for row in run.config['differences']}
+    rows = {row['setting']: {'original' if name == 'seed' else name: value for name, value in row.items()} for row in run.config['differences']}
     for name in given: rows[name] = {**rows.get(name, {'setting': name}), 'reason': 'overridden for this run'}
     for name, row in rows.items(): row |= {'in force': settings[name], 'off because': idle.get(name, '')}
     cut = lambda value: shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
-    return pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()], columns=['setting', 'seed', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
+    return pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()], columns=['setting', 'original', 'corrected', 'in force', 'off because', 'reason'], dtype=object).fillna('').set_index('setting')
 
 # %% ../../nbs/4_evaluation/03_report.ipynb #quality-table
 def difference_rows(evaluation: dict) -> dict: # row -> {'ndcg@10': text}
