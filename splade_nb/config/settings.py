@@ -167,6 +167,7 @@ class Settings(ModelSettings, StartSettings, RankingSettings, DistillationSettin
     checkpoint_epochs: int = 5
     keep_checkpoints: int = 3
     log_every: int = 50                 # steps
+    extra_losses: tuple = ()            # ((name of a loss registered with `register_loss`, weight), ...)
     phases: tuple = ()
 
     def but(self, **changes): return override(self, changes)
@@ -191,9 +192,22 @@ def to_phase(value: Phase | dict) -> Phase:
 
 # %% ../../nbs/0_config/03_settings.ipynb #from-text
 def from_text(name: str, text: str) -> object:
-    "A list that a command line gave as JSON. Raises `ConfigError`."
+    "A list or an object that a command line gave as JSON. Raises `ConfigError`."
     try: return json.loads(text, object_pairs_hook=no_repeats)
-    except json.JSONDecodeError as error: raise ConfigError(f'{name}={text!r}: a JSON list is expected: {error}') from None
+    except json.JSONDecodeError as error:
+        expected = 'object' if name == 'extra_losses' else 'list'
+        raise ConfigError(f'{name}={text!r}: a JSON {expected} is expected: {error}') from None
+
+# %% ../../nbs/0_config/03_settings.ipynb #loss-weights
+def _loss_weights(value: dict | list | tuple) -> tuple: # ((name, weight), ...)
+    "Weights of extra losses, from a JSON object or from pairs. Raises `ConfigError`."
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        _refuse('extra_losses', value, dict)
+    weights = {str(name): cast(f'extra_losses, {name}', weight, 0.0) for name, weight in pairs}
+    infinite = [name for name, weight in weights.items() if not math.isfinite(weight)]
+    if infinite: raise ConfigError(f'extra_losses, {infinite[0]}={weights[infinite[0]]}: a finite weight is expected')
+    return tuple(weights.items())
 
 # %% ../../nbs/0_config/03_settings.ipynb #cast
 def cast(name: str, value: object, like: object) -> object:
@@ -201,6 +215,7 @@ def cast(name: str, value: object, like: object) -> object:
     wanted = type(like)
     if wanted is tuple and isinstance(value, str): value = from_text(name, value)
     if name == 'phases' and isinstance(value, (list, tuple)): return tuple(map(to_phase, value))
+    if name == 'extra_losses': return _loss_weights(value)
     if wanted is tuple and isinstance(value, (list, tuple)): return tuple(value)
     if wanted is bool and str(value).lower() in ('true', 'false', '1', '0'): return str(value).lower() in ('true', '1')
     if value is None or isinstance(value, bool) != (wanted is bool) or wanted is tuple or isinstance(value, (dict, list)): _refuse(name, value, wanted)
@@ -299,6 +314,7 @@ OFF = { # names: (acts, why not)
     'special_penalty': (lambda s: _idf_flops(s) and not s.mask_special, 'special tokens are masked, or FLOPS is not weighted by IDF'),
     'top_k min_activation': (lambda s: s.lambda_min_act, 'lambda_min_act is 0'),
     'non_korean_penalty korean_token_penalty language_ramp language_spares_input language_allows': (lambda s: s.lambda_language, 'lambda_language is 0'),
+    'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses), 'extra_losses gives no loss a weight'),
     'bm25_negatives dense_negatives': (lambda s: s.negatives, 'no explicit negatives'),
     'early_stopping': (lambda s: s.validations, 'nobody judges'),
     'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
@@ -387,8 +403,9 @@ def check(settings: Settings,
 
 # %% ../../nbs/0_config/03_settings.ipynb #as-dict
 def as_dict(settings: Settings) -> dict:
-    "Plain values for JSON; a phase's mix becomes a dictionary."
+    "Plain values for JSON; a phase's mix and the extra losses become dictionaries."
     values = asdict(settings)
+    values['extra_losses'] = dict(settings.extra_losses)
     values['phases'] = [dict(phase, mix=dict(phase['mix'])) for phase in values['phases']]
     return values
 

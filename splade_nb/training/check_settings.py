@@ -94,6 +94,7 @@ def whole_run(setup: TrainingSetup) -> dict: # what -> digest
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #other-values
 OTHERS = dict(
+    extra_losses=lambda s: tuple((name, 2 * weight) for name, weight in s.extra_losses),
     max_length=lambda s: 6, query_length=lambda s: 4, hidden=lambda s: 64, vocabulary=lambda s: 230, warmup_ratio=lambda s: 0.5 if s.warmup_ratio < 0.5 else 0.0,
     language_allows=lambda s: tuple('abcdefghijklmnopqrstuvwxyz'), language_ramp=lambda s: 1.0 if s.language_ramp < 1 else 0.5, flops_ramp=lambda s: 1.0 if s.flops_ramp < 1 else 0.5, gate_heads=lambda s: 2 if s.gate_heads != 2 else 4,
     mining_depth=lambda s: 1, model1_threshold=lambda s: 0.0 if s.model1_threshold else 0.01, weight_averaging=lambda s: (0.9,), clip=lambda s: s.clip / 1e4, checkpoint_epochs=lambda s: s.epochs + s.checkpoint_epochs,

@@ -24,6 +24,7 @@ from ..data.tokenizer import (
 from ..model.initialization import directions, window_counts, pair_counts
 from ..model.splade import create, near_identity, save, toy_model
 from .curriculum import adopt, curriculum_key, pools_of
+from .losses import require_registered
 from .negatives import bm25_candidates, dense_candidates, draw, write_candidates
 from .teacher import teacher_vectors
 
@@ -273,7 +274,8 @@ def prepare(settings: Settings, collection, seed: int,
             cache: Path | str,       # where teacher vectors and candidates are kept
             place: str | None = None # cuda or cpu; None: the GPU where there is one
            ) -> TrainingSetup:
-    "Everything before the first step. Raises `ConfigError` for weights, teachers or pair types that are not there."
+    "Everything before the first step. Raises `ConfigError` for weights, teachers, extra losses or pair types that are not there."
+    require_registered([name for name, weight in settings.extra_losses if weight])
     fix_seeds(seed); place = place or device(); Path(cache).mkdir(parents=True, exist_ok=True)
     dev_queries = draw_dev_split(list(collection.split('train')), seed)
     queries = training_queries(collection, dev_queries)
