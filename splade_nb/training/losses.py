@@ -65,7 +65,7 @@ def self_reconstruction(vectors: Tensor,  # [B, V] term weights
 def positive_activation(query_vectors: Tensor,   # [B, V]
                         document_tokens: Tensor  # [B, V] bool, input tokens of the positive document
                         ) -> Tensor:
-    "Minus the mean weight of the positive's tokens (seed 2, section 3). Not bounded; no gradient behind an inactive ReLU."
+    "Minus the mean weight of the positive's tokens (seed 2, section 3): unbounded, no gradient for inactive tokens."
     return -masked_mean(query_vectors, document_tokens).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #expansion
@@ -184,8 +184,8 @@ REGISTERED: dict[str, Callable[[LossInputs], Tensor]] = {}
 
 def register_loss(name: str  # as in `extra_losses`, `metrics.jsonl` and the report; a second time replaces the function
                   ) -> Callable:
-    "Decorator that makes a loss known to the setting `extra_losses`. Raises `ConfigError` for the name of a built-in part."
-    if name in (*BUILT_IN, 'learning_rate'): raise ConfigError(f'register_loss({name!r}): this name is taken by the package')
+    "Decorator that makes a loss known to the setting `extra_losses`. Raises `ConfigError` for a built-in name."
+    if name in (*BUILT_IN, 'learning_rate'): raise ConfigError(f'register_loss({name!r}): the package uses this name')
     def register(function: Callable[[LossInputs], Tensor]):
         REGISTERED[name] = function
         return function
@@ -206,5 +206,6 @@ def require_registered(names: list) -> None:
     "Raises `ConfigError` that lists the registered losses, where one of `names` is not among them."
     missing = [name for name in names if name not in REGISTERED]
     if missing:
-        raise ConfigError(f'extra_losses: no loss is registered as {missing[0]!r}; registered: {", ".join(sorted(REGISTERED)) or "none"}. '
+        known = ', '.join(sorted(REGISTERED)) or 'none'
+        raise ConfigError(f'extra_losses: no loss is registered as {missing[0]!r}; registered: {known}. '
                           f'Run the cell with @register_loss({missing[0]!r}) before training or resuming')

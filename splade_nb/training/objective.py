@@ -20,8 +20,8 @@ from .dataset import TrainingData, pool
 from ..model.term_weights import bag_rows, scatter_counts
 from ..data.tokenizer import batch
 from .losses import (
-    LossInputs, distillation, expansion, extra_losses, flops, idf_flops, info_nce, language_penalty, margin_mse, masked_mean,
-    minimum_activation, positive_activation, score, self_reconstruction, total, triplet_margin)
+    LossInputs, distillation, expansion, extra_losses, flops, idf_flops, info_nce, language_penalty, margin_mse,
+    masked_mean, minimum_activation, positive_activation, score, self_reconstruction, total, triplet_margin)
 
 # %% ../../nbs/3_training/06_objective.ipynb #plain-pieces
 class MarkIds:
@@ -78,8 +78,8 @@ def input_tokens(rows: dict,     # input_ids and attention_mask [B, L], or bag a
                  masked: Tensor  # [V] bool: special tokens, which are never part of a vector
                  ) -> Tensor:    # [B, V] bool
     "Which terms of the vocabulary are input tokens of each text."
-    bag, counts = (rows['bag'], rows['counts']) if 'bag' in rows else (rows['input_ids'], rows['attention_mask'].float())
-    return scatter_counts(bag, counts, len(masked)).bool() & ~masked
+    ids, counts = ('bag', 'counts') if 'bag' in rows else ('input_ids', 'attention_mask')
+    return scatter_counts(rows[ids], rows[counts].float(), len(masked)).bool() & ~masked
 
 # %% ../../nbs/3_training/06_objective.ipynb #pass-through
 def pass_through(model, rows: dict, document: bool, settings: Settings) -> tuple:  # vectors, logits: [B, V]
@@ -88,8 +88,8 @@ def pass_through(model, rows: dict, document: bool, settings: Settings) -> tuple
         return model(**rows, document=document)
 
 # %% ../../nbs/3_training/06_objective.ipynb #encoded
-def encoded(model, rows: dict, settings: Settings) -> dict:  # same; query, document: vectors, logits, own (input tokens)
-    "Vectors, logits and input tokens of the queries and documents of a batch."
+def encoded(model, rows: dict, settings: Settings) -> dict:
+    "The mask `same`, and vectors, logits and input tokens (`own`) of `query` and `document`."
     outputs = [pass_through(model, rows[side], document, settings) for side, document in _SIDES]
     return _as_encoded(model, rows, outputs)
 
@@ -151,7 +151,8 @@ def density(vectors: Tensor, training_data: TrainingData, settings: Settings) ->
 def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> dict:
     "FLOPS and language on queries, and on documents by their share; minimum activation on queries."
     def foreign(side):
-        return language_penalty(side['vectors'], training_data.language, side['own'] if settings.language_spares_input else None)
+        spare = side['own'] if settings.language_spares_input else None
+        return language_penalty(side['vectors'], training_data.language, spare)
     def dense(side): return density(side['vectors'], training_data, settings)
     def both(term):
         share = settings.document_share
@@ -185,21 +186,22 @@ def extra_terms(out: dict, rows: dict, training_data: TrainingData, settings: Se
     names = [name for name, weight in settings.extra_losses if weight]
     if not names: return {}
     query, document = out['query'], out['document']
-    return extra_losses(LossInputs(
-        query['vectors'], document['vectors'], query['logits'], document['logits'], query['own'], document['own'],
-        batch_scores(out, training_data, settings), out['same'], rows['queries'], rows['documents'], training_data), names)
+    scores = batch_scores(out, training_data, settings)
+    inputs = LossInputs(query['vectors'], document['vectors'], query['logits'], document['logits'], query['own'],
+                        document['own'], scores, out['same'], rows['queries'], rows['documents'], training_data)
+    return extra_losses(inputs, names)
 
 # %% ../../nbs/3_training/06_objective.ipynb #weights-at
 def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> lambda
     "The loss weights of a step: from the phase, the ramps and the settings."
     phase = phase_at(step, steps, settings)
     kd = phase.lambda_kd * distillation_factor(step, steps, settings)
-    return dict(infonce=phase.lambda_infonce, pull=settings.lambda_initialization, kd=kd,
-                context_kd=kd * settings.lambda_context_kd, margin=settings.lambda_margin,
-                margin_mse=settings.lambda_margin_mse, positive=settings.lambda_positive, min_act=settings.lambda_min_act,
-                flops=settings.lambda_flops * ramp(step, steps, settings.flops_ramp, power=2),
-                language=settings.lambda_language * ramp(step, steps, settings.language_ramp),
-                **{'self': settings.lambda_self}, **dict(settings.extra_losses))
+    return {'infonce': phase.lambda_infonce, 'pull': settings.lambda_initialization, 'kd': kd,
+            'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
+            'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self, 'positive': settings.lambda_positive,
+            'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, power=2),
+            'language': settings.lambda_language * ramp(step, steps, settings.language_ramp),
+            'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
 
 # %% ../../nbs/3_training/06_objective.ipynb #objective
 def objective(out: dict, rows: dict, step: int, steps: int, training_data: TrainingData, settings: Settings,
@@ -210,7 +212,8 @@ def objective(out: dict, rows: dict, step: int, steps: int, training_data: Train
     terms = {**contrastive_terms(scores, out['same'], phase, settings), **lexical_terms(out, training_data, settings),
              **sparse_terms(out, training_data, settings), **teacher_terms(out, rows, training_data, settings),
              **extra_terms(out, rows, training_data, settings)}
-    weights = {name: weight * (damping or {}).get(name, 1.0) for name, weight in weights_at(step, steps, settings).items()}
+    weights, factors = weights_at(step, steps, settings), damping or {}
+    weights = {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
     return total({name: value for name, value in terms.items() if weights[name]}, weights)
 
 # %% ../../nbs/3_training/06_objective.ipynb #step-loss
@@ -225,7 +228,8 @@ def optimizer_for(model, settings: Settings) -> torch.optim.AdamW:
     plain = [p for p in model.parameters() if p.ndim < 2]
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     groups = [dict(params=decayed, weight_decay=settings.weight_decay), dict(params=plain, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, settings.learning_rate, (settings.adam_beta1, settings.adam_beta2), settings.adam_eps)
+    betas = settings.adam_beta1, settings.adam_beta2
+    return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps)
 
 # %% ../../nbs/3_training/06_objective.ipynb #crew
 @dataclass(frozen=True)
@@ -254,7 +258,8 @@ def _rank_slice(rows: dict, part: int, parts: int) -> dict:
     "An even, contiguous share of one side of a batch, without columns of padding. Raises `ConfigError` if uneven."
     texts = len(rows['input_ids'])
     if texts % parts:
-        raise ConfigError(f'{texts} texts do not divide into {parts} equal parts: change batch_size, accumulation or the number of processes')
+        raise ConfigError(f'{texts} texts do not divide into {parts} equal parts: '
+                          'change batch_size, accumulation or the number of processes')
     size = texts // parts
     mine = {name: value[part * size:(part + 1) * size] for name, value in rows.items()}
     width = int(mine['attention_mask'].sum(1).max())
@@ -295,8 +300,8 @@ def _backward_through_model(model, chunks, outputs, states, leaves, settings, pa
             output = pass_through(model, rows, document, settings)
         size = len(rows['input_ids'])
         first = (process_group.rank * passes + number % passes) * size
-        pairs = [(tensor, leaf.grad[first:first + size]) for tensor, leaf in zip(output, leaves[number // passes]) if leaf.grad is not None]
-        torch.autograd.backward(*zip(*pairs))
+        gradients = [(tensor, leaf.grad) for tensor, leaf in zip(output, leaves[number // passes]) if leaf.grad is not None]
+        torch.autograd.backward(*zip(*[(tensor, gradient[first:first + size]) for tensor, gradient in gradients]))
     _set_rng_state(after, place)
 
 # %% ../../nbs/3_training/06_objective.ipynb #backward
@@ -327,7 +332,8 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(self.keep, lambda tensor: tensor)
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if not isinstance(tensor, torch.nn.Parameter) and tensor.grad_fn is not None and storage.data_ptr() not in self.seen:
+        computed = not isinstance(tensor, torch.nn.Parameter) and tensor.grad_fn is not None
+        if computed and storage.data_ptr() not in self.seen:
             self.seen[storage.data_ptr()] = storage
             self.total += storage.nbytes()
         return tensor
@@ -336,8 +342,8 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 def _pass_bytes(model, rows: dict, document: bool, settings: Settings, texts: int) -> float:
     "What a pass of `texts` texts as wide as these keeps, from passes of one and of two texts."
     def measured(number):
-        saved = SavedBytes()
-        with saved: outputs = pass_through(model, {name: value[:number] for name, value in rows.items()}, document, settings)
+        saved, first = SavedBytes(), {name: value[:number] for name, value in rows.items()}
+        with saved: outputs = pass_through(model, first, document, settings)
         return saved.total + sum(tensor.nbytes for tensor in outputs)
     one, two = measured(1), measured(2)
     return one + (two - one) * (texts - 1)
@@ -349,8 +355,8 @@ def widest_batch(steps: int, training_data: TrainingData, settings: Settings, se
     return max(batches, key=lambda rows: sum(rows[side]['input_ids'].numel() for side, _ in _SIDES))
 
 # %% ../../nbs/3_training/06_objective.ipynb #memory-plan
-def memory_plan(model, rows: dict, settings: Settings, process_group: ProcessGroup = ProcessGroup()) -> dict:  # part -> bytes
-    "What a step on such a batch needs in addition to what the process already holds."
+def memory_plan(model, rows: dict, settings: Settings, process_group: ProcessGroup = ProcessGroup()) -> dict:
+    "Bytes by purpose that a step on such a batch needs in addition to what the process already holds."
     passes = (settings.accumulation if settings.gradient_cache else 1) * process_group.number
     texts = {side: len(rows[side]['input_ids']) // passes for side, _ in _SIDES}
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
