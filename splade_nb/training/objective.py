@@ -198,7 +198,8 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
     kd = phase.lambda_kd * distillation_factor(step, steps, settings)
     return {'infonce': phase.lambda_infonce, 'pull': settings.lambda_initialization, 'kd': kd,
             'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
-            'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self, 'positive': settings.lambda_positive,
+            'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self,
+            'positive': settings.lambda_positive,
             'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, power=2),
             'language': settings.lambda_language * ramp(step, steps, settings.language_ramp),
             'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
@@ -300,7 +301,8 @@ def _backward_through_model(model, chunks, outputs, states, leaves, settings, pa
             output = pass_through(model, rows, document, settings)
         size = len(rows['input_ids'])
         first = (process_group.rank * passes + number % passes) * size
-        gradients = [(tensor, leaf.grad) for tensor, leaf in zip(output, leaves[number // passes]) if leaf.grad is not None]
+        sides = zip(output, leaves[number // passes])
+        gradients = [(tensor, leaf.grad) for tensor, leaf in sides if leaf.grad is not None]
         torch.autograd.backward(*zip(*[(tensor, gradient[first:first + size]) for tensor, gradient in gradients]))
     _set_rng_state(after, place)
 
