@@ -106,7 +106,7 @@ def browser(tmp_path_factory):
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = 'wires faults run memory neighbours cut_wires formats lexical surgery fullscale site'.split()
+LONG = 'wires faults run memory neighbours cut_wires formats bm25_and_negatives surgery fullscale site'.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 

@@ -98,6 +98,7 @@ class RankingSettings:
     margin: float = 1.5
     lambda_margin_mse: float = 0.0      # squared error of margins against the teacher's
     lambda_initialization: float = 0.0  # squared distance of the query weights from their initial values
+    extra_losses: tuple = ()            # ((name of a loss registered with `register_loss`, weight), ...)
     stopword_mask: bool = False         # InfoNCE, distillation and minimum activation see queries without stopwords
 
 # %% ../../nbs/0_config/03_settings.ipynb #distillation-settings
@@ -213,15 +214,28 @@ def _to_phase(value: Phase | dict) -> Phase:
 
 # %% ../../nbs/0_config/03_settings.ipynb #from-text
 def _from_text(name: str, text: str) -> object:
-    "A list that a command line gave as JSON. Raises `ConfigError`."
+    "A list or an object that a command line gave as JSON. Raises `ConfigError`."
     try: return json.loads(text, object_pairs_hook=no_repeats)
     except json.JSONDecodeError as error:
-        raise ConfigError(f'{name}={text!r}: a JSON list is expected: {error}') from None
+        expected = 'object' if name == 'extra_losses' else 'list'
+        raise ConfigError(f'{name}={text!r}: a JSON {expected} is expected: {error}') from None
+
+# %% ../../nbs/0_config/03_settings.ipynb #loss-weights
+def _loss_weights(value: dict | list | tuple) -> tuple: # ((name, weight), ...)
+    "Weights of extra losses, from a JSON object or from pairs. Raises `ConfigError`."
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        _refuse('extra_losses', value, dict)
+    weights = {str(name): cast(f'extra_losses, {name}', weight, 0.0) for name, weight in pairs}
+    infinite = [name for name, weight in weights.items() if not math.isfinite(weight)]
+    if infinite: raise ConfigError(f'extra_losses, {infinite[0]}={weights[infinite[0]]}: a finite weight is expected')
+    return tuple(weights.items())
 
 # %% ../../nbs/0_config/03_settings.ipynb #to-tuple
 def _to_tuple(name: str, value: object) -> tuple:
     "A list, or its JSON text. Raises `ConfigError`."
     if isinstance(value, str): value = _from_text(name, value)
+    if name == 'extra_losses': return _loss_weights(value)
     if not isinstance(value, (list, tuple)): _refuse(name, value, tuple)
     return tuple(map(_to_phase, value)) if name == 'phases' else tuple(value)
 
@@ -328,6 +342,8 @@ OFF |= {
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-ranking
 OFF |= {
+    'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses),
+                     'extra_losses gives no loss a weight'),
     'dot_scale': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
     'temperature lambda_infonce lambda_kd': (lambda s: not s.phases, 'every phase sets its own'),
     'self_form': (lambda s: s.lambda_self, 'lambda_self is 0'),
@@ -481,8 +497,9 @@ def check(settings: Settings,
 
 # %% ../../nbs/0_config/03_settings.ipynb #as-dict
 def as_dict(settings: Settings) -> dict:
-    "Plain values for JSON; a phase's mix becomes a dictionary."
+    "Plain values for JSON; a phase's mix and the extra losses become dictionaries."
     values = asdict(settings)
+    values['extra_losses'] = dict(settings.extra_losses)
     values['phases'] = [dict(phase, mix=dict(phase['mix'])) for phase in values['phases']]
     return values
 

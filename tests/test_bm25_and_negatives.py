@@ -6,7 +6,7 @@ import pytest
 from conftest import made_collection, real, real_or_made
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.data.bm25 import BM25, BigramBM25
-from splade_nb.training.negatives import bm25_candidates, draw, read_candidates, write_candidates
+from splade_nb.training.negatives import bm25_candidates, draw, write_candidates
 
 PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
 FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}
@@ -110,4 +110,7 @@ def test_mined_negatives_are_wrong_and_repeatable():
 def test_mined_negatives_on_disk(tmp_path):
     _, found = mined()
     path = write_candidates(tmp_path/'negatives.jsonl', {'bm25': found, 'dense': {}})
-    assert read_candidates(path) == {'bm25': found} and len(lines(path)) == 100
+    rows = [json.loads(line) for line in lines(path)]
+    read = {row['query_id']: [(one['id'], one['score']) for one in row['negatives']] for row in rows}
+    assert read == found and len(rows) == 100 and {row['source'] for row in rows} == {'bm25'}
+    assert all([one['rank'] for one in row['negatives']] == [*range(1, len(row['negatives']) + 1)] for row in rows)
