@@ -19,7 +19,9 @@ from . import metrics
 from ..data.records import DataError
 from ..config.files import ConfigError, read_json, write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
-from ..model.encode import collection_frequencies, encode, encode_shards, read_shards, shard_description, shard_notes
+from ..model.encode import encode
+from ..model.encode_shards import (
+    collection_frequencies, encode_shards, read_shards, shard_description, shard_notes)
 from ..data.bm25 import BM25
 from ..model.splade import factor_for
 from ..config.files import machine, packages, peak_memory_mb
