@@ -64,6 +64,7 @@ def group_by_length(lengths: list[int],         # [B] tokens of each text
 # %% ../../nbs/2_model/08_encode.ipynb #dense-rows
 DENSE_BYTES = 2 ** 27 # largest float32 tensor [windows, V], in bytes
 
+# %% ../../nbs/2_model/08_encode.ipynb #most-rows
 def most_rows(model: nn.Module) -> int:
     "Largest number of windows per batch; 0 (no limit) for a model that never makes a tensor [windows, V]."
     return max(1, DENSE_BYTES // (4 * len(model.special))) if makes_dense(model) else 0
@@ -179,6 +180,7 @@ def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
     elif unread['texts']:
         warnings.warn(f'{cut_note(unread, len(ids), size, most)}; most_windows=0 reads all', stacklevel=4)
 
+# %% ../../nbs/2_model/08_encode.ipynb #lookup
 def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; hashed bigrams stay whatever `keep` says
     weights = query_weights(model).cpu().numpy() * (1 if factor is None else factor)
     if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), np.asarray(keep))] = 0

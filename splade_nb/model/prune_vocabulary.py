@@ -59,6 +59,7 @@ def model_rows(backbone: nn.Module) -> set[int]:
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #verbatim
 RAW = '\0' # marks a number that is kept as text
 
+# %% ../../nbs/2_model/10_prune_vocabulary.ipynb #read-verbatim
 def read_verbatim(text: str) -> dict:
     "JSON whose decimal numbers stay text."
     return json.loads(text, parse_float=lambda digits: RAW + digits)
@@ -73,6 +74,7 @@ def _unigram_rows(model, rows): # the unknown token, and the first with the lowe
     scores = [float(str(score).removeprefix(RAW)) for _, score in model['vocab']]
     return {scores.index(min(scores)), model.get('unk_id')} - {None}
 
+# %% ../../nbs/2_model/10_prune_vocabulary.ipynb #prune-unigram
 def _prune_unigram(model, new): # new: old id -> new id, ascending
     vocabulary = [model['vocab'][old] for old in new if old < len(model['vocab'])]
     return {**model, 'vocab': vocabulary, 'unk_id': new.get(model.get('unk_id'))}
@@ -81,6 +83,7 @@ def _prune_unigram(model, new): # new: old id -> new id, ascending
 def _table_rows(model, rows): # the unknown token
     return {model['vocab'][model['unk_token']]} if model.get('unk_token') in model['vocab'] else set()
 
+# %% ../../nbs/2_model/10_prune_vocabulary.ipynb #prune-table
 def _prune_table(model, new): # new: old id -> new id, ascending
     names = {old: term for term, old in model['vocab'].items()}
     return {**model, 'vocab': {names[old]: i for old, i in new.items() if old in names}}
@@ -104,11 +107,13 @@ def _merge_rows(model, rows): # single characters (bytes of a byte-level model) 
         waiting += missing
     return {vocabulary[term] for term in kept} | _table_rows(model, rows)
 
+# %% ../../nbs/2_model/10_prune_vocabulary.ipynb #prune-merges
 def _prune_merges(model, new): # a merge stays where both halves and what they make stay
     pruned = _prune_table(model, new)
     merges = [merge for merge in model['merges'] if pruned['vocab'].keys() >= set(_merge(model, merge))]
     return {**pruned, 'merges': merges}
 
+# %% ../../nbs/2_model/10_prune_vocabulary.ipynb #prunable
 PRUNABLE = {'Unigram': (_unigram_rows, _prune_unigram), 'WordPiece': (_table_rows, _prune_table),
             'WordLevel': (_table_rows, _prune_table), 'BPE': (_merge_rows, _prune_merges)} # rows kept as well, pruning
 
@@ -271,6 +276,7 @@ def _choose_rows(tokenizer, state, backbone, texts, kinds, words): # backbone: N
     rows = requested_rows(tokenizer, texts, kinds, words) | (set() if backbone is None else model_rows(backbone))
     return sorted(rows | PRUNABLE[state['model']['type']][0](state['model'], rows))
 
+# %% ../../nbs/2_model/10_prune_vocabulary.ipynb #verify
 def _verify(tokenizer, backbone, kept, folder, texts, held_out): # the folder as transformers reads it -> report
     pruned, model = load_tokenizer(folder), pretrained_backbone(str(folder)).eval()
     report = {'corpus': coverage(tokenizer, pruned, kept, texts)}
