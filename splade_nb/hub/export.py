@@ -62,6 +62,7 @@ def _masked_state(model): # the backbone's weights by name
     if decoder.bias.requires_grad: return {name: bias if is_bias(value) else value for name, value in state.items()}
     return {name: value for name, value in state.items() if not is_bias(value)}
 
+# %% ../../nbs/5_hub/03_export.ipynb #write-backbone
 def _write_backbone(model, tokenizer, folder):
     backend = whole_tokenizer(tokenizer)
     backend.model_max_length = model.settings.max_length
@@ -73,6 +74,7 @@ def _limits(model): # what an export does otherwise than `encode`
     return [f'Of a text, the first {model.settings.max_length} tokens are read; '
             '`encode` of splade_nb reads eight windows of them.', *_collection_limits(model)]
 
+# %% ../../nbs/5_hub/03_export.ipynb #collection-limits
 def _collection_limits(model):
     return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts '
             'those of the collection and multiplies queries by the ratio.'] * (model.settings.idf_prior_documents > 0)
@@ -126,6 +128,7 @@ def _sentence_modules(model, backbone, tokenizer): # backbone: a folder of `_wri
     table = modules.SparseStaticEmbedding(whole_tokenizer(tokenizer), weights, frozen=True)
     return [modules.Router.for_query_document([table], [transformer, pooling])]
 
+# %% ../../nbs/5_hub/03_export.ipynb #write-module
 def _write_module(model, tokenizer, folder): # weights, tokenizer, code, and the files that name the module
     save_tokenizer(tokenizer, save(model, folder))
     copy_module('hub.sentence_transformers', folder, 'splade_module')
@@ -200,7 +203,9 @@ def _plain_attention(): # attention in operations that ONNX has
     try: yield
     finally: torch.backends.mha.set_fastpath_enabled(enabled)
 
+# %% ../../nbs/5_hub/03_export.ipynb #write-graph-cell
 def _write_graph(model, file):
+    for module in ('onnxscript', 'onnxruntime'): needs(module, 'export')
     inputs, sizes = _graph_inputs(model)
     free = {name: torch.export.Dim(name) for name in ('texts', 'tokens', 'own')}
     shapes = {name: {i: free[size] for i, size in enumerate(names)} for name, names in sizes.items()}
@@ -217,7 +222,6 @@ def _write_graph(model, file):
 # %% ../../nbs/5_hub/03_export.ipynb #to-onnx
 def to_onnx(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A graph for ONNX Runtime with tokenizer and the code of `OnnxEncoder`; returns its limits. Raises `ConfigError`."
-    for module in ('onnxscript', 'onnxruntime'): needs(module, 'export')
     _write_graph(model, folder/'model.onnx')
     save_tokenizer(SpladeTokenizer(whole_tokenizer(tokenizer), **text_options(tokenizer)), folder)
     write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in SAVED_SETTINGS})
@@ -228,6 +232,7 @@ def to_onnx(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[
 # %% ../../nbs/5_hub/03_export.ipynb #write-form
 EXPORTS = {'sentence-transformers': to_sentence_transformers, 'mlm': to_mlm, 'onnx': to_onnx}
 
+# %% ../../nbs/5_hub/03_export.ipynb #write-form-cell
 def write_form(model: nn.Module, tokenizer: SpladeTokenizer,
                form: str,            # one of `EXPORTS`
                folder: Path | str,   # does not exist yet

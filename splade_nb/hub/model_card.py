@@ -17,6 +17,7 @@ from ..model.prune_vocabulary import as_config_error
 # %% ../../nbs/5_hub/04_model_card.ipynb #facts
 FACTS = ('summary', 'config', 'evaluation') # files of a run folder
 
+# %% ../../nbs/5_hub/04_model_card.ipynb #facts-of
 def facts_of(folder: Path | str) -> dict[str, dict]:
     "`FACTS` of a run folder, or of the run folder around a model folder; {} for a file that is missing."
     def is_run(place): return (place/'summary.json').exists() or (
@@ -33,6 +34,7 @@ def data_licence(data: dict) -> str: # data: of a summary
 _DOCUMENTS, _QUERY = "'제주도 3박 4일 여행 일정', '김치찌개 맛있게 끓이는 법'", "'제주도 여행 어디가 좋아요'"
 _PAIR = "'제주도 3박 4일 여행 일정', '제주도 여행 어디가 좋아요'"
 
+# %% ../../nbs/5_hub/04_model_card.ipynb #use-sentence-transformers
 def _use_sentence_transformers(name, folder):
     trust = ', trust_remote_code=True' if (folder/'splade_module.py').exists() else ''
     return f"""from sentence_transformers import SparseEncoder
@@ -96,6 +98,7 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
 SYSTEMS = dict(metrics='this model', bm25='Kiwi-BM25', bm25_bigrams='with a bigram field',
                before_training='before training')
 
+# %% ../../nbs/5_hub/04_model_card.ipynb #quality-cell
 def quality(facts: dict) -> str:
     "The run's own measurement, with BM25 and the untrained model beside it."
     import pandas as pd

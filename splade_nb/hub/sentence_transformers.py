@@ -24,6 +24,7 @@ def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], doc
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
     return rows | {'windows': torch.tensor(spans)}
 
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #pooled
 def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) -> torch.Tensor: # [B, V]
     "Term weights of a batch of `features`."
     bag, counts = features.get('bag'), features.get('counts')
@@ -37,6 +38,7 @@ class _Columns: # a tokenizer that also names hashed bigrams, the columns after 
     def __getattr__(self, name): return getattr(self.tokenizer.backend, name)
     def convert_ids_to_tokens(self, ids): return [self.tokenizer.names[i] for i in ids]
 
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #splademodule
 class SpladeModule(nn.Module):
     "A SPLADE-doc as the only module of a `SparseEncoder`."
     forward_kwargs, modalities, save_in_root = {'task'}, ['text'], True
