@@ -74,7 +74,6 @@ def _limits(model): # what an export does otherwise than `encode`
     return [f'Of a text, the first {model.settings.max_length} tokens are read; '
             '`encode` of splade_nb reads eight windows of them.', *_collection_limits(model)]
 
-# %% ../../nbs/5_hub/03_export.ipynb #collection-limits
 def _collection_limits(model):
     return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts '
             'those of the collection and multiplies queries by the ratio.'] * (model.settings.idf_prior_documents > 0)
