@@ -7,11 +7,12 @@ import pytest
 import torch
 from scipy import sparse
 from conftest import ROOT
-from splade_nb.model import encode as encoding
+from splade_nb.model import encode_shards as encoding
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve
-from splade_nb.model.encode import encode, encode_shards, prepared_decoder, read_shards, shard_ids
+from splade_nb.model.encode import encode, prepared_decoder
+from splade_nb.model.encode_shards import encode_shards, read_shards, shard_ids
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.serving.formats import read_vectors
 from splade_nb.training.dataset import prepare
@@ -197,6 +198,22 @@ def test_texts_that_are_added_to_whole_shards(version, models, tmp_path):
     with pytest.raises(ConfigError, match='shard-000005.npz is none of'): list(read_shards(tmp_path))
 
 
+@pytest.mark.parametrize('version', ('splade_ko', 'v28'))
+def test_shards_of_an_earlier_version_are_continued(version, models, tmp_path):
+    "It wrote `pieces` where `tokens` stands now."
+    texts = ['부산 바다 ' * 200, *(f'{number}번 버스는 어디서 타나요' for number in range(7))]
+    model, tokenizer = load_encoder(models(version))
+    encode_shards(model, tokenizer, texts, tmp_path, size=4)
+    label, vectors = read_json(tmp_path/'shards.json'), contents(tmp_path)
+    for path in tmp_path.glob('*.json'):
+        path.write_text(path.read_text(encoding='utf-8').replace('"tokens"', '"pieces"'), encoding='utf-8')
+    (tmp_path/'shard-000001.npz').unlink()
+    assert encode_shards(model, tokenizer, texts, tmp_path, size=4) == 1 and contents(tmp_path) == vectors
+    continued = read_json(tmp_path/'shards.json')
+    assert continued['collection'] == label['collection'] and label['collection']['cut']['tokens'] > 0
+    assert encoding.shard_notes(continued) == encoding.shard_notes(label) != []
+
+
 def test_cut_texts_are_counted_and_can_be_read_to_their_end(models, tmp_path, capsys):
     texts = ['짧은 글', '서울에서 제주도로 가는 배편과 비행기 ' * 60, '', '부산 바다 ' * 200]
     file, model = tmp_path/'texts.txt', models('v28')
@@ -206,10 +223,10 @@ def test_cut_texts_are_counted_and_can_be_read_to_their_end(models, tmp_path, ca
     command('encode', '--model', model, '--data', file, '--out', tmp_path/'cut', '--size', 2)
     said = capsys.readouterr()
     cut = json.loads(said.out.splitlines()[-1])['collection']['cut']
-    assert cut == dict(texts=2, tokenizer=sum(lost)) and min(lost[1], lost[3]) > 0
+    assert cut == dict(texts=2, tokens=sum(lost)) and min(lost[1], lost[3]) > 0
     assert '2 of 4 texts are longer than 8 windows of 30 tokens' in said.err and '1 of 4 texts are empty' in said.err
     command('encode', '--model', model, '--data', file, '--out', tmp_path/'all', '--size', 2, '--windows', 0)
-    assert read_json(tmp_path/'all'/'shards.json')['collection']['cut'] == dict(texts=0, tokenizer=0)
+    assert read_json(tmp_path/'all'/'shards.json')['collection']['cut'] == dict(texts=0, tokens=0)
     cut, whole = (sparse.vstack(list(read_shards(tmp_path/name))) for name in ('cut', 'all'))
     far = abs(cut - whole).max(axis=1).toarray().ravel()
     assert far[[0, 2]].max() < 1e-6 < far[[1, 3]].min(), 'only long texts differ'
@@ -229,7 +246,7 @@ def test_an_evaluation_says_what_of_its_documents_was_cut(models, source, tmp_pa
         command('evaluate', '--model', models('v28'), '--data', folder, '--split', 'all', '--windows', windows)
         told[windows] = json.loads(capsys.readouterr().out.splitlines()[-1])
     cut = told[8]['cut']
-    assert cut['texts'] == long > 0 and cut['tokenizer'] > 500 and f'{long} of {DOCUMENTS} texts' in cut['note']
+    assert cut['texts'] == long > 0 and cut['tokens'] > 500 and f'{long} of {DOCUMENTS} texts' in cut['note']
     assert 'cut' not in told[0]
 
 

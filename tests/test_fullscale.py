@@ -146,7 +146,7 @@ def test_a_misspelt_parameter_stops_it():
 # ---- work that was cut off
 
 def test_a_cut_off_evaluation_goes_on_at_its_first_missing_shard(model, tmp_path, monkeypatch):
-    from splade_nb.model import encode as encoding
+    from splade_nb.model import encode_shards as encoding
     from splade_nb.evaluation import benchmark as fullscale
     corpus, system = of_collection(toy_corpus()), fullscale.model_system(str(model))
     whole = fullscale.evaluate_system(system, corpus, tmp_path/'whole')

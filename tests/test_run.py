@@ -103,7 +103,8 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
 
 def test_two_processes_encode_one_file(run, tmp_path, capsys):
     from scipy import sparse
-    from splade_nb.model.encode import encode, read_shards
+    from splade_nb.model.encode import encode
+    from splade_nb.model.encode_shards import read_shards
     from splade_nb.serving.formats import read_vectors
     texts = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(25)]
     (tmp_path/'texts.txt').write_text('\n'.join(texts), encoding='utf-8')
@@ -123,7 +124,7 @@ def test_two_processes_encode_one_file(run, tmp_path, capsys):
 
 
 def test_shards_are_written_as_texts_are_read(run, tmp_path):
-    from splade_nb.model.encode import encode_shards
+    from splade_nb.model.encode_shards import encode_shards
     def stream():
         for number in range(20):
             assert len(list(tmp_path.glob('shard-*.npz'))) == number // 5, 'no more than a shard of texts is held'

@@ -20,7 +20,8 @@ from scipy import sparse
 from tqdm import tqdm
 from ..data.records import DataError
 from ..config.files import ConfigError, choose, read_json, write_json
-from ..model.encode import check_folder, prune
+from ..model.encode import prune
+from ..model.encode_shards import check_folder
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 
 # %% ../../nbs/6_serving/01_formats.ipynb #feature-name

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import sparse
 from ..config.files import ConfigError, read_json, write_json
 from ..data.bm25 import best
-from ..model.encode import shard_description
+from ..model.encode_shards import shard_description
 
 # %% ../../nbs/6_serving/02_index.ipynb #label
 @dataclass(frozen=True)

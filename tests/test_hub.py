@@ -1,4 +1,4 @@
-"""Our models in other tools and theirs in ours, on real texts: the same vectors on both sides."""
+"""Exports and imports on real texts: the same vectors here and in other tools."""
 import base64, json, os, re, shutil, subprocess, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
