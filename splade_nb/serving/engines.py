@@ -11,7 +11,7 @@ from pathlib import Path
 from ..config.files import ConfigError, choose, read_json
 from .embedded_engines import MilvusIndex, QdrantIndex, SeismicIndex
 from .opensearch import OpenSearchIndex
-from .index import ExactIndex, Index, Label, NoIndex, about
+from .index import ExactIndex, Index, Label, NoIndex, read_label
 
 # %% ../../nbs/6_serving/05_engines.ipynb #engines
 ENGINES = {kind.engine: kind for kind in (ExactIndex, SeismicIndex, MilvusIndex, QdrantIndex, OpenSearchIndex)}
@@ -39,7 +39,7 @@ def open_index(place: Path | str, label: Label | None = None,
     "The index of a place, by the engine that made it. Raises `NoIndex` for a place without one, `ConfigError` for a damaged one and another model's."
     there, where = address(place, engine)
     if not there:
-        about(place)
+        read_label(place)
         there = choose('engine', read_json(Path(place)/'index.json')['engine'], ENGINES)
     return ENGINES[there].open(where, label)
 
