@@ -22,7 +22,7 @@ from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.data.idf import count, idf
 from splade_nb.training.dataset import make_tokenizer
 from splade_nb.serving.opensearch import (
-    Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of,
+    Layout, OpenSearchIndex, SearchOptions, index_body, neural_sparse, operation, rank_feature, request, weights_of,
     with_text)
 from splade_nb.serving.index import ExactIndex, Label
 from splade_nb.data.tokenizer import vocabulary_hash
@@ -105,12 +105,12 @@ def shared(found: list, wanted: list, k: int = 10) -> float:  # wanted: more tha
     return float(np.mean([one(mine, theirs) for mine, theirs in zip(found, wanted) if theirs]))
 
 
-WAYS = {'`rank_features`, `neural_sparse`': (Layout(), Asking('neural_sparse'), ()),
-        '`rank_features`, `rank_feature` linear': (Layout(), Asking('rank_feature'), ()),
-        '`sparse_vector`, `neural_sparse`': (Layout('sparse_vector'), Asking(), ()),
-        '`rank_features`, two phases': (Layout(), Asking(two_phase={}), ()),
-        '`sparse_vector`, approximate': (Layout('sparse_vector', seismic=dict(approximate_threshold=0)), Asking(approximate=dict(top_n=10)), ()),
-        '`rank_features`, `rank_feature` saturating, the default': (Layout(), Asking('rank_feature'), (saturating,))}
+WAYS = {'`rank_features`, `neural_sparse`': (Layout(), SearchOptions('neural_sparse'), ()),
+        '`rank_features`, `rank_feature` linear': (Layout(), SearchOptions('rank_feature'), ()),
+        '`sparse_vector`, `neural_sparse`': (Layout('sparse_vector'), SearchOptions(), ()),
+        '`rank_features`, two phases': (Layout(), SearchOptions(two_phase={}), ()),
+        '`sparse_vector`, approximate': (Layout('sparse_vector', seismic=dict(approximate_threshold=0)), SearchOptions(approximate=dict(top_n=10)), ()),
+        '`rank_features`, `rank_feature` saturating, the default': (Layout(), SearchOptions('rank_feature'), (saturating,))}
 
 
 def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
@@ -118,9 +118,9 @@ def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
     return index.search(queries, k)
 
 
-def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, asking: Asking, by=(), k: int = 10) -> list:
+def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, options: SearchOptions, by=(), k: int = 10) -> list:
     "The rankings of an index that is filled, asked and deleted."
-    with OpenSearchIndex.new(place, label, layout, asking=asking, timeout=300) as index:
+    with OpenSearchIndex.new(place, label, layout, options=options, timeout=300) as index:
         try:
             index.add(ids, vectors)
             return [by[0](index, row, k) for row in queries] if by else index.search(queries, k)
@@ -154,13 +154,13 @@ def requests() -> str:
     names = [feature_name(name) for name in ('▁제주', '여행', '3.14')]
     label, document, query = Label('3f2a', 3, '9c1e'), sparse.csr_matrix(np.array([[1.62, 0.9, 0.25]], np.float32)), sparse.csr_matrix(np.array([[2.5, 1.1, 0]], np.float32))
     index = type('Shown', (), dict(label=label, names=names))
-    body = lambda **how: request(query, 10, Asking('neural_sparse', **how), names)[0]
+    body = lambda **how: request(query, 10, SearchOptions('neural_sparse', **how), names)[0]
     parts = {'An index, searched exactly, with BM25 beside': ('PUT', 'docs', index_body(label, Layout(terms='names', analyser='nori'))),
              'An index that is searched by clusters where it is large': ('PUT', 'docs', index_body(label, Layout('sparse_vector', seismic=dict(n_postings=4000, quantization_ceiling_ingest=4)))),
              'Documents': ('POST', 'docs/_bulk', operation(index, '문서 1', document, '제주 올레길을 걷는 여행')[1].decode().strip()),
              'A query': ('POST', 'docs/_search', body()), 'The same on a server without the neural-search plugin': ('POST', 'docs/_search', dict(body(), query=rank_feature(weights_of(query, names)))),
              'Heavy terms first, light ones for the best documents only': ('POST', 'docs/_search', body(two_phase=dict(prune_ratio=0.4))),
-             'By clusters': ('POST', 'docs/_search', request(query, 10, Asking('neural_sparse', approximate=dict(top_n=10, heap_factor=1.2)))[0]),
+             'By clusters': ('POST', 'docs/_search', request(query, 10, SearchOptions('neural_sparse', approximate=dict(top_n=10, heap_factor=1.2)))[0]),
              'With BM25 of title and text': ('POST', 'docs/_search', dict(query=with_text(neural_sparse(weights_of(query, names)), '제주 여행', 0.5), size=10))}
     return '\n\n'.join(f'{title}:\n\n{block(*part)}' for title, part in parts.items())
 
