@@ -300,7 +300,7 @@ def test_a_search_that_fails_says_so(fake, fault, reason):
 
 def fill(place: str, progress: Path, number: int) -> None:
     "A child that fills an index, and is killed at the `number`-th moment: at a request, or as progress is written."
-    die_at_change(number, sys.modules[__name__], 'ingest', calls=[(opensearch, 'send')])
+    die_at_change(number, sys.modules[__name__], 'ingest', calls=[(opensearch, '_send')])
     with OpenSearchIndex.open(place, LABEL, bulk=QUICK) as index: ingest(index, stream(), progress)
 
 

@@ -25,7 +25,7 @@ from .index import (
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #settings
 @dataclass(frozen=True)
 class Seismic:
-    "Parameters of index and search; with the defaults 0.97 of the exact ten best are found, or more (`docs/engines.md`)."
+    "Parameters of index and search; the defaults find at least 0.97 of the exact ten best (`docs/engines.md`)."
     postings: int = 3500          # documents in a token's list, on average over all tokens
     centroids: float = 0.1        # blocks, as a share of a list's documents
     smallest: int = 2             # documents a block
@@ -60,8 +60,8 @@ def build_seismic(vectors: sparse.csr_matrix, settings: Seismic) -> tuple: # Sei
     "An index whose documents are row numbers; None for rows without a term. Raises `ConfigError` without the package."
     numbers = token_numbers(vectors)
     if not vectors.nnz: return None, numbers
-    data, names = _seismic_class(numbers, 'SeismicDataset')(dim=int(numbers.max()) + 1), map(str, range(vectors.shape[0]))
-    data.add_documents_by_id(list(names), numbers[vectors.indices], vectors.data, vectors.indptr.astype(np.int64))
+    data, names = _seismic_class(numbers, 'SeismicDataset')(dim=int(numbers.max()) + 1), range(vectors.shape[0])
+    data.add_documents_by_id(list(map(str, names)), numbers[vectors.indices], vectors.data, vectors.indptr.astype(np.int64))
     options = dict(n_postings=settings.postings, centroid_fraction=settings.centroids,
                    min_cluster_size=settings.smallest, summary_energy=settings.summary_energy)
     with _quiet(): return _seismic_class(numbers, 'SeismicIndex').build_from_dataset(data, **options), numbers
@@ -132,7 +132,7 @@ class SeismicIndex(RowsIndex):
             if path.name != self._name: path.unlink()
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #server
-def server_address(place: Path | str) -> tuple[str, str, str] | None: # address, collection, 'user:password'; None: a folder
+def server_address(place: Path | str) -> tuple[str, str, str] | None: # address, collection, 'user:password'; None: folder
     "The parts of an address. Raises `ConfigError` where it names no collection."
     if not str(place).startswith(('http://', 'https://')): return None
     parts = urlsplit(str(place))
@@ -173,7 +173,8 @@ def check_seal(folder: Path) -> dict: # empty where the index was changed since 
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #backend-index
 def _columns(vectors): # (tokens, weights) of each row
-    for row in map(slice, vectors.indptr, vectors.indptr[1:]): yield vectors.indices[row].tolist(), vectors.data[row].tolist()
+    for row in map(slice, vectors.indptr, vectors.indptr[1:]):
+        yield vectors.indices[row].tolist(), vectors.data[row].tolist()
 
 class BackendIndex(Index):
     "An index whose documents are in an engine's own files, or on its server."
@@ -199,8 +200,9 @@ class BackendIndex(Index):
         with self._errors():
             for start in range(0, len(items), self.batch): call(items[start:start + self.batch])
 
-    def _put(self, ids, vectors): self._change(self._backend.upsert, [(id, *row) for id, row in zip(ids, _columns(vectors))])
     def _drop(self, ids): self._change(self._backend.remove, ids)
+    def _put(self, ids, vectors):
+        self._change(self._backend.upsert, [(id, *row) for id, row in zip(ids, _columns(vectors))])
 
     def _rank(self, queries, k):
         with self._errors():
@@ -218,7 +220,7 @@ class BackendIndex(Index):
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #placed-index
 class PlacedIndex(BackendIndex):
-    "In a folder or on a server. Opening the files changes some of them, so their seal is removed before and renewed after."
+    "In a folder or on a server. Opening the files changes some, so their seal is removed before and renewed after."
     @classmethod
     def new(cls, place: Path | str, label: Label):
         "An empty index. Raises `ConfigError` where one is already."
@@ -335,7 +337,8 @@ def _scroll(call): # ids; call(offset=, limit=, with_payload=) returns points an
 
 class QdrantEdgeBackend:
     "A shard of Qdrant in a folder."
-    def __init__(self, folder: Path): self.folder, self.shard, self.edge = str(folder), None, needs('qdrant_edge', 'engines')
+    def __init__(self, folder: Path):
+        self.folder, self.shard, self.edge = str(folder), None, needs('qdrant_edge', 'engines')
 
     def create(self, label):
         config = self.edge.EdgeConfig(sparse_vectors={'terms': self.edge.EdgeSparseVectorParams()})
@@ -379,7 +382,8 @@ class _QdrantServerBackend:
         return self.client.create_collection(self.name, **options, metadata=asdict(label))
 
     def attach(self):
-        if self.client.collection_exists(self.name): return Label(**self.client.get_collection(self.name).config.metadata)
+        if not self.client.collection_exists(self.name): return None
+        return Label(**self.client.get_collection(self.name).config.metadata)
 
     def upsert(self, rows):
         self.client.upsert(self.name, [

@@ -132,9 +132,10 @@ def _gather(path, lines, load, index): # Part; load: line -> id, text or None, {
 
 # %% ../../nbs/6_serving/01_formats.ipynb #fields
 def _field(record, name, kind): # DataError still without its file
-    value, kinds = record.get(name) if isinstance(record, dict) else None, {dict: 'an object', list: 'a list', str: 'a string'}
+    value = record.get(name) if isinstance(record, dict) else None
     if isinstance(value, kind): return value
-    raise DataError('', None, name, 'nothing' if value is None else repr(value)[:60], kinds[kind])
+    allowed = {dict: 'an object', list: 'a list', str: 'a string'}[kind]
+    raise DataError('', None, name, 'nothing' if value is None else repr(value)[:60], allowed)
 
 def _unique(pairs): # JSON's own reader takes the last of two
     terms = dict(pairs)
@@ -286,7 +287,8 @@ def _parts(rows, ids, texts): # Part for each csr_matrix of rows
             if len(values) < matrix.shape[0]: raise ConfigError(f'{name}: they end before the vectors do')
         yield Part(taken['ids'], matrix.tocsr(), taken.get('texts'))
     for name, given in dict(ids=ids, texts=texts).items():
-        if given is not None and next(streams[name], None) is not None: raise ConfigError(f'{name}: more than there are vectors')
+        if given is not None and next(streams[name], None) is not None:
+            raise ConfigError(f'{name}: more than there are vectors')
 
 class _SeenIds: # eight bytes each
     def __init__(self): self.hashes = np.empty(0, dtype=np.int64) # sorted
@@ -360,7 +362,8 @@ def _read_part(form, path, index, documents):
     try: part = form.read(path, index)
     except DataError: raise
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(path, None, 'file', f'{type(error).__name__}: {error}', f'a whole {form.suffix} file') from error
+        reason = f'{type(error).__name__}: {error}'
+        raise DataError(path, None, 'file', reason, f'a whole {form.suffix} file') from error
     if len(part.ids) == documents: return part
     raise DataError(path, None, 'file', f'{len(part.ids)} documents', f'the {documents} that were written')
 
@@ -372,8 +375,8 @@ def read_vectors(place: Path | str, format: str, tokenizer: SpladeTokenizer) -> 
         raise ConfigError(f'{folder} holds no vectors of `write_vectors`: parts.json is missing')
     label, record = read_json(folder/'shards.json'), read_json(folder/'parts.json')
     for name, value in dict(format=format, vocabulary=vocabulary_hash(tokenizer)).items():
-        if label.get(name) != value:
-            raise ConfigError(f'{folder/"shards.json"}: {name}: {label.get(name)!r} made these vectors, {value!r} is asked for')
+        if (saved := label.get(name)) != value:
+            raise ConfigError(f'{folder/"shards.json"}: {name}: {saved!r} made these vectors, {value!r} is asked for')
     if not record['whole']:
         raise ConfigError(f'{folder}: only {len(record["parts"])} parts are written; convert again, it goes on')
     index = {key: column for column, key in enumerate(form.keys(tokenizer))}

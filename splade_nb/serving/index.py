@@ -40,7 +40,8 @@ def check_label(place, saved: Label, expected: Label | None) -> Label: # the sav
         other = getattr(expected or saved, name)
         if name == 'texts' and other not in ('', value):
             whose = f'the documents of {value}' if value else 'documents, and does not say of which collection'
-            raise ConfigError(f'{place}: this index holds {whose}; those of {other} are asked for and would overwrite them.'
+            raise ConfigError(f'{place}: this index holds {whose}; those of {other} are asked for'
+                              ' and would overwrite them.'
                               ' Take another name for the index, or delete the index first')
         if name != 'texts' and value != other:
             raise ConfigError(f'{place}: {name} {value!r} made this index, {other!r} is asked for;'
@@ -120,7 +121,7 @@ def read_label(folder: Path | str, engine: str = '') -> Label: # engine: the exp
 
 # %% ../../nbs/6_serving/02_index.ipynb #claim
 def claim_folder(folder: Path | str, engine: str, label: Label) -> Path:
-    "An empty folder for a new index, over what a killed process began. Raises `ConfigError` where it holds anything else."
+    "An empty folder for a new index; what a killed process began is removed. Raises `ConfigError` for anything else."
     folder = Path(folder)
     if folder.exists() and any(not path.match('index.json.*.part') for path in folder.iterdir()):
         try: read_label(folder)

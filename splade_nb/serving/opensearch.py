@@ -59,9 +59,11 @@ def server_errors(place: str):
     exceptions = needs('opensearchpy', 'engines').exceptions
     try: yield
     except exceptions.SSLError as error:
-        raise ConfigError(f'{place}: {error.error}. Name the authority that signed its certificate: ca_certs=file') from error
+        hint = 'Name the authority that signed its certificate: ca_certs=file'
+        raise ConfigError(f'{place}: {error.error}. {hint}') from error
     except exceptions.ConnectionError as error:
-        raise ConfigError(f'{place}: no answer ({error.error}). `make opensearch` starts a server for a trial') from error
+        hint = '`make opensearch` starts a server for a trial'
+        raise ConfigError(f'{place}: no answer ({error.error}). {hint}') from error
     except exceptions.TransportError as error:
         reason = f'{error.status_code}: {error_reason(error.info)}'
         raise ConfigError(f'{place}: {reason}{HINTS.get(error.status_code, "")}') from error
@@ -69,7 +71,7 @@ def server_errors(place: str):
 # %% ../../nbs/6_serving/04_opensearch.ipynb #server
 class Server:
     "A server, one index on it, and what the server can do."
-    def __init__(self, url: str, timeout: float = 60., **connection): # connection: arguments of `opensearchpy.OpenSearch`
+    def __init__(self, url: str, timeout: float = 60., **connection): # arguments of `opensearchpy.OpenSearch`
         self.place, self.name, arguments = read_address(url)
         logging.getLogger('opensearch').addHandler(logging.NullHandler())  # its warnings are raised or tried again
         options = arguments | dict(timeout=timeout, max_retries=1, verify_certs=True) | connection
@@ -122,7 +124,8 @@ class Layout:
         choose('kind', self.kind, KINDS)
         choose('terms', self.terms, TERMS)
         for name in self.seismic: choose('parameter of seismic', name, SEISMIC)
-        if self.kind != 'sparse_vector' and self.seismic: raise ConfigError("seismic: parameters of kind='sparse_vector'")
+        if self.kind != 'sparse_vector' and self.seismic:
+            raise ConfigError("seismic: parameters of kind='sparse_vector'")
         if self.kind == 'sparse_vector' and self.terms == 'names':
             raise ConfigError("terms='names': sparse_vector takes ids only")
 
@@ -130,7 +133,8 @@ class Layout:
 def index_body(label: Label, layout: Layout) -> dict:
     "The request that makes an index."
     words = dict(type='text', analyzer=layout.analyser) if layout.analyser else dict(type='text', index=False)
-    settings, vector = dict(number_of_shards=layout.shards, number_of_replicas=layout.replicas), dict(type='rank_features')
+    settings = dict(number_of_shards=layout.shards, number_of_replicas=layout.replicas)
+    vector = dict(type='rank_features')
     if layout.kind == 'sparse_vector':
         method = dict(name='seismic', **(dict(parameters=layout.seismic) if layout.seismic else {}))
         settings, vector = settings | dict(sparse=True), dict(type='sparse_vector', method=method)
@@ -158,8 +162,8 @@ def neural_sparse(weights: dict, method: dict | None = None) -> dict: # method: 
     return dict(neural_sparse={FIELD: dict(query_tokens=weights, **options)})
 
 def rank_feature(weights: dict) -> dict:
-    clauses = [dict(rank_feature=dict(field=f'{FIELD}.{term}', boost=weight, linear={})) for term, weight in weights.items()]
-    return dict(bool=dict(should=clauses))
+    clauses = [dict(field=f'{FIELD}.{term}', boost=weight, linear={}) for term, weight in weights.items()]
+    return dict(bool=dict(should=[dict(rank_feature=clause) for clause in clauses]))
 
 def with_text(query: dict, text: str, boost: float = 1.0) -> dict:
     "A hybrid: BM25 of title and text added to a query, for an index with an analyser."
@@ -174,7 +178,7 @@ FOLDED = 32_768  # ids that a large segment tells apart: SparseConstants of the 
 class SearchOptions:
     "How an index is searched."
     by: str = ''                    # neural_sparse or rank_feature; '': neural_sparse where the server has it
-    two_phase: dict | None = None   # prune_ratio, expansion_rate, max_window_size: light terms for the best documents only
+    two_phase: dict | None = None   # prune_ratio, expansion_rate, max_window_size: light terms only rescore
     approximate: dict | None = None # top_n, heap_factor: by clusters in the large segments of `sparse_vector`
 
     def __post_init__(self):
@@ -209,7 +213,8 @@ def request(row: sparse.csr_matrix,     # [1, V]
            ) -> tuple[dict, float]:     # body of a search, factor of its scores
     "The request of one query."
     scale = max(1.0, float(row.data.max()) / HEAVIEST)
-    weights, body = weights_of((row / scale).astype(row.dtype), names), dict(size=k, _source=False, track_total_hits=False)
+    weights = weights_of((row / scale).astype(row.dtype), names)
+    body = dict(size=k, _source=False, track_total_hits=False)
     method = options.approximate and dict(k=k) | options.approximate
     query = rank_feature(weights) if options.by == 'rank_feature' else neural_sparse(weights, method)
     if options.two_phase is not None:
@@ -321,7 +326,8 @@ def _token_names(layout, label, names): # [V], or None for ids
     if layout.terms == 'ids': return None
     if names is None or len(names) != label.size:
         given = '' if names is None else f'; {len(names):,} were given'
-        raise ConfigError(f'this index has tokens by name: names=tokenizer.names, {label.size:,} of them, is needed{given}')
+        raise ConfigError('this index has tokens by name: '
+                          f'names=tokenizer.names, {label.size:,} of them, is needed{given}')
     return [feature_name(name) for name in names]
 
 def _store(index, operations):
@@ -330,7 +336,8 @@ def _store(index, operations):
     index.server.refresh()
     reasons = '; '.join(f'{id[:40]}: {reason}' for id, reason in refused[:3])
     if not refused: return
-    raise ConfigError(f'{index.server.place}: {len(refused):,} documents were refused, the others are stored; {reasons}')
+    count = f'{len(refused):,} documents were refused, the others are stored'
+    raise ConfigError(f'{index.server.place}: {count}; {reasons}')
 
 def _all_ids(server):
     helpers = needs('opensearchpy.helpers', 'engines')
@@ -338,7 +345,8 @@ def _all_ids(server):
     hits = helpers.scan(server.client, dict(query=dict(match_all={})), index=server.name, size=1000, _source=False)
     with server.errors():
         try: yield from (hit['_id'] for hit in hits)
-        except helpers.ScanError as error: raise ConfigError(f'{server.place}: the list is not whole: {error}') from error
+        except helpers.ScanError as error:
+            raise ConfigError(f'{server.place}: the list is not whole: {error}') from error
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #ask
 def _search(index, row, k): # [(id, score)]; of equal scores at the end the server chooses
@@ -368,7 +376,8 @@ class OpenSearchIndex(Index):
         "An empty index. Raises `ConfigError` where one is already, and for what the server cannot do."
         server = Server(place, **connection)
         index = cls(server, label, layout, names, options, bulk)
-        if server.about(): raise ConfigError(f'{server.place}: an index is there already: open it, or take another name')
+        if server.about():
+            raise ConfigError(f'{server.place}: an index is there already: open it, or take another name')
         if layout.analyser == 'nori' and 'analysis-nori' not in server.plugins:
             raise ConfigError(f"{server.place}: analyser='nori': the server has no plugin analysis-nori"
                               ' (bin/opensearch-plugin install analysis-nori)')
@@ -377,7 +386,7 @@ class OpenSearchIndex(Index):
 
     @classmethod
     def open(cls, place: str, label: Label | None = None, names: list | None = None, **more):
-        "An index that exists; `more` as in `new`. Raises `NoIndex`; `ConfigError` for another model's or program's index."
+        "An existing index; `more` as in `new`. Raises `NoIndex`; `ConfigError` for another model's or program's."
         options = {name: more.pop(name) for name in ('options', 'bulk') if name in more}
         server = Server(place, **more)
         saved, layout = read_layout(server.place, server.about())
@@ -401,7 +410,8 @@ def _progress(index, path): # uuid of the index, done, last, refused
     uuid = index.server.about()['settings']['index']['uuid']
     state = read_json(path) if path and path.exists() else dict(uuid=uuid, done=0, last='', refused=[])
     if state['uuid'] == uuid: return state
-    raise ConfigError(f'{path}: the progress of another index, or of one that was made anew; remove the file to begin again')
+    raise ConfigError(f'{path}: the progress of another index, or of one that was made anew;'
+                      ' remove the file to begin again')
 
 def _remaining(documents, state, path): # of a stream
     documents = iter(documents)

@@ -57,7 +57,7 @@ def open_encoder(folder: Path | str) -> Encoder:
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, pair (of characters), sound, or chance: another pair of the text has this column
+    kind: str              # word, part, pair (of characters), sound; chance: another pair of the text has this column
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query
@@ -302,7 +302,7 @@ def _replace_texts(searcher, documents):
         searcher.changed = document_store.synchronise(store, documents)
         if not any(searcher.changed): return
         if not try_lock(searcher.lock_file, exclusive=True):
-            raise ConfigError(f'{store.path.parent}: the texts have changed, and another process has this searcher open;'
+            raise ConfigError(f'{store.path.parent}: texts have changed, and another process has this searcher open;'
                               ' end it (a search page?), then try again')
         before, now = store.fact('letters'), _mean_letters(store)
         if before and abs(now / before - 1) > LENGTH_CHANGE:
@@ -352,7 +352,7 @@ def open_searcher(place: Path | str,
                   index: str = '',                           # the address with its password, where one is needed
                   progress: bool = False
                  ) -> Searcher:
-    "A finished searcher; interrupted changes are completed first. Raises `NoSearcher`; `ConfigError` for another model's."
+    "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
     path = Path(place)/'box.json'
     if not path.exists(): raise NoSearcher(f'{place} holds no searcher: box.json is missing; build_searcher makes one')
     with intact(path): saved = read_json(path)

@@ -206,7 +206,7 @@ def application(searcher: Searcher,
 
 # %% ../../nbs/6_serving/08_web.ipynb #serve
 def served_names(host: str) -> tuple[str, ...]:
-    "Names besides localhost that requests may use. Raises `ConfigError` for all interfaces at once, which have no name."
+    "Names besides localhost that requests may use. Raises `ConfigError` for all interfaces, which have no name."
     if host in ('127.0.0.1', 'localhost', '::1'): return ()
     if host in ('', '0.0.0.0', '::', '*'):
         raise ConfigError(f'host={host}: give the one address or name under which the page will be opened')
@@ -215,7 +215,8 @@ def served_names(host: str) -> tuple[str, ...]:
 def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None:
     "Answer requests until Ctrl-C. Raises `ConfigError`."
     names = served_names(host)
-    if names: print(f'warning: everyone who reaches {host} can search these texts; there is no password', file=sys.stderr)
+    warning = f'warning: everyone who reaches {host} can search these texts; there is no password'
+    if names: print(warning, file=sys.stderr)
     app = application(searcher, names)
     searcher.search('처음', 1)  # loads the morpheme analyser
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
