@@ -1,7 +1,7 @@
 """Write docs/opensearch.md: the requests, as the module makes them, what they find, and what the tests' server refuses.
 
-    python docs/opensearch_page.py            ask a server of every kind about the embedded set, then write
-    python docs/opensearch_page.py --check    exit 1 if the page is not what the code and the kept figures say
+    python docs/opensearch_page.py            search the embedded set on a server in every way, then write
+    python docs/opensearch_page.py --check    exit 1 if the page differs from the code and the saved results
 """
 import json, sys
 from datetime import date
@@ -22,7 +22,7 @@ from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.data.idf import count, idf
 from splade_nb.training.dataset import make_tokenizer
 from splade_nb.serving.opensearch import (
-    Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of,
+    Layout, OpenSearchIndex, SearchOptions, index_body, neural_sparse, operation, rank_feature, request, weights_of,
     with_text)
 from splade_nb.serving.index import ExactIndex, Label
 from splade_nb.data.tokenizer import vocabulary_hash
@@ -31,7 +31,7 @@ PAGE, RESULTS = ROOT/'docs'/'opensearch.md', ROOT/'docs'/'results'/'opensearch.j
 KO = resolve_quietly('splade_ko')
 TEXT = """# OpenSearch
 
-Written by `python docs/opensearch_page.py`; the room is [opensearch](../nbs/12_opensearch.ipynb). OpenSearch 2.14 to {server}, opensearch-py {client}; `sparse_vector` from 3.3 on.
+Written by `python docs/opensearch_page.py`; the module is [opensearch](../nbs/6_serving/04_opensearch.ipynb). OpenSearch 2.14 to {server}, opensearch-py {client}; `sparse_vector` from 3.3 on.
 
 ```text
 make opensearch    # a server for a trial on this machine, {url}
@@ -46,11 +46,11 @@ report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vec
 index.search(encode_queries(model, tokenizer, ['제주도 여행 어디가 좋아요'], factor), k=10)
 ```
 
-`model`, `tokenizer`, `vectors` and `factor` are those of [run](../nbs/15_run.ipynb): `load_encoder`, `indexed`, `asked`.
+`load_encoder` gives `model` and `tokenizer`, `encode` the `vectors`; [retrieval](../nbs/4_evaluation/02_retrieval.ipynb) shows `encode_queries` and the `factor` of a collection.
 
 ## Whose documents
 
-Ids are not told apart by collection, so an index holds one collection: the name at the end of the address is yours to choose, and a search box writes into the mapping whose documents it puts there. Another collection, or an index that does not say whose it is, is refused before anything is written.
+Ids are not told apart by collection, so an index holds one collection: the name at the end of the address is yours to choose, and a searcher writes the name of its collection into the mapping. Another collection, or an index that does not say whose it is, is refused before anything is written.
 
 ```text
 curl -s {url}/_all/_mapping?filter_path=*.mappings._meta    # which index is which: texts, vocabulary, model
@@ -59,13 +59,13 @@ curl -X DELETE {url}/docs                                   # when it is not nee
 
 ## Requests
 
-Made for tokenizer by name, which people can read; by default tokenizer are called by their ids, and `sparse_vector` takes nothing else.
+With tokens by name, which people can read; by default an index has their ids, and `sparse_vector` takes nothing else.
 
 {requests}
 
 ## What they find
 
-{asked} test queries of the embedded set over {documents} documents: vectors of `splade_ko` before training, {terms} terms a document, asked of the tests' server. The exact product is SciPy's. Lucene keeps nine significant bits of each weight; "same product" has its weights cut the same way. The segment of clusters is one that skips none of them (`heap_factor` is not modelled), asked by its {top_n} heaviest terms, with OpenSearch's ceilings.
+{asked} test queries of the embedded set over {documents} documents: vectors of `splade_ko` before training, {terms} terms a document, searched on the tests' server. The exact product is SciPy's. Lucene stores nine significant bits of each weight; "same product" has its weights cut the same way. The segment of clusters is one that skips none of them (`heap_factor` is not modelled), searched by its {top_n} heaviest terms, with OpenSearch's ceilings.
 
 {figures}
 
@@ -80,13 +80,13 @@ A feature is *saturated* unless the query says `linear`: w / (w + pivot), the pi
 
 
 def start_vectors(tokenizer, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
-    "What `splade_ko` says before it learned anything: the tokens, pairs and sounds of a text, queries weighted by IDF."
+    "Vectors of `splade_ko` before training: tokens, bigrams and phonetic keys of a text, queries weighted by IDF."
     weights = idf(count(tokenizer.bags(texts), len(tokenizer))) * np.where(np.arange(len(tokenizer)) < len(tokenizer.backend), 1, KO.bigram_query_weight)
     return lookup_documents(tokenizer, texts), lookup_queries(tokenizer, weights, queries)
 
 
 def cut(vectors: sparse.csr_matrix) -> sparse.csr_matrix:
-    "Weights as Lucene keeps them."
+    "Weights as Lucene stores them."
     return sparse.csr_matrix(((vectors.data.view(np.int32) >> 15 << 15).view(np.float32), vectors.indices, vectors.indptr), shape=vectors.shape)
 
 
@@ -105,12 +105,12 @@ def shared(found: list, wanted: list, k: int = 10) -> float:  # wanted: more tha
     return float(np.mean([one(mine, theirs) for mine, theirs in zip(found, wanted) if theirs]))
 
 
-WAYS = {'`rank_features`, `neural_sparse`': (Layout(), Asking('neural_sparse'), ()),
-        '`rank_features`, `rank_feature` linear': (Layout(), Asking('rank_feature'), ()),
-        '`sparse_vector`, `neural_sparse`': (Layout('sparse_vector'), Asking(), ()),
-        '`rank_features`, two phases': (Layout(), Asking(two_phase={}), ()),
-        '`sparse_vector`, approximate': (Layout('sparse_vector', seismic=dict(approximate_threshold=0)), Asking(approximate=dict(top_n=10)), ()),
-        '`rank_features`, `rank_feature` saturating, the default': (Layout(), Asking('rank_feature'), (saturating,))}
+WAYS = {'`rank_features`, `neural_sparse`': (Layout(), SearchOptions('neural_sparse'), ()),
+        '`rank_features`, `rank_feature` linear': (Layout(), SearchOptions('rank_feature'), ()),
+        '`sparse_vector`, `neural_sparse`': (Layout('sparse_vector'), SearchOptions(), ()),
+        '`rank_features`, two phases': (Layout(), SearchOptions(two_phase={}), ()),
+        '`sparse_vector`, approximate': (Layout('sparse_vector', seismic=dict(approximate_threshold=0)), SearchOptions(approximate=dict(top_n=10)), ()),
+        '`rank_features`, `rank_feature` saturating, the default': (Layout(), SearchOptions('rank_feature'), (saturating,))}
 
 
 def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
@@ -118,9 +118,9 @@ def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
     return index.search(queries, k)
 
 
-def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, asking: Asking, by=(), k: int = 10) -> list:
-    "The rankings of an index that is filled, asked and deleted."
-    with OpenSearchIndex.new(place, label, layout, asking=asking, timeout=300) as index:
+def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, options: SearchOptions, by=(), k: int = 10) -> list:
+    "The rankings of an index that is filled, searched and deleted."
+    with OpenSearchIndex.new(place, label, layout, options=options, timeout=300) as index:
         try:
             index.add(ids, vectors)
             return [by[0](index, row, k) for row in queries] if by else index.search(queries, k)
@@ -145,8 +145,8 @@ def measure() -> dict:
 
 
 def block(method: str, path: str, body) -> str:
-    said = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False, indent=2)
-    return f'```text\n{method} /{path}\n{said}\n```'
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False, indent=2)
+    return f'```text\n{method} /{path}\n{text}\n```'
 
 
 def requests() -> str:
@@ -154,13 +154,13 @@ def requests() -> str:
     names = [feature_name(name) for name in ('▁제주', '여행', '3.14')]
     label, document, query = Label('3f2a', 3, '9c1e'), sparse.csr_matrix(np.array([[1.62, 0.9, 0.25]], np.float32)), sparse.csr_matrix(np.array([[2.5, 1.1, 0]], np.float32))
     index = type('Shown', (), dict(label=label, names=names))
-    body = lambda **how: request(query, 10, Asking('neural_sparse', **how), names)[0]
+    body = lambda **how: request(query, 10, SearchOptions('neural_sparse', **how), names)[0]
     parts = {'An index, searched exactly, with BM25 beside': ('PUT', 'docs', index_body(label, Layout(terms='names', analyser='nori'))),
              'An index that is searched by clusters where it is large': ('PUT', 'docs', index_body(label, Layout('sparse_vector', seismic=dict(n_postings=4000, quantization_ceiling_ingest=4)))),
              'Documents': ('POST', 'docs/_bulk', operation(index, '문서 1', document, '제주 올레길을 걷는 여행')[1].decode().strip()),
              'A query': ('POST', 'docs/_search', body()), 'The same on a server without the neural-search plugin': ('POST', 'docs/_search', dict(body(), query=rank_feature(weights_of(query, names)))),
              'Heavy terms first, light ones for the best documents only': ('POST', 'docs/_search', body(two_phase=dict(prune_ratio=0.4))),
-             'By clusters': ('POST', 'docs/_search', request(query, 10, Asking('neural_sparse', approximate=dict(top_n=10, heap_factor=1.2)))[0]),
+             'By clusters': ('POST', 'docs/_search', request(query, 10, SearchOptions('neural_sparse', approximate=dict(top_n=10, heap_factor=1.2)))[0]),
              'With BM25 of title and text': ('POST', 'docs/_search', dict(query=with_text(neural_sparse(weights_of(query, names)), '제주 여행', 0.5), size=10))}
     return '\n\n'.join(f'{title}:\n\n{block(*part)}' for title, part in parts.items())
 
@@ -171,9 +171,9 @@ def figures(found: dict) -> str:
 
 
 def refusals() -> str:
-    told = [(name, ' '.join(part.__doc__.split())) for name, part in vars(fake_opensearch).items()
+    parts = [(name, ' '.join(part.__doc__.split())) for name, part in vars(fake_opensearch).items()
             if callable(part) and part.__module__ == 'fake_opensearch' and part.__doc__ and not part.__doc__.startswith(part.__name__ + '(')]
-    return '\n'.join(['| part | after |', '| --- | --- |', *(f'| `{name}` | {said.replace("|", "/")} |' for name, said in told)])
+    return '\n'.join(['| part | after |', '| --- | --- |', *(f'| `{name}` | {text.replace("|", "/")} |' for name, text in parts)])
 
 
 def page(results: dict) -> str:

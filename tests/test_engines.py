@@ -9,7 +9,7 @@ from moments import die_at_change, every_moment
 from splade_nb.data import readers as data
 from splade_nb.config.files import ConfigError
 from splade_nb.model.encode import lookup_documents, lookup_queries
-from splade_nb.serving.embedded_engines import EdgeShelf, MilvusShelf
+from splade_nb.serving.embedded_engines import QdrantEdgeBackend, MilvusBackend
 from splade_nb.serving.engines import ENGINES, INSIDE, new_index, open_index, resume_index
 from splade_nb.data.idf import count, idf
 from splade_nb.serving.index import ExactIndex, Label, RowsIndex
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named(engine, damage, tmp_path):
 # A process that is killed, a disk that is full: in children of a process that has the engines imported and none of them begun
 
 CHILDREN = multiprocessing.get_context('forkserver')
-CHILDREN.set_forkserver_preload(['splade_nb.data', 'splade_nb.engines', 'splade_nb.systems', 'pymilvus', 'milvus_lite', 'qdrant_edge',
+CHILDREN.set_forkserver_preload(['splade_nb.data.readers', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'pymilvus', 'milvus_lite', 'qdrant_edge',
                                 'seismic', 'pytest'])  # installed ones alone: a forkserver does not find what lies beside a test
 
 
@@ -181,8 +181,8 @@ def add_some(index, told: Path) -> None:
 
 def ingest(engine: str, folder: Path, told: Path, number: int, watched: str) -> None:
     "Opens an index and adds to it; dies at the `number`-th moment of a function."
-    kind, shelf = ENGINES[engine], EdgeShelf if engine == 'qdrant' else MilvusShelf
-    calls = [(kind, 'add'), (kind, 'save')] + ([] if issubclass(kind, RowsIndex) else [(shelf, name) for name in ('upsert', 'flush', 'close')])
+    kind, backend = ENGINES[engine], QdrantEdgeBackend if engine == 'qdrant' else MilvusBackend
+    calls = [(kind, 'add'), (kind, 'save')] + ([] if issubclass(kind, RowsIndex) else [(backend, name) for name in ('upsert', 'flush', 'close')])
     die_at_change(number, sys.modules[__name__], watched, calls=calls)
     with resume_index(engine, folder, LABEL) as index:
         assert len(index) >= told_by(told)
@@ -190,7 +190,7 @@ def ingest(engine: str, folder: Path, told: Path, number: int, watched: str) -> 
 
 
 def overfill(engine: str, folder: Path, told: Path) -> None:
-    "No file may grow beyond its limit: to a program the same as a disk without module. Qdrant takes module 32 MB at a time."
+    "No file may grow beyond its limit: to a program the same as a disk without room. Qdrant takes room 32 MB at a time."
     number, share = (9000, 0.9) if engine == 'qdrant' else (2000, 0.2)
     rows = sparse.csr_matrix(sparse.random_array((number, LABEL.size), density=share, rng=np.random.default_rng(1), dtype=np.float32)) * 1e-6
     index = open_index(folder)

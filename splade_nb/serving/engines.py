@@ -10,19 +10,19 @@ import re
 from pathlib import Path
 from ..config.files import ConfigError, choose, read_json
 from .embedded_engines import MilvusIndex, QdrantIndex, SeismicIndex
+from .index import ExactIndex, Index, Label, NoIndex, read_label
 from .opensearch import OpenSearchIndex
-from .index import ExactIndex, Index, Label, NoIndex, about
 
 # %% ../../nbs/6_serving/05_engines.ipynb #engines
 ENGINES = {kind.engine: kind for kind in (ExactIndex, SeismicIndex, MilvusIndex, QdrantIndex, OpenSearchIndex)}
-INSIDE = tuple(name for name, kind in ENGINES.items() if kind is not OpenSearchIndex) # in a folder; the other is a server alone
-SERVERS = ('milvus', 'qdrant', 'opensearch')  # what an address leads to
+INSIDE = tuple(name for name, kind in ENGINES.items() if kind is not OpenSearchIndex) # in a folder
+SERVERS = ('milvus', 'qdrant', 'opensearch')  # at an address
 
 # %% ../../nbs/6_serving/05_engines.ipynb #address
 def address(place: Path | str,
-            engine: str = '' # where the address itself says none
-           ) -> tuple:       # engine, place; engine '' for a folder
-    "What stands before an address's scheme. Raises `ConfigError` where it is no engine, or one without a server."
+            engine: str = ''             # of an address that names none
+           ) -> tuple[str, Path | str]:  # engine, place; engine '' for a folder
+    "Split an address into engine and place. Raises `ConfigError` for an engine that has no server."
     found = re.fullmatch(r'(?:(\w+)\+)?(https?://.*)', str(place))
     if not found: return '', place
     return choose('engine of an address', found[1] or engine, SERVERS), found[2]
@@ -32,20 +32,19 @@ def new_index(engine: str, place: Path | str, label: Label) -> Index:
     "An empty index in a folder or at an address. Raises `ConfigError` for an unknown engine and a place that is taken."
     return ENGINES[choose('engine', engine, ENGINES)].new(address(place, engine)[1], label)
 
-# %% ../../nbs/6_serving/05_engines.ipynb #open-index
 def open_index(place: Path | str, label: Label | None = None,
-               engine: str = '' # of an address that says none
+               engine: str = '' # of an address that names none
               ) -> Index:
-    "The index of a place, by the engine that made it. Raises `NoIndex` for a place without one, `ConfigError` for a damaged one and another model's."
-    there, where = address(place, engine)
-    if not there:
-        about(place)
-        there = choose('engine', read_json(Path(place)/'index.json')['engine'], ENGINES)
-    return ENGINES[there].open(where, label)
+    "The index of a place. Raises `NoIndex`; `ConfigError` for a damaged index and another model's."
+    name, where = address(place, engine)
+    if not name:
+        read_label(place)
+        name = choose('engine', read_json(Path(place)/'index.json')['engine'], ENGINES)
+    return ENGINES[name].open(where, label)
 
 # %% ../../nbs/6_serving/05_engines.ipynb #resume-index
 def resume_index(engine: str, place: Path | str, label: Label) -> Index:
-    "The index of a place, or a new one. Raises `ConfigError` where another engine's or model's stands there."
+    "The index of a place, or a new one. Raises `ConfigError` for an index of another engine or model."
     try: index = open_index(place, label, engine)
     except NoIndex: return new_index(engine, place, label)
     if index.engine == engine: return index

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from urllib.request import urlopen
 import httpx, psutil, pytest
 from chromium import HANGS, until
-from splade_nb.serving import web as service
+from splade_nb.serving import web
 from splade_nb.serving.searcher import Hit, Term
 from splade_nb.config.files import ConfigError
 
@@ -201,17 +201,17 @@ def test_what_is_missing_is_said_and_not_drawn(served, browser):
     assert not browser.value('document.querySelectorAll(".hit").length')
 
 
-# A long text, an index that fails: the application alone, over a box that does as it is told
+# A long text, an index that fails: the application alone, over a searcher with given answers
 
-class Told:
-    "A box whose answers are given; `ask` raises where it is told to."
+class GivenAnswers:
+    "A searcher with given answers; `search` raises for one query."
     def __init__(self, *found):
         self.found, self.index = list(found), SimpleNamespace(engine='exact')
         self.encoder = SimpleNamespace(label=SimpleNamespace(model='77aa'))
 
     def __len__(self): return len(self.found)
 
-    def ask(self, query, k):
+    def search(self, query, k):
         if query == '고장': raise ConfigError('kim/texts.db: disk I/O error')
         return self.found[:k]
 
@@ -224,7 +224,7 @@ def steps(call) -> int: # bytecodes run in the service's module, and letters giv
     "What a call costs, counted and not timed."
     found, search = [0], re.finditer
     def traced(frame, event, _):
-        if frame.f_code.co_filename != service.__file__: return None
+        if frame.f_code.co_filename != web.__file__: return None
         frame.f_trace_opcodes = True
         found[0] += event == 'opcode'
         return traced
@@ -233,7 +233,7 @@ def steps(call) -> int: # bytecodes run in the service's module, and letters giv
         return search(pattern, text, *flags)
     before = sys.gettrace()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service.re, 'finditer', counted)
+        patch.setattr(web.re, 'finditer', counted)
         sys.settrace(traced)
         try: call()
         finally: sys.settrace(before)
@@ -243,21 +243,21 @@ def steps(call) -> int: # bytecodes run in the service's module, and letters giv
 def test_a_passage_costs_as_much_as_the_text_is_long():
     terms = [KIMCHI, Term('배', 'word', .5, False), Term('-치', 'part', .2, False)]
     text = '배 김치 배추김치 소금 물 ' * 1600
-    short, long = (steps(lambda: service.passage(text[:letters], terms)) for letters in (2_400, 24_000))
+    short, long = (steps(lambda: web.passage(text[:letters], terms)) for letters in (2_400, 24_000))
     assert short > 2_400 and 9 < long / short < 11
 
 
 def test_a_slow_passage_keeps_no_other_request_waiting(monkeypatch):
-    begun, release, whole = threading.Event(), threading.Event(), service.passage
+    begun, release, whole = threading.Event(), threading.Event(), web.passage
     released = []
     def slow(text, terms):
         begun.set()
         released.append(release.wait(20)) # ends by itself only where the loop stands still, which the last line tells
         return whole(text, terms)
-    monkeypatch.setattr(service, 'passage', slow)
+    monkeypatch.setattr(web, 'passage', slow)
 
     async def both() -> tuple:
-        over = httpx.ASGITransport(service.application(Told(HIT)))
+        over = httpx.ASGITransport(web.application(GivenAnswers(HIT)))
         async with httpx.AsyncClient(transport=over, base_url='http://localhost') as client:
             first = asyncio.create_task(client.post('/api/search', json={'query': '김치'}))
             await asyncio.to_thread(begun.wait)
@@ -276,7 +276,7 @@ def failing():
     "The address of a service whose index fails for one query."
     import uvicorn
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(service.application(Told(HIT)), port=port, log_level='error', lifespan='off'))
+    server = uvicorn.Server(uvicorn.Config(web.application(GivenAnswers(HIT)), port=port, log_level='error', lifespan='off'))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not answers(port): assert thread.is_alive()
