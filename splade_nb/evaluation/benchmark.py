@@ -30,6 +30,7 @@ def metrics_per_query(index, qrels: dict, # {query: {document: grade}}
     run = index.run(queries)
     return retrieval_metrics(qrels, run).assign(**{'recall@100': recall_at(qrels, run, 100)})
 
+# %% ../../nbs/4_evaluation/08_benchmark.ipynb #measure-2
 def measure(index, per_query: pd.DataFrame, queries: dict) -> dict:
     "The part of a result that every evaluation has: metrics with intervals, and cost."
     return dict(queries=len(queries), metrics=summarise(per_query), cost=index.cost(list(queries.values())))
@@ -56,7 +57,8 @@ def leaderboard_result(index, collection, ids: list,
     "The result of one index on one collection, as a leaderboard keeps it."
     queries, qrels = {id: collection.queries[id].text for id in ids}, {id: collection.qrels[id] for id in ids}
     per_query = metrics_per_query(index, qrels, queries)
-    about = dict(documents=len(collection.documents), hash=collection.hash, latency=latency(index, list(queries.values())))
+    about = dict(documents=len(collection.documents), hash=collection.hash,
+                 latency=latency(index, list(queries.values())))
     return measure(index, per_query, queries) | about | dict(
         difference=paired_difference(per_query['ndcg@10'], baseline['ndcg@10']))
 
@@ -78,9 +80,11 @@ def evaluate_system(system: System, corpus: Corpus, out: Path | str) -> dict:
     shutil.rmtree(work)
     return read_json(path)
 
+# %% ../../nbs/4_evaluation/08_benchmark.ipynb #evaluate-system-2
 def _circumstances(corpus: Corpus, work: Path, began: float) -> dict:
     notes = shard_notes(read_json(work/'shards.json')) if (work/'shards.json').exists() else []
-    return dict(documents=len(corpus), split=corpus.split, as_published=as_published(corpus), notes=[*corpus.notes, *notes],
+    return dict(documents=len(corpus), split=corpus.split, as_published=as_published(corpus),
+                notes=[*corpus.notes, *notes],
                 date=date.today().isoformat(), seconds=round(time.monotonic() - began, 1),
                 peak_memory_mb=peak_memory_mb(), device=machine(), versions=packages())
 
@@ -95,6 +99,7 @@ def evaluate_all(systems: list, corpora: list, out: Path | str) -> list: # of re
             print(f'{corpus.label}, {system.name}: nDCG@10 {ndcg:.4f}', flush=True)
     return results
 
+# %% ../../nbs/4_evaluation/08_benchmark.ipynb #evaluate-all-2
 def read_results(folder: Path | str) -> list:
     "Every result stored in a folder, in the order of the collections' names."
     return [read_json(path) for path in sorted(Path(folder).glob('*/*.json'))]
@@ -107,7 +112,7 @@ def gather(model: str,        # run or model folders
            sample: int,       # documents; 0: all
            dense: str         # lsa, hub names or folders
           ) -> tuple:         # [System], [Corpus]
-    "Open all systems and collections, several joined by commas. Raises one `ConfigError` that names all that are missing."
+    "Open systems and collections, several joined by commas. Raises one `ConfigError` that names all that are missing."
     missing = []
     def opened(function, *arguments):
         try: return function(*arguments)
@@ -122,6 +127,7 @@ def gather(model: str,        # run or model folders
     _refuse_equal_names([system.name for system in systems])
     return systems, corpora
 
+# %% ../../nbs/4_evaluation/08_benchmark.ipynb #gather-2
 def _names(text: str) -> list: return [part.strip() for part in text.split(',') if part.strip()]
 
 def _refuse_equal_names(names: list) -> None:
@@ -138,18 +144,23 @@ def over_baseline(result: dict, results: list, baseline: str = 'bm25') -> dict |
     ours, theirs = result['per_query']['ndcg@10'], same[0]['per_query']['ndcg@10']
     return paired_difference(list(ours.values()), [theirs[query] for query in ours])
 
+# %% ../../nbs/4_evaluation/08_benchmark.ipynb #over-baseline-2
 def results_table(results: list) -> pd.DataFrame:
     "A row for each result: metrics in percent with intervals, the differences to both BM25, terms and time."
     return pd.DataFrame([_result_row(result, results) for result in results]).fillna('')
 
+# %% ../../nbs/4_evaluation/08_benchmark.ipynb #over-baseline-3
 def _result_row(result: dict, results: list) -> dict:
-    gain, over_bigrams, active = over_baseline(result, results), over_baseline(result, results, 'bm25_bigrams'), result['active_terms']
-    return {'collection': result['collection'], 'documents': f'{result["documents"]:,}' + (' drawn' if result['sample'] else ''),
+    gain, over_bigrams = (over_baseline(result, results, name) for name in ('bm25', 'bm25_bigrams'))
+    active = result['active_terms']
+    return {'collection': result['collection'], 'documents': f'{result["documents"]:,}'
+            + (' drawn' if result['sample'] else ''),
             'queries': f'{result["queries"]:,} {result["split"]}', 'system': result['system'],
             **{name: percent(value) for name, value in result['metrics'].items()},
             'nDCG@10 over BM25': percent(gain, '+'), 'p': f'{gain["p"]:.2g}' if gain else '',
             'over BM25 + bigrams': percent(over_bigrams, '+'),
-            'terms': f'{active["query"]:.0f} / {active["doc"]:.0f}' if active else '', 'minutes': f'{result["seconds"] / 60:.1f}'}
+            'terms': f'{active["query"]:.0f} / {active["doc"]:.0f}' if active else '',
+            'minutes': f'{result["seconds"] / 60:.1f}'}
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #published-table
 def published_table(published: dict,   # {"metric", "rows": [{"system", "name", "collection", "sample", "value"}]}

@@ -30,6 +30,7 @@ def short(value: object) -> str:
     "A value with at most four significant digits."
     return f'{value:.4g}' if isinstance(value, float) else str(value)
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #percent-2
 def join_words(words) -> str:
     "Words as a list in a sentence."
     words = list(words)
@@ -63,18 +64,25 @@ def run_status(summary: dict) -> tuple:  # status and remark, both empty for a r
 def compare_row(summary: dict) -> dict:
     "One run as one row of the comparison."
     metrics, active, korean = summary['metrics'], summary['active_terms'], summary['korean']
-    changed, documents, (status, remark) = summary.get('changed', {}), summary.get('documents', math.nan), run_status(summary)
+    changed, documents = summary.get('changed', {}), summary.get('documents', math.nan)
+    status, remark = run_status(summary)
     by_hand = ', '.join(f'{name} {short(value)}' for name, (_, value) in changed.items())
-    return {'version': f'{summary["version"]} {by_hand}'.strip(), **{name: summary[name] for name in ('recipe', 'scale')},
-            'changed': spell_changes(changed), 'data': summary['data']['name'], 'hash': summary['data']['hash'][:8], 'seed': summary['seed'],
+    return {'version': f'{summary["version"]} {by_hand}'.strip(),
+            **{name: summary[name] for name in ('recipe', 'scale')},
+            'changed': spell_changes(changed), 'data': summary['data']['name'], 'hash': summary['data']['hash'][:8],
+            'seed': summary['seed'],
             'nDCG@10': metrics['ndcg@10'], 'BM25': summary['bm25']['ndcg@10'],
-            'BM25 + bigrams': summary.get('bm25_bigrams', {}).get('ndcg@10', math.nan), 'before': summary['before_training']['ndcg@10'],
-            'success@1': metrics['success@1'], 'recall@10': metrics['recall@10'], 'active query': active['query'], 'active doc': active['doc'],
+            'BM25 + bigrams': summary.get('bm25_bigrams', {}).get('ndcg@10', math.nan),
+            'before': summary['before_training']['ndcg@10'],
+            'success@1': metrics['success@1'], 'recall@10': metrics['recall@10'], 'active query': active['query'],
+            'active doc': active['doc'],
             'index MB': math.nan if math.isnan(documents) else round(index_bytes(active['doc'], documents) / 1e6, 3),
-            'Korean share': korean['count_share'], 'noise': korean['noise'], 'context': (summary['context_discrimination'] or {}).get('weighted'),
+            'Korean share': korean['count_share'], 'noise': korean['noise'],
+            'context': (summary['context_discrimination'] or {}).get('weighted'),
             'dead rows': summary['dead_rows'], 'steps': summary['steps'], 'minutes': round(summary['seconds'] / 60, 1),
             'device': summary['device'], 'outcome': status, 'remark': remark, 'revision': summary.get('revision', '-')}
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #compare-row-2
 def spell_changes(changed: dict,              # setting -> (old, new)
                   idle: frozenset = frozenset()  # settings that do nothing, in brackets
                  ) -> str:
@@ -94,21 +102,25 @@ def compare(folders: list):  # DataFrame, a row for each run
     table = pd.DataFrame([compare_row(read_part(Path(folder)/'summary.json')) for folder in folders])
     if not len(table): return table
     table['version'] = pd.Categorical(table['version'], in_order(table['version']), ordered=True)
-    return table.sort_values(['version', 'recipe', 'scale', 'data', 'seed'], ignore_index=True).astype({'version': object})
+    return table.sort_values(['version', 'recipe', 'scale', 'data', 'seed'],
+                             ignore_index=True).astype({'version': object})
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #comparable
 def comparable(table) -> list:  # tables
-    "The runs of each data set and scale that several versions share, most versions first; where none is shared, of each."
+    "The runs of each data set and scale that several versions share, most versions first; of each if none is shared."
     if not len(table): return []
     groups = [rows.reset_index(drop=True) for _, rows in table.groupby(['hash', 'scale'], sort=False)]
     groups.sort(key=lambda rows: -rows['version'].nunique())
     return [rows for rows in groups if rows['version'].nunique() > 1] or groups
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #comparable-2
 def one_group(table) -> str:  # the name of the data and the scale
     "What the runs have in common; raises `RunError` where they differ in data or scale."
-    groups = [f'{row.data} ({row.hash}), scale {row.scale}' for row in table[['data', 'hash', 'scale']].drop_duplicates().itertuples()]
+    groups = [f'{row.data} ({row.hash}), scale {row.scale}'
+              for row in table[['data', 'hash', 'scale']].drop_duplicates().itertuples()]
     if len(table.groupby(['hash', 'scale'])) > 1:
-        raise RunError(f'these runs may not stand in one figure: {"; ".join(groups)}. Take one table of `comparable(table)`')
+        raise RunError(f'these runs may not stand in one figure: {"; ".join(groups)}. '
+                       'Take one table of `comparable(table)`')
     return f'{table["data"].iloc[0]}, scale {table["scale"].iloc[0]}'
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #runs-of
@@ -118,32 +130,38 @@ def runs_of(table, version: str, recipe: str):  # DataFrame
     "The runs of one version and recipe, one for each seed."
     return table[(table['version'] == version) & (table['recipe'] == recipe)]
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #runs-of-2
 def failure(runs) -> str:  # 'collapsed', '2 of 3 collapsed', or nothing
     "How many runs of one version and recipe collapsed or were stopped."
     counts = runs.loc[runs['outcome'] != '', 'outcome'].value_counts()
-    return ', '.join(status if len(runs) == 1 else f'{count} of {len(runs)} {status}' for status, count in counts.items())
+    return ', '.join(status if len(runs) == 1 else f'{count} of {len(runs)} {status}'
+                     for status, count in counts.items())
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #version-bars
 def version_bars(table) -> tuple:  # figure, caption
-    "nDCG@10 by version and recipe, beside each run's initial model and BM25; raises `RunError` for a mixture of data or scales."
+    "nDCG@10 by version and recipe, beside initial models and BM25; raises `RunError` for a mixture of data or scales."
     if not len(table): return nothing('No run to compare.')
     common, versions = one_group(table), in_order(table['version'])
     figure, axis = canvas(height=3.9)
     for side, recipe in zip((-0.2, 0.2), RECIPES):
-        for place, version in enumerate(versions): _recipe_bar(axis, place + side, runs_of(table, version, recipe), recipe)
+        for place, version in enumerate(versions):
+            _recipe_bar(axis, place + side, runs_of(table, version, recipe), recipe)
     _bm25_lines(axis, table)
     axis.set_xticks(range(len(versions)), [fill(version, 16) for version in versions])
     axis.grid(axis='x', visible=False)
-    axis.set(title=f'nDCG@10 on {common}', ylim=(0, max(1, 1.05 * table['nDCG@10'].max())), xlim=(-0.6, len(versions) - 0.4))
+    axis.set(title=f'nDCG@10 on {common}', ylim=(0, max(1, 1.05 * table['nDCG@10'].max())),
+             xlim=(-0.6, len(versions) - 0.4))
     figure.legend(handles=_bar_legend(), loc='outside lower center', ncols=4)
     return figure, _version_caption(table)
 
-_LINES = {'bm25': ('BM25', dict(linestyle='--')), 'bm25_bigrams': ('BM25 + bigrams', dict(linestyle=':'))} # column, style
+_LINES = {'bm25': ('BM25', dict(linestyle='--')),
+          'bm25_bigrams': ('BM25 + bigrams', dict(linestyle=':'))} # column, style
 
 def _bm25_lines(axis, table) -> None:
     for system, (column, style) in _LINES.items():
         label, colour = SYSTEMS[system]
-        if table[column].notna().any(): axis.axhline(table[column].mean(), color=colour, label=label, linewidth=1.4, zorder=3, **style)
+        if table[column].notna().any():
+            axis.axhline(table[column].mean(), color=colour, label=label, linewidth=1.4, zorder=3, **style)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #recipe-bar
 _BOX = dict(boxstyle='round,pad=0.15', facecolor='white', edgecolor='none', alpha=0.85)
@@ -151,15 +169,18 @@ _BOX = dict(boxstyle='round,pad=0.15', facecolor='white', edgecolor='none', alph
 def _recipe_bar(axis, place: float, runs, recipe: str, width: float = 0.38) -> None: # hatched where a run failed
     if not len(runs): return _upright(axis, place, 0, 'not run', '#888888')
     colour, mean, failed = RECIPES[recipe][0], runs['nDCG@10'].mean(), failure(runs)
-    axis.bar(place, mean, width, color='white' if failed else colour, edgecolor=colour, hatch='/////' if failed else None, linewidth=1)
+    axis.bar(place, mean, width, color='white' if failed else colour, edgecolor=colour, hatch='/////'
+             if failed else None, linewidth=1)
     spots = [place + width * ((i + 0.5) / len(runs) - 0.5) for i in range(len(runs))]
     if len(runs) > 1: axis.scatter(spots, runs['nDCG@10'], s=12, color='black', zorder=4)
-    axis.scatter(spots, runs['before'], marker='D', s=15, color=SYSTEMS['before_training'][1], edgecolor='black', linewidth=0.6, zorder=4)
+    axis.scatter(spots, runs['before'], marker='D', s=15, color=SYSTEMS['before_training'][1], edgecolor='black',
+                 linewidth=0.6, zorder=4)
     if failed: _upright(axis, place, 0 if mean > 0.3 else mean, f'{failed}, {mean:.3f}', 'black')
     else: axis.text(place, 0.02, f'{mean:.3f}', ha='center', va='bottom', fontsize=7, bbox=_BOX, zorder=5)
 
 def _upright(axis, place: float, height: float, text: str, colour: str) -> None:
-    axis.text(place, height + 0.02, text, rotation=90, ha='center', va='bottom', fontsize=8, color=colour, zorder=5, bbox=_BOX)
+    axis.text(place, height + 0.02, text, rotation=90, ha='center', va='bottom', fontsize=8, color=colour,
+              zorder=5, bbox=_BOX)
 
 def _bar_legend() -> list:  # handles
     from matplotlib.lines import Line2D
@@ -167,29 +188,34 @@ def _bar_legend() -> list:  # handles
     mark = dict(linestyle='none', markeredgecolor='black')
     return [*[Patch(color=colour, label=f'recipe {recipe}') for recipe, (colour, _) in RECIPES.items()],
             Patch(facecolor='white', edgecolor='#555555', hatch='/////', label='collapsed or stopped'),
-            Line2D([], [], marker='D', markersize=4, color=SYSTEMS['before_training'][1], label='before training', **mark),
+            Line2D([], [], marker='D', markersize=4, color=SYSTEMS['before_training'][1], label='before training',
+                   **mark),
             Line2D([], [], marker='o', markersize=3.5, color='black', label='one of several seeds', **mark),
-            *[Line2D([], [], color=SYSTEMS[system][1], label=SYSTEMS[system][0], **style) for system, (_, style) in _LINES.items()]]
+            *[Line2D([], [], color=SYSTEMS[system][1], label=SYSTEMS[system][0], **style)
+              for system, (_, style) in _LINES.items()]]
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #version-caption
 def _version_caption(table) -> str:
     bm25, bigrams, sentences = table['BM25'].mean(), table['BM25 + bigrams'].mean(), []
     for recipe in (recipe for recipe in RECIPES if recipe in set(table['recipe'])):
-        rows = {version: runs_of(table, version, recipe) for version in in_order(table.loc[table['recipe'] == recipe, 'version'])}
+        rows = {version: runs_of(table, version, recipe)
+                for version in in_order(table.loc[table['recipe'] == recipe, 'version'])}
         means = {version: runs['nDCG@10'].mean() for version, runs in rows.items()}
         failed = [f'{version} ({failure(runs)})' for version, runs in rows.items() if failure(runs)]
         best, above = max(means, key=means.get), sum(mean > bm25 for mean in means.values())
-        sentences.append(f'Recipe {recipe}: {above} of {len(means)} versions are above it, the best is {best} with {means[best]:.3f}; '
-                         + (f'{len(failed)} failed, {join_words(failed)}.' if failed else 'none collapsed or was stopped.'))
+        failures = f'{len(failed)} failed, {join_words(failed)}' if failed else 'none collapsed or was stopped'
+        sentences.append(f'Recipe {recipe}: {above} of {len(means)} versions are above it, '
+                         f'the best is {best} with {means[best]:.3f}; {failures}.')
     field = '' if math.isnan(bigrams) else f', with a bigram field {bigrams:.3f}'
     return ' '.join([f'BM25 has {bm25:.3f}{field}.', *sentences])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-figure
 def compare_figure(table) -> tuple:  # figure, caption
-    "Quality against active terms; on the right the runs above BM25, enlarged. Raises `RunError` for a mixture of data or scales."
+    "Quality against active terms, those above BM25 enlarged; raises `RunError` for a mixture of data or scales."
     if not len(table): return nothing('No run to compare.')
     above, common = table['nDCG@10'] > table['BM25'], one_group(table)
-    panels = [(table, table[~above], f'all runs on {common}'), (table[above], table[above], 'those above BM25, enlarged')]
+    panels = [(table, table[~above], f'all runs on {common}'),
+              (table[above], table[above], 'those above BM25, enlarged')]
     figure, axes = canvas(1, 2 if above.any() else 1, height=4.2, squeeze=False)
     for axis, (rows, _, title) in zip(axes[0], panels):
         _run_marks(axis, rows)
@@ -212,7 +238,8 @@ def _run_labels(table):  # Series: the version, and the seed where there are sev
 def _run_marks(axis, table) -> None: # hollow where a run failed
     for (recipe, failed), rows in table.groupby(['recipe', table['outcome'] != '']):
         colour, mark = RECIPES[recipe]
-        axis.scatter(rows['active doc'], rows['nDCG@10'], marker=mark, s=34, color='white' if failed else colour, edgecolor=colour,
+        axis.scatter(rows['active doc'], rows['nDCG@10'], marker=mark, s=34, color='white' if failed else colour,
+                     edgecolor=colour,
                      linewidth=1.4, zorder=3, label=f'recipe {recipe}' + (', collapsed or stopped' if failed else ''))
     _bm25_lines(axis, table)
     axis.set_xlabel('active terms, documents')
@@ -221,27 +248,30 @@ def _run_marks(axis, table) -> None: # hollow where a run failed
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-caption
 def _compare_caption(table) -> str:
     def spell(row):
-        return f'{row.version} ({row.recipe}, seed {row.seed}), nDCG@10 {row["nDCG@10"]:.3f} at {row["active doc"]:.1f} terms per document'
+        return (f'{row.version} ({row.recipe}, seed {row.seed}), nDCG@10 {row["nDCG@10"]:.3f} '
+                f'at {row["active doc"]:.1f} terms per document')
     above, bm25, best = table[table['nDCG@10'] > table['BM25']], table['BM25'].mean(), table['nDCG@10'].idxmax()
     caption = f"The highest is {spell(table.loc[best])}; {len(above)} of {len(table)} runs are above BM25's {bm25:.3f}"
     if table['BM25 + bigrams'].notna().any():
         caption += f", {(table['nDCG@10'] > table['BM25 + bigrams']).sum()} above that of its bigram field"
     sparsest = above['active doc'].idxmin() if len(above) else best
-    if len(above) > 1:
-        caption += ', and it has the fewest terms of them' if sparsest == best else f', the sparsest of them {spell(table.loc[sparsest])}'
+    if len(above) > 1 and sparsest == best: caption += ', and it has the fewest terms of them'
+    elif len(above) > 1: caption += f', the sparsest of them {spell(table.loc[sparsest])}'
     return f'{caption}; {failure(table) or "none collapsed or was stopped"}.'
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #declared
 def declared(version: str, scale: str = 'full') -> dict:  # setting -> value
     "The settings of a version as written, at a scale; the values of its phases joined by slashes."
     settings = as_dict(resolve_quietly(version, 'seed', scale))
-    phases = [{'epochs': f'{phase.pop("first")}-{phase.pop("last")}', **phase.pop('mix'), **phase} for phase in settings.pop('phases')]
+    phases = [{'epochs': f'{phase.pop("first")}-{phase.pop("last")}', **phase.pop('mix'), **phase}
+              for phase in settings.pop('phases')]
     names = dict.fromkeys(name for phase in phases for name in phase)
     return settings | {f'phases: {name}': ' / '.join(short(phase.get(name, 0)) for phase in phases) for name in names}
 
 def differing(before: dict, after: dict) -> dict: # setting -> (before, after)
     "The settings in which two sets differ."
-    return {name: (before.get(name, '-'), after.get(name, '-')) for name in {**before, **after} if before.get(name) != after.get(name)}
+    return {name: (before.get(name, '-'), after.get(name, '-')) for name in {**before, **after}
+            if before.get(name) != after.get(name)}
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #changes
 def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the parent's value, its own)
@@ -255,7 +285,7 @@ def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the paren
 # %% ../../nbs/4_evaluation/05_compare.ipynb #from-parent
 def from_parent(config: dict   # `config.json` of a run
                ) -> dict:      # setting -> (the parent's value, its own)
-    "Where resolved settings differ from the parent's under the same recipe and scale; from the defaults without a parent."
+    "Where settings differ from the parent's under the same recipe and scale; without a parent from the defaults."
     parent = PARENTS.get(config['version'])
     before = resolve_quietly(parent, config['recipe'], config['scale']) if parent else Settings()
     return differing(flat(before), flat(from_dict(config['settings'])))
@@ -267,9 +297,11 @@ def parent_of(version: str) -> str: # '' for none
 
 def gains(table, version: str, recipe: str):  # Series by seed
     "nDCG@10 of a version minus its parent's, for every seed that both have in one recipe."
-    ours, parents = (runs_of(table, name, recipe).groupby('seed')['nDCG@10'].mean() for name in (version, parent_of(version)))
+    ours, parents = (runs_of(table, name, recipe).groupby('seed')['nDCG@10'].mean()
+                     for name in (version, parent_of(version)))
     return (ours - parents).dropna()
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #gains-2
 def spread_of(table) -> float | None:
     "The largest difference between runs that differ only in their seed; None where no two do."
     seeds = table.groupby(['version', 'recipe', 'steps'])['nDCG@10'].agg(['min', 'max', 'size'])
@@ -278,7 +310,7 @@ def spread_of(table) -> float | None:
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #what-changed
 def what_changed(table) -> tuple:  # DataFrame, a row for each version of `config`; caption
-    "Every version's parent, title and changes, and what its runs gained; raises `RunError` for a mixture of data or scales."
+    "Every version's parent, changes and gains; raises `RunError` for a mixture of data or scales."
     import pandas as pd
     if not len(table): return pd.DataFrame(), 'No run to compare.'
     one_group(table)
@@ -287,7 +319,8 @@ def what_changed(table) -> tuple:  # DataFrame, a row for each version of `confi
     for version in in_order([*VERSIONS, *by_hand.index]):
         full = changes(version)
         idle = full.keys() - changes(version, table['scale'].iloc[0])
-        title, changed = (ABOUT[version][0], spell_changes(full, idle)) if version in VERSIONS else ('changed by hand', by_hand[version])
+        title, changed = (ABOUT[version][0],
+                          spell_changes(full, idle)) if version in VERSIONS else ('changed by hand', by_hand[version])
         row = dict(version=version, title=title, parent=parent_of(version) or '-', changed=changed)
         for recipe in RECIPES:
             row[f'nDCG@10, {recipe}'] = _spell_quality(runs_of(table, version, recipe))
@@ -305,7 +338,8 @@ def _spell_gain(table, version: str, recipe: str) -> str: # the difference to th
     differences, parent = gains(table, version, recipe), runs_of(table, parent_of(version), recipe)
     if not len(runs_of(table, version, recipe)): return 'not run'
     if not len(differences): return 'parent not run'
-    notes = [f'{len(differences)} seeds'] * (len(differences) > 1) + [f'parent {failure(parent)}'] * bool(failure(parent))
+    notes = [f'{len(differences)} seeds'] * (len(differences) > 1)
+    if failure(parent): notes.append(f'parent {failure(parent)}')
     return f'{differences.mean():+.3f}' + (f' ({", ".join(notes)})' if notes else '')
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #change-caption
@@ -316,14 +350,16 @@ def _change_caption(table) -> str:
     sentences, steps, spread = [], _steps_of(table), spread_of(table)
     for recipe in RECIPES:
         def whole(version): return len(runs_of(table, version, recipe)) and not failure(runs_of(table, version, recipe))
-        means = {version: gains(table, version, recipe).mean() for version, parent in steps.items() if whole(version) and whole(parent)}
+        means = {version: gains(table, version, recipe).mean() for version, parent in steps.items()
+                 if whole(version) and whole(parent)}
         order = sorted((version for version, mean in means.items() if mean == mean), key=means.get)
-        ends = ' to '.join(f'{version} ({means[version]:+.3f} over {steps[version]})' for version in (order[:1] + order[-1:]))
+        ends = ' to '.join(f'{version} ({means[version]:+.3f} over {steps[version]})'
+                           for version in (order[:1] + order[-1:]))
         range_of = f', from {ends}' if len(order) > 1 else ''
         sentences.append(f'Recipe {recipe}: {len(order)} of {len(steps)} steps can be compared{range_of}.')
-    if spread is None: sentences.append('Every run has one seed, so how much of a difference is chance is not known.')
-    else: sentences.append(f'Runs that differ only in the seed lie up to {spread:.3f} apart: a smaller difference says little.')
-    return ' '.join(sentences)
+    seeds = 'Every run has one seed, so how much of a difference is chance is not known.' if spread is None else (
+        f'Runs that differ only in the seed lie up to {spread:.3f} apart: a smaller difference says little.')
+    return ' '.join([*sentences, seeds])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #ablation
 def ablation(table) -> tuple:  # two dicts: row -> {name: Series by seed}
@@ -332,10 +368,13 @@ def ablation(table) -> tuple:  # two dicts: row -> {name: Series by seed}
              for version, parent in _steps_of(table).items()}
     versions = {version: dict(mended=_recipe_gains(table, version), trained=_trained_gains(table, version))
                 for version in in_order(table['version'])}
-    return tuple({row: series for row, series in rows.items() if any(map(len, series.values()))} for rows in (steps, versions))
+    return tuple({row: series for row, series in rows.items() if any(map(len, series.values()))}
+                 for rows in (steps, versions))
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-2
 def _recipe_gains(table, version: str):  # Series by seed: corrected minus as written
-    corrected, written = (runs_of(table, version, recipe).groupby('seed')['nDCG@10'].mean() for recipe in ('corrected', 'seed'))
+    corrected, written = (runs_of(table, version, recipe).groupby('seed')['nDCG@10'].mean()
+                          for recipe in ('corrected', 'seed'))
     return (corrected - written).dropna()
 
 def _trained_gains(table, version: str):  # Series by seed: corrected minus its initial model
@@ -344,7 +383,7 @@ def _trained_gains(table, version: str):  # Series by seed: corrected minus its 
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure
 def ablation_figure(table) -> tuple:  # figure, caption
-    "What each version's change gained, and what recipe and training gained; raises `RunError` for a mixture of data or scales."
+    "What each version's change, the recipe and training gained; raises `RunError` for a mixture of data or scales."
     if not len(table): return nothing('No run to compare.')
     common, parts, spread = one_group(table), ablation(table), spread_of(table)
     if not any(parts): return nothing('No two runs differ in one step.')
@@ -356,6 +395,7 @@ def ablation_figure(table) -> tuple:  # figure, caption
     figure.legend(*zip(*handles), loc='outside lower center', ncols=4)
     return figure, _ablation_caption(*parts, spread)
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure-2
 _GAINS = {'seed': ('recipe seed', *RECIPES['seed']), 'corrected': ('recipe corrected', *RECIPES['corrected']),
           'mended': ('corrected minus as written', palette['green'], 's'),
           'trained': ('corrected minus its initial model', palette['orange'], 'D')}
@@ -371,6 +411,7 @@ def _gain_panel(axis, rows: dict, spread: float | None) -> None: # a mark for ea
     axis.invert_yaxis()
     axis.set_xlabel('nDCG@10, difference')
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure-3
 def _ablation_caption(steps: dict, versions: dict, spread: float | None) -> str:
     sentences = []
     for name in ('corrected', 'seed', 'mended', 'trained'):

@@ -46,27 +46,32 @@ def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame ea
     "The queries with the lowest nDCG@10; among equals those first that BM25 ranks best."
     ndcg = {name: rows['ndcg@10'] for name, rows in systems.items()}
     queries = list(ndcg['model'].index)
-    order = sorted(range(len(queries)), key=lambda place: (ndcg['model'].iloc[place], -ndcg['bm25'].loc[queries[place]]))
+    order = sorted(range(len(queries)), key=lambda place: (ndcg['model'].iloc[place],
+                                                           -ndcg['bm25'].loc[queries[place]]))
     doc_ids, misses = list(collection.texts), []
     for place in order[:most]:
         id, query = queries[place], collection.queries[queries[place]]
-        miss = examine(query.text, vectors[0][[place]], vectors[1], doc_ids, collection.texts, collection.qrels[id], tokenizer)
+        miss = examine(query.text, vectors[0][[place]], vectors[1], doc_ids, collection.texts, collection.qrels[id],
+                       tokenizer)
         values = {name: round(float(rows.loc[id]), 4) for name, rows in ndcg.items()}
         misses.append(dict(miss, kind=query.kind or 'original', ndcg=values))
     return misses
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #why
-REASONS = dict(nothing='have no term', disjoint='share no term with their right document', lacks='have most weight on terms that it lacks',
-               partly='find only some of their right documents', outweighed='lose to a document that has their terms with more weight')
+REASONS = dict(nothing='have no term', disjoint='share no term with their right document',
+               lacks='have most weight on terms that it lacks',
+               partly='find only some of their right documents',
+               outweighed='lose to a document that has their terms with more weight')
 
 def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
     "Why a query failed."
     def spelled(pairs): return ', '.join(label(term) for term, _ in pairs[:4])
     if not miss['terms']: return 'nothing', 'the query has no active term'
-    if not miss['right']['score']: return 'disjoint', f'no term in common with the right document, which lacks {spelled(miss["missing"])}'
-    if miss['rank'] == 1: return 'partly', 'one right document is ranked first, another late'
     share, missing = miss['missing_share'], spelled(miss['missing'])
-    if share > 0.5: return 'lacks', f"{share:.0%} of the query's weight is on terms that the right document lacks: {missing}"
+    if not miss['right']['score']:
+        return 'disjoint', f'no term in common with the right document, which lacks {missing}'
+    if miss['rank'] == 1: return 'partly', 'one right document is ranked first, another late'
+    if share > 0.5: return 'lacks', f'{share:.0%} of the weight is on terms that the right document lacks: {missing}'
     scores = f'{miss["first"]["score"]:.3g} to {miss["right"]["score"]:.3g}'
     return 'outweighed', f'another document has {spelled(miss["first"]["terms"])} with more weight: {scores}'
 
@@ -75,11 +80,13 @@ def worst_table(run: Run) -> tuple: # DataFrame, a row for each query; caption
     "The worst queries of a run: which document was ranked first, which should have been, and why."
     import pandas as pd
     misses = run.evaluation.get('worst') or []
-    rows = [{'query': miss['query'], 'kind': miss['kind'], 'nDCG@10': f'{miss["ndcg"]["model"]:.2f} (BM25 {miss["ndcg"]["bm25"]:.2f})',
+    rows = [{'query': miss['query'], 'kind': miss['kind'],
+             'nDCG@10': f'{miss["ndcg"]["model"]:.2f} (BM25 {miss["ndcg"]["bm25"]:.2f})',
              'right document': shorten(miss['right']['text'], 70), 'its rank': f'{miss["rank"] or "not retrieved"}',
              'best wrong document': shorten(miss['first']['text'], 70), 'why': why(miss)[1]} for miss in misses]
     return pd.DataFrame(rows).set_index('query') if rows else pd.DataFrame(), _worst_caption(misses)
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-table-2
 def _worst_caption(misses: list) -> str:
     if not misses: return 'The run kept no worst queries.'
     reasons = [why(miss)[0] for miss in misses]
@@ -89,7 +96,7 @@ def _worst_caption(misses: list) -> str:
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars
 def pair_bars(run: Run) -> tuple: # figure, caption
-    "The terms of both halves of three context pairs: of those that differ least, of the median, and of those that differ most."
+    "The terms of both halves of three context pairs: with the least, the median and the greatest distance."
     from matplotlib.patches import Patch
     pairs = [pair for pair in (run.evaluation['context'] or {}).get('pairs', []) if pair.get('terms')]
     if not pairs: return nothing('The run kept no terms of context pairs.')
@@ -102,9 +109,11 @@ def pair_bars(run: Run) -> tuple: # figure, caption
         for axis, terms, other, text in zip(row, pair['terms'], pair['terms'][::-1], pair['queries']):
             _pair_panel(axis, terms, {term for term, _ in other}, text, size)
     colours = (('in both', 'blue'), ('in one', 'orange'))
-    figure.legend(handles=[Patch(color=palette[colour], label=text) for text, colour in colours], loc='outside lower center', ncols=2)
+    figure.legend(handles=[Patch(color=palette[colour], label=text) for text, colour in colours],
+                  loc='outside lower center', ncols=2)
     return figure, '; '.join(map(_pair_sentence, shown)) + '.'
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars-2
 def _pair_panel(axis, terms: list, others: set, text: str, size: int) -> None:
     colours = [palette['blue' if term in others else 'orange'] for term, _ in terms]
     axis.barh(range(len(terms)), [weight for _, weight in terms], color=colours, height=0.72)
@@ -113,6 +122,7 @@ def _pair_panel(axis, terms: list, others: set, text: str, size: int) -> None:
     axis.grid(axis='y', visible=False)
     axis.set_title(shorten(text, 44), fontsize=9)
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars-3
 def _pair_sentence(pair: dict) -> str:
     first, second = ({term for term, _ in terms} for terms in pair['terms'])
     return (f'“{shorten(pair["phrase"], 24)}”: {len(first & second)} of {len(first)} heavy terms in both halves, '
@@ -129,8 +139,8 @@ def parent_table(run: Run) -> tuple: # DataFrame, a row for each setting; captio
              'set by': 'this run' if name in overridden else 'the version', 'off because': idle.get(name, '')}
             for name, (before, after) in from_parent(config).items()]
     by_hand = sum(row['set by'] == 'this run' for row in rows)
-    caption = (f'{len(rows)} settings differ from {parent or "the defaults"} (recipe {config["recipe"]}, scale {config["scale"]}); '
-               f'{by_hand} of them were overridden for this run.')
+    caption = (f'{len(rows)} settings differ from {parent or "the defaults"} '
+               f'(recipe {config["recipe"]}, scale {config["scale"]}); {by_hand} of them were overridden for this run.')
     return pd.DataFrame(rows).set_index('setting') if rows else pd.DataFrame(), caption
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #guard-log
@@ -166,15 +176,18 @@ def _terms_of(side: str): return lambda run: run.summary['active_terms'][side]
 
 def _terms_ratio(run: Run) -> float: return _terms_of('doc')(run) / max(_terms_of('query')(run), 1e-9)
 
-def _validations(run: Run) -> list: return [row['metrics']['ndcg@10'] for row in run.history if 'ndcg@10' in row['metrics']]
+def _validations(run: Run) -> list: return [row['metrics']['ndcg@10'] for row in run.history
+                                            if 'ndcg@10' in row['metrics']]
 
 def _lost_in_training(run: Run) -> float: # nDCG@10 of the initial model minus that of the last; 0 without validation
     ndcg = _validations(run)
     return ndcg[0] - ndcg[-1] if ndcg else 0.0
 
-def _lost_with_filter(run: Run) -> float: return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
+def _lost_with_filter(run: Run) -> float:
+    return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
 
-def _infonce_at_chance(run: Run) -> float: return ends(run.metrics['loss_infonce'])[1] / ends(run.metrics['chance_loss'])[1]
+def _infonce_at_chance(run: Run) -> float:
+    return ends(run.metrics['loss_infonce'])[1] / ends(run.metrics['chance_loss'])[1]
 
 def _infonce_deviation(run: Run) -> float: # from its trend, as a share of its mean
     values = run.metrics['loss_infonce']
@@ -187,36 +200,46 @@ def _disjoint_share(run: Run) -> float: # of the worst queries
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #advices
 _WEAK_FILTER = dict(lambda_language=0.01, non_korean_penalty=1.0, language_ramp=0.3)
 ADVICE = tuple(Advice(*row) for row in (
-    ('A default start dies early', 'active terms of a document', _terms_of('doc'), False, FLOORS['doc'], dict(start='near_identity')),
-    ('The language filter takes the ranking with it', 'nDCG@10 lost on the development split', _lost_with_filter, True, 0.25, _WEAK_FILTER),
+    ('A default start dies early', 'active terms of a document', _terms_of('doc'), False, FLOORS['doc'],
+     dict(start='near_identity')),
+    ('The language filter takes the ranking with it', 'nDCG@10 lost on the development split', _lost_with_filter,
+     True, 0.25, _WEAK_FILTER),
     ('Training ends below the start', 'nDCG@10 lost on the development split', _lost_in_training, True, 0.03,
      dict(weight_averaging=[0.0, 0.25, 0.5, 0.75])),
     ('InfoNCE stays at chance', 'InfoNCE, where 1 is chance', _infonce_at_chance, True, 0.9, dict(similarity='dot')),
-    ('The loss falls below zero and goes on falling', 'the loss at the end', lambda run: ends(run.metrics['loss'])[1], False, 0.0,
+    ('The loss falls below zero and goes on falling', 'the loss at the end', lambda run: ends(run.metrics['loss'])[1],
+     False, 0.0,
      dict(positive_form='expansion', self_form='logit')),
-    ('Texts activate a large part of the vocabulary', 'active terms of a document', _terms_of('doc'), True, 400, dict(lambda_flops=0.1)),
+    ('Texts activate a large part of the vocabulary', 'active terms of a document', _terms_of('doc'),
+     True, 400, dict(lambda_flops=0.1)),
     ('Queries have too many terms', 'active terms of a query', _terms_of('query'), True, 40, dict(lambda_flops=0.1)),
     ('Queries are sparse, documents are dense', 'active terms of a document for one of a query', _terms_ratio, True, 10,
      dict(document_share=1.0)),
-    ('Foreign tokens stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'], True, 0.1, _WEAK_FILTER),
-    ('Query and document meet only in the words that both hold', 'worst queries without a common term', _disjoint_share, True, 0.3,
+    ('Foreign tokens stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'],
+     True, 0.1, _WEAK_FILTER),
+    ('Query and document meet only in the words that both hold', 'worst queries without a common term',
+     _disjoint_share, True, 0.3,
      dict(lambda_positive=2.0, silence=3.0)),
-    ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation, True, 0.2, dict(batch_size=32))))
+    ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation,
+     True, 0.2, dict(batch_size=32))))
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #next-steps
 def next_steps(run: Run) -> tuple: # DataFrame; caption
     "Symptoms that the run shows with what ended them in the tuning guide, then what every run leaves open."
     import pandas as pd
     seen = [(advice, value) for advice in ADVICE if (value := advice.seen(run)) is not None]
-    rows = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _as_command(advice.changes), 'the tuning guide')
+    rows = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _as_command(advice.changes),
+             'the tuning guide')
             for advice, value in seen]
     rows += [(*step, 'this run') for step in (*_unfinished(run), *_weakest_kind(run))]
     seed, version = run.summary['seed'], run.summary['version']
-    rows.append((f'one seed, {seed}', f'make train SEED={seed + 1} OUT=outputs/{version}-{seed + 1}, then make compare', 'this run'))
+    rows.append((f'one seed, {seed}', f'make train SEED={seed + 1} OUT=outputs/{version}-{seed + 1}, then make compare',
+                 'this run'))
     first = f'first to try: {rows[0][1]}' if seen else 'what every run leaves open follows'
     caption = f'{len(seen)} of {len(ADVICE)} symptoms of the tuning guide show; {first}.'
     return pd.DataFrame(rows, columns=['seen', 'try', 'source']).set_index('seen'), caption
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #next-steps-2
 def _as_command(changes: dict) -> str: return f"make train SETTINGS='{json.dumps(changes)}'"
 
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end
@@ -224,9 +247,11 @@ def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a 
     if planned and steps < planned and not run.summary['stopped']:
         return [(f'{steps} of {planned} steps were taken', 'the whole schedule: no max_steps')]
     if len(ndcg) > 2 and ndcg[-1] == max(ndcg) and ndcg[-1] > ndcg[-2]:
-        return [(f'the last validation is the best, nDCG@10 {ndcg[-1]:.3f} after {ndcg[-2]:.3f}', _as_command({'steps': 2 * steps}))]
+        return [(f'the last validation is the best, nDCG@10 {ndcg[-1]:.3f} after {ndcg[-2]:.3f}',
+                 _as_command({'steps': 2 * steps}))]
     return []
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #next-steps-3
 def _weakest_kind(run: Run) -> list: # (seen, try): the kind of query that gains least over BM25
     gains = {kind: row['difference'] for kind, row in run.evaluation['by_kind'].items()}
     if len(gains) < 2: return []

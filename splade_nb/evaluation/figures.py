@@ -18,8 +18,10 @@ SYSTEMS = {'model': ('after training', palette['blue']), 'before_training': ('be
            'bm25': ('BM25', palette['orange']), 'bm25_bigrams': ('BM25 + bigrams', '#8A5A00')}  # label, colour
 CHANGES = dict(kept=palette['blue'], added=palette['green'], dropped=palette['orange'])  # of a text's terms
 STYLE = {'axes.unicode_minus': False, 'text.hinting': 'none', 'axes.spines.top': False, 'axes.spines.right': False,
-         'axes.edgecolor': '#999999', 'axes.titlesize': 10.5, 'axes.titlelocation': 'left', 'axes.labelcolor': '#444444',
-         'axes.labelsize': 9.5, 'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#e9e9e9', 'xtick.color': '#666666',
+         'axes.edgecolor': '#999999', 'axes.titlesize': 10.5, 'axes.titlelocation': 'left',
+         'axes.labelcolor': '#444444',
+         'axes.labelsize': 9.5, 'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#e9e9e9',
+         'xtick.color': '#666666',
          'ytick.color': '#666666', 'xtick.labelcolor': '#333333', 'ytick.labelcolor': '#333333', 'xtick.labelsize': 9,
          'ytick.labelsize': 9, 'font.size': 9.5, 'legend.frameon': False, 'legend.fontsize': 9, 'lines.linewidth': 1.7,
          'figure.constrained_layout.h_pad': 0.08}
@@ -33,6 +35,7 @@ def packaged_fonts() -> list:  # TTF files
     package = find_spec('koreanize_matplotlib')
     return sorted(Path(package.origin).parent.rglob('*.ttf')) if package and package.origin else []
 
+# %% ../../nbs/4_evaluation/03_figures.ipynb #hangul-font-2
 def hangul_font() -> str:  # a font family
     "A family that has Hangul, of the system or packaged. Raises `FileNotFoundError` where there is neither."
     from matplotlib import font_manager
@@ -94,6 +97,7 @@ def overlap(first: tuple, second: tuple) -> bool:  # boxes
     "Whether two boxes overlap."
     return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
+# %% ../../nbs/4_evaluation/03_figures.ipynb #free-spot-2
 def free_spot(point: tuple, size: tuple,  # width, height
               taken: list,                # boxes that must stay free
               walls: list,                # boxes that the line back to the point may not cross
@@ -112,6 +116,7 @@ def free_spot(point: tuple, size: tuple,  # width, height
             if not any(overlap(part, wall) for part in _line(point, box) for wall in walls): return box
     return box
 
+# %% ../../nbs/4_evaluation/03_figures.ipynb #free-spot-3
 def _line(point: tuple, box: tuple, parts: int = 12) -> list:  # small boxes on the line from a point to a box
     middle = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
     steps = [[start + (end - start) * part / parts for start, end in zip(point, middle)] for part in range(parts)]
@@ -126,17 +131,22 @@ def write_labels(axis, points,         # [n, 2] in the units of the axis
     if not len(points): return
     axis.figure.draw_without_rendering()
     dots = 72 / axis.figure.dpi
-    spots, others = ((axis.transData.transform(rows) * dots).tolist() if len(rows) else [] for rows in (points, unnamed))
+    spots, others = ((axis.transData.transform(rows) * dots).tolist() if len(rows) else []
+                     for rows in (points, unnamed))
     frame = axis.get_window_extent().extents * dots
     sizes = [(0.62 * letters * len(text), 1.3 * letters) for text in texts]
-    orders = [sorted(range(len(spots)), key=lambda place: sign * spots[place][side]) for side in (0, 1) for sign in (1, -1)]
-    boxes, _ = min((_place_labels(spots, sizes, order, others, frame) for order in orders), key=lambda layout: layout[1])
+    orders = [sorted(range(len(spots)), key=lambda place: sign * spots[place][side]) for side in (0, 1)
+              for sign in (1, -1)]
+    boxes, _ = min((_place_labels(spots, sizes, order, others, frame) for order in orders),
+                   key=lambda layout: layout[1])
     for point, (x, y), text, box in zip(points, spots, texts, boxes):
         axis.annotate(text, point, ((box[0] + box[2]) / 2 - x, (box[1] + box[3]) / 2 - y), textcoords='offset points',
                       ha='center', va='center', fontsize=letters, color='#333333', zorder=5,
                       arrowprops=dict(arrowstyle='-', color='#888888', linewidth=0.6, shrinkA=0, shrinkB=2))
 
-def _place_labels(spots: list, sizes: list, order: list, unnamed: list, frame: tuple) -> tuple:  # boxes, sum of squared moves
+# %% ../../nbs/4_evaluation/03_figures.ipynb #write-labels-2
+def _place_labels(spots: list, sizes: list, order: list, unnamed: list,
+                  frame: tuple) -> tuple:  # boxes, sum of squared moves
     def square(x, y): return x - 4, y - 4, x + 4, y + 4
     marks, boxes, lines, moved = [square(*spot) for spot in [*spots, *unnamed]], {}, [], 0
     for place in order:
@@ -148,7 +158,9 @@ def _place_labels(spots: list, sizes: list, order: list, unnamed: list, frame: t
         lines += _line(spot, box)
     return [boxes[place] for place in range(len(spots))], moved
 
-def _outward(point: tuple, points: list, near: float = 90) -> float:  # angle away from the neighbours; 0 for a point alone
+# %% ../../nbs/4_evaluation/03_figures.ipynb #write-labels-3
+def _outward(point: tuple, points: list,
+             near: float = 90) -> float:  # angle away from the neighbours; 0 for a point alone
     crowd = [other for other in points if math.dist(point, other) < near]
     x, y = (sum(other[axis] for other in crowd) / len(crowd) for axis in (0, 1))
     return math.atan2(point[1] - y, point[0] - x)
@@ -163,6 +175,7 @@ def shorten(text: str, most: int) -> str:
     text = ' '.join(text.split())
     return text if len(text) <= most else text[:most - 1].rstrip() + '…'
 
+# %% ../../nbs/4_evaluation/03_figures.ipynb #texts-2
 def label(term: str) -> str:
     "A token as people read it: without the mark of a word's beginning; `##` where it continues a word."
     return (term[1:] or term) if term.startswith('▁') else '##' + term

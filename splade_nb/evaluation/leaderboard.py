@@ -20,7 +20,8 @@ from .report import read_part
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #constants
 BASELINE, FLOOR = 'bm25-kiwi', 'bm25-kiwi+bigrams'
 KINDS = {'words': ('words', palette['orange'], 's'), 'dense': ('dense teacher', palette['green'], 'D'),
-         'seed': ('version as written', palette['purple'], '^'), 'corrected': ('version, corrected', palette['blue'], 'o'),
+         'seed': ('version as written', palette['purple'], '^'),
+         'corrected': ('version, corrected', palette['blue'], 'o'),
          'hybrid': ('two together', palette['red'], 'P')}  # label, colour, mark
 METRICS = ('ndcg@10', 'success@1', 'recall@1', 'recall@10', 'recall@100', 'mrr@10')
 COSTS = ('query terms', 'doc terms', 'flops', 'median', 'p99', 'megabytes')
@@ -41,14 +42,16 @@ def _rows(record: dict) -> list: # a dictionary for each collection
     facts = record['facts']
     training = dict(steps=facts.get('steps', np.nan), minutes=facts['seconds'] / 60 if facts.get('steps') else np.nan)
     about = {name: record[name] for name in ('system', 'about', 'kind', 'seed')} | training
-    return [about | _measured(result) | dict(collection=name, taught=name in record['taught'], outcome=status(record, result))
+    return [about | _measured(result) | dict(collection=name, taught=name in record['taught'],
+                                             outcome=status(record, result))
             for name, result in record['collections'].items()]
 
 def _measured(result: dict) -> dict:
     cost, latency = result['cost'], result['latency']
     return {metric: result['metrics'][metric]['mean'] for metric in METRICS} | {
         'queries': result['queries'], 'documents': result['documents'], 'difference': result['difference'],
-        'query terms': cost['query'], 'doc terms': cost['doc'], 'flops': cost['flops'], 'megabytes': cost['bytes'] / 1e6,
+        'query terms': cost['query'], 'doc terms': cost['doc'], 'flops': cost['flops'],
+        'megabytes': cost['bytes'] / 1e6,
         'median': latency['median'], 'p99': latency['p99']}
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #boards
@@ -68,6 +71,7 @@ def collection_rows(table, collection: str): # DataFrame, a row for each system,
     means = rows.groupby('system', sort=False).agg(how | dict(difference=_averaged, seed='size', outcome=_distinct))
     return means.assign(mark=_marks(means['difference'])).sort_values('ndcg@10', ascending=False, kind='stable')
 
+# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #collection-rows-2
 def _averaged(differences) -> dict: # {"mean", "low", "high", "p"}
     means = {name: float(np.mean([each[name] for each in differences])) for name in ('mean', 'low', 'high')}
     return means | dict(p=max(each['p'] for each in differences))
@@ -88,11 +92,14 @@ def summary_rows(table): # DataFrame, a row for each system, best first
     rows = rows.assign(mark=rows['system'].map(marks).fillna(''))
     return rows.sort_values(['whole', 'ndcg@10'], ascending=False, kind='stable', ignore_index=True)
 
+# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #summary-rows-2
 def _summary_row(system: str, parts: dict) -> dict:
     rows = pd.DataFrame([part.loc[system] for part in parts.values() if system in part.index])
     return {'system': system, **rows.iloc[0][['about', 'kind', 'steps', 'minutes', 'seed']],
-            **{name: rows[name].mean() for name in (*METRICS, *COSTS)}, 'collections': len(rows), 'whole': len(rows) == len(parts),
-            'difference': pooled(list(rows['difference'])), 'each': ''.join(rows['mark']), 'outcome': _distinct(rows['outcome'])}
+            **{name: rows[name].mean() for name in (*METRICS, *COSTS)}, 'collections': len(rows),
+            'whole': len(rows) == len(parts),
+            'difference': pooled(list(rows['difference'])), 'each': ''.join(rows['mark']),
+            'outcome': _distinct(rows['outcome'])}
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #collection-table
 def collection_table(table, collection: str): # DataFrame of texts
@@ -117,7 +124,8 @@ def summary_table(table): # DataFrame of texts
 def _summary_cells(row, total: int) -> dict:
     quality = f'{100 * row["ndcg@10"]:.1f}' if row['whole'] else f'{row["collections"]} of {total} collections'
     steps, minutes = (f'{row["steps"]:.0f}', f'{row["minutes"]:.1f}') if row['steps'] > 0 else ('', '')
-    return {'system': row['system'], 'what': row['about'], 'nDCG@10': quality, 'over BM25 [95 %]': _over(row), 'each': row['each'],
+    return {'system': row['system'], 'what': row['about'], 'nDCG@10': quality, 'over BM25 [95 %]': _over(row),
+            'each': row['each'],
             'recall@100': f'{100 * row["recall@100"]:.1f}', **_costs(row), 'steps': steps, 'minutes': minutes,
             'seeds': f'{row["seed"]}', 'outcome': row['outcome']}
 
@@ -142,7 +150,8 @@ def _system_marks(axis, rows, x: str, label: str) -> None:
     from matplotlib.ticker import LogFormatter
     for (kind, failed), group in rows.groupby(['kind', rows['outcome'] != ''], sort=False):
         text, colour, shape = KINDS[kind]
-        axis.scatter(group[x], group['ndcg@10'], marker=shape, s=36, color='white' if failed else colour, edgecolor=colour,
+        axis.scatter(group[x], group['ndcg@10'], marker=shape, s=36, color='white' if failed else colour,
+                     edgecolor=colour,
                      linewidth=1.4, zorder=3, label=text + (', collapsed or stopped' if failed else ''))
     for name, system, line in ((BASELINE, 'bm25', '--'), (FLOOR, 'bm25_bigrams', ':')):
         for level in rows.loc[rows['system'] == name, 'ndcg@10']:
@@ -162,7 +171,8 @@ def board_figure(table) -> tuple: # figure, caption
     rows = summary_rows(table).query('whole')
     if not len(rows): return nothing('No system has finished all collections.')
     figure, axes = canvas(2, 1, height=9.5)
-    for axis, x, label in zip(axes, ('doc terms', 'median'), ('active terms, documents', 'milliseconds per query, median')):
+    labels = {'doc terms': 'active terms, documents', 'median': 'milliseconds per query, median'}
+    for axis, (x, label) in zip(axes, labels.items()):
         _system_marks(axis, rows.assign(**{x: rows[x].clip(lower=0.01)}), x, label)
     handles = {text: handle for axis in axes for handle, text in zip(*axis.get_legend_handles_labels())}
     figure.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=4)
@@ -170,9 +180,11 @@ def board_figure(table) -> tuple: # figure, caption
 
 def _board_caption(rows, collections: int) -> str:
     best, above, failed = rows.iloc[0], rows[rows['mark'] == '▲'], rows[rows['outcome'] != '']
-    caption = (f'Highest: {best["system"]}, nDCG@10 {100 * best["ndcg@10"]:.1f} over {collections} collection{"s" * (collections > 1)}, '
+    caption = (f'Highest: {best["system"]}, nDCG@10 {100 * best["ndcg@10"]:.1f} '
+               f'over {collections} collection{"s" * (collections > 1)}, '
                f'{best["doc terms"]:,.0f} terms per document, {best["median"]:.1f} ms. '
                f'{len(above)} of {len(rows)} systems are above {BASELINE} by more than chance')
     for floor in rows.loc[rows['system'] == FLOOR, 'ndcg@10']:
         caption += f', {(rows["ndcg@10"] > floor).sum()} have more than {FLOOR} ({100 * floor:.1f})'
-    return caption + (f'; collapsed or stopped: {join_words(failed["system"])}.' if len(failed) else '; none collapsed or was stopped.')
+    return caption + (f'; collapsed or stopped: {join_words(failed["system"])}.' if len(failed)
+                      else '; none collapsed or was stopped.')

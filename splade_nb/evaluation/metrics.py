@@ -27,7 +27,7 @@ def top_keys(scores: np.ndarray,   # [Q, N]; zero and below never rank
              place: np.ndarray,    # [N] uint32, the larger comes first among equals
              k: int):              # [Q, min(k, N)] uint64, descending: score bits above, place below
     "The best `k` of every row, each as one sortable number; scores are compared as float32."
-    if np.isnan(scores).any(): raise ValueError(f'a score is NaN (first in row {np.isnan(scores).any(axis=1).argmax()})')
+    if np.isnan(scores).any(): raise ValueError(f'a score is NaN, first in row {np.isnan(scores).any(axis=1).argmax()}')
     bits = np.where(scores > 0, scores, 0).astype(np.float32).view(np.uint32)
     keys = bits.astype(np.uint64) << np.uint64(32) | place.astype(np.uint64)
     k = min(k, scores.shape[1])
@@ -38,7 +38,7 @@ def rank(scores,            # [Q, N] dense, or sparse rows
          query_ids: list,   # [Q]
          doc_ids: list,     # [N]
          k: int = 100) -> dict:  # {query: {document: score}}, best first
-    "The `k` best documents with a positive score for every query. Raises ValueError on ids that do not fit, and on NaN."
+    "The `k` best documents with a positive score for every query. Raises ValueError on wrong ids and on NaN."
     query_ids, doc_ids = list(query_ids), list(doc_ids)
     _check_ids('query_ids', query_ids, scores.shape[0])
     _check_ids('doc_ids', doc_ids, scores.shape[1])
@@ -50,7 +50,8 @@ def rank(scores,            # [Q, N] dense, or sparse rows
     for start in range(0, len(query_ids), step):
         block = scores[start:start + step]
         keys = top_keys(block.toarray() if sparse.issparse(block) else block, place, k)
-        values, docs = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32), by_place[keys & np.uint64(0xFFFFFFFF)]
+        values = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        docs = by_place[keys & np.uint64(0xFFFFFFFF)]
         for query, row, weights in zip(query_ids[start:], docs.tolist(), values.tolist()):
             run[query] = {doc: weight for doc, weight in zip(row, weights) if weight > 0}
     return run
@@ -128,7 +129,7 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
 def paired_difference(a, b,  # one value for each query, in the same order
                       **settings) -> dict:  # {"mean", "low", "high", "p"} of a minus b
-    "Interval of the difference and p of the paired t-test. Raises ValueError where the queries differ or a value is NaN."
+    "Interval of the difference and p of the paired t-test. Raises ValueError on other queries and on NaN."
     from scipy import stats
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
         raise ValueError('the two systems were not evaluated on the same queries in the same order')
@@ -162,6 +163,7 @@ def mark(difference: dict,  # {"mean", "low", "high"}
     if difference['low'] <= 0 <= difference['high'] or p >= 0.05: return '≈'
     return '▲' if difference['mean'] > 0 else '▼'
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #mark-2
 def marked(differences: list # of `paired_difference`: all that one table compares
           ) -> list:         # a mark for each
     "The marks of a table, every p corrected by Holm for all its rows."
@@ -184,16 +186,18 @@ def reciprocal_rank_fusion(*runs: dict,        # each {query: {document: score}}
 def weighted_fusion(*runs: dict,       # each {query: {document: score}}
                     weights,           # one for each run, 0 or more
                     depth: int = 100) -> dict:  # {query: {document: score}}, best first
-    "Fuse runs by the weighted sum of scaled scores of each run's first `depth`. Raises ValueError on another number of weights."
+    "Fuse runs by the weighted sum of scaled scores. Raises ValueError where weights and runs differ in number."
     fused = {}
     for query in dict.fromkeys(query for run in runs for query in run):
         scores = Counter()
         for run, weight in zip(runs, weights, strict=True):
             results = run.get(query, {})
-            for doc, score in _scaled({doc: results[doc] for doc in first(results, {}, k=depth)}).items(): scores[doc] += weight * score
+            best = {doc: results[doc] for doc in first(results, {}, k=depth)}
+            for doc, score in _scaled(best).items(): scores[doc] += weight * score
         fused[query] = {doc: scores[doc] for doc in first(scores, {}, k=depth)}
     return fused
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #scaled-2
 def _scaled(scores: dict) -> dict:  # 0 for the last to 1 for the first; all 1 where they are equal
     low, high = min(scores.values(), default=0), max(scores.values(), default=0)
     return {doc: (score - low) / (high - low) if high > low else 1.0 for doc, score in scores.items()}
@@ -212,7 +216,8 @@ def _rows(vectors) -> sparse.csr_array:  # [B, V] float64, without stored zeros
     "Vectors as sparse rows. Raises ValueError on a negative weight or NaN: a term's weight is never below 0."
     matrix = sparse.csr_array(vectors, dtype=np.float64, copy=True)
     matrix.sum_duplicates(); matrix.eliminate_zeros()
-    if not (matrix.data > 0).all(): raise ValueError(f'weights must be 0 or more; one is {matrix.data[~(matrix.data > 0)][0]}')
+    wrong = matrix.data[~(matrix.data > 0)]
+    if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
     return matrix
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #active-terms
@@ -245,7 +250,7 @@ def korean_share(vectors,              # [B, V]
                  neutral: np.ndarray,  # [V] bool: numbers, punctuation and the like
                  own=None,             # [B, V] above 0: tokens of the text itself
                  allowed=None          # [V] bool: loanwords and names
-                ) -> dict:             # count_share, weight_share, noise, noise_weight, kept, active -> {"mean", "low", "high"}
+                ) -> dict:             # the six figures below, each {"mean", "low", "high"}
     "Shares of active terms by language, with intervals over texts. Raises ValueError on masks of another size."
     matrix, korean, neutral = _rows(vectors), np.asarray(korean, bool), np.asarray(neutral, bool)
     allowed = np.zeros(len(korean), bool) if allowed is None else np.asarray(allowed, bool)
@@ -255,11 +260,14 @@ def korean_share(vectors,              # [B, V]
     noise = _columns(foreign, ~allowed)
     if own is not None: noise = _rows(noise - noise.multiply(_rows(own) > 0))
     exempt, active = _counts(foreign) - _counts(noise), _counts(matrix)
-    def share(part, whole): return interval(np.divide(part, whole, out=np.full(len(active), np.nan), where=active > exempt))
+    def share(part, whole): return interval(np.divide(part, whole, out=np.full(len(active), np.nan),
+                                                      where=active > exempt))
     weight = matrix.sum(axis=1) - foreign.sum(axis=1) + noise.sum(axis=1)
-    return {'count_share': share(_counts(_columns(matrix, korean)), active - exempt), 'weight_share': share(matrix @ korean, weight),
+    return {'count_share': share(_counts(_columns(matrix, korean)), active - exempt),
+            'weight_share': share(matrix @ korean, weight),
             'noise': share(_counts(noise), active - exempt), 'noise_weight': share(noise.sum(axis=1), weight),
-            'kept': interval(np.divide(exempt, active, out=np.full(len(active), np.nan), where=active > 0)), 'active': interval(active)}
+            'kept': interval(np.divide(exempt, active, out=np.full(len(active), np.nan), where=active > 0)),
+            'active': interval(active)}
 
 def _columns(matrix: sparse.csr_array, mask: np.ndarray) -> sparse.csr_array: # [B, V], [V] bool -> [B, V]
     return _rows(matrix @ sparse.diags_array(mask.astype(float)))
@@ -276,7 +284,8 @@ def context_discrimination(first, second # [P, V] each, row i against row i
         union = np.asarray(x.maximum(y).sum(axis=1), float)
         alive = (np.diff(first.indptr) > 0) & (np.diff(second.indptr) > 0)
         return np.where(alive, 1 - np.asarray(x.minimum(y).sum(axis=1)) / np.where(alive, union, 1), 0.)
-    pairs = {'set': distance((first > 0).astype(float), (second > 0).astype(float)), 'weighted': distance(first, second)}
+    pairs = {'set': distance((first > 0).astype(float), (second > 0).astype(float)),
+             'weighted': distance(first, second)}
     return {'set': interval(pairs['set']), 'weighted': interval(pairs['weighted']), 'pairs': pairs}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #limits
@@ -294,7 +303,8 @@ def lost_terms(active: dict,  # {'query', 'doc'}: mean active terms
                dead: float    # share of documents without any
               ) -> list:      # what shows a collapse
     "Signs that a model has too few terms for its shares to mean something."
-    few = [f'{active[side]:.1f} terms a {name}' for side, name in (('query', 'query'), ('doc', 'document')) if not active[side] >= FLOORS[side]]
+    names = dict(query='query', doc='document')
+    few = [f'{active[side]:.1f} terms a {name}' for side, name in names.items() if not active[side] >= FLOORS[side]]
     return few + [f'{dead:.0%} of the documents without a term'] * (dead > MOST_DEAD)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #void
@@ -304,7 +314,8 @@ def void(result: dict,                  # active_terms, dead_rows, ndcg
     "Why a model's criteria mean nothing."
     if lost := lost_terms(result['active_terms'], result['dead_rows']): return f'collapsed ({", ".join(lost)})'
     if unfiltered is None: return ''
-    if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']): return f'the unfiltered model collapsed ({", ".join(lost)})'
+    if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']):
+        return f'the unfiltered model collapsed ({", ".join(lost)})'
     below = unfiltered['ndcg'] - result['ndcg']
     return f'nDCG@10 {100 * below:.2f} points below the unfiltered model' if below > MOST_LOST else ''
 
@@ -327,6 +338,7 @@ def criteria(result: dict,               # korean, context (None without pairs),
         value, alone = measured.get(figure), measured.get('texts')  # alone: the distance of the input tokens
         if value is None: continue
         met = f'void: {reason}' if reason else verdict(value, target, above)
-        if met == 'met' and alone and value['low'] <= alone['mean']: met = f'met by the texts alone: {alone["mean"]:.0%}'
+        if met == 'met' and alone and value['low'] <= alone['mean']:
+            met = f'met by the texts alone: {alone["mean"]:.0%}'
         rows.append(dict(criterion=name, **value, target=target, above=above, met=met))
     return rows

@@ -25,11 +25,14 @@ from .metrics import MEASURES, criteria, index_bytes, lost_terms, marked, summar
 class RunError(ValueError):
     "A run folder that cannot be read."
 
-PARTS = {'summary.json': ('version', 'recipe', 'scale', 'seed', 'data', 'steps', 'seconds', 'device', 'metrics', 'bm25', 'before_training',
+PARTS = {'summary.json': ('version', 'recipe', 'scale', 'seed', 'data', 'steps', 'seconds', 'device',
+                          'metrics', 'bm25', 'before_training',
                           'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'start_share'),
-         'config.json': ('settings', 'differences'), 'evaluation.json': ('systems', 'by_kind', 'difference', 'context', 'korean'),
+         'config.json': ('settings', 'differences'),
+         'evaluation.json': ('systems', 'by_kind', 'difference', 'context', 'korean'),
          'training_history.json': (), 'samples.json': ()}
-COLUMNS = ('step', 'phase', 'loss', 'parts', 'active_query', 'active_doc', 'dead_rows', 'korean_share', 'korean_count', 'chance_loss')
+COLUMNS = ('step', 'phase', 'loss', 'parts', 'active_query', 'active_doc', 'dead_rows', 'korean_share',
+           'korean_count', 'chance_loss')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #read-part
 def read_part(path: Path | str) -> object:
@@ -59,7 +62,8 @@ def metrics_table(path: Path | str):  # DataFrame, a row for each step
         missing = [key for key in COLUMNS if key not in row]
         if missing: raise RunError(f'{path}, line {number} lacks {", ".join(missing)}')
     rows = [{**row, **{f'loss_{name}': value for name, value in row['parts'].items()}} for row in rows]
-    return pd.DataFrame([{name: math.nan if value is None else value for name, value in row.items()} for row in rows]).drop(columns='parts')
+    return pd.DataFrame([{name: math.nan if value is None else value for name, value in row.items()}
+                         for row in rows]).drop(columns='parts')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #numbers
 def numbers(value: object) -> object:
@@ -92,7 +96,8 @@ def read_run(folder: Path | str) -> Run:
     missing = [name for name in ('model', 'before_training', 'bm25') if name not in evaluation['systems']]
     if missing: raise RunError(f'{folder/"evaluation.json"}: systems lacks {", ".join(missing)}')
     events = _read_lines(folder/'guard.jsonl') if (folder/'guard.jsonl').exists() else []
-    return Run(folder, summary, config, metrics_table(folder/'metrics.jsonl'), history, numbers(evaluation), samples, events)
+    return Run(folder, summary, config, metrics_table(folder/'metrics.jsonl'), history, numbers(evaluation),
+               samples, events)
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #toy-metrics
 def _toy_metrics(steps: int) -> list:  # rows of metrics.jsonl: losses fall, activity decreases, the Korean share rises
@@ -100,12 +105,17 @@ def _toy_metrics(steps: int) -> list:  # rows of metrics.jsonl: losses fall, act
     for step in range(steps):
         done, ripple = step / steps, 0.06 * math.sin(2.4 * step)
         phase = 1 + (done >= 0.32) + (done >= 0.68)
-        parts = dict(infonce=2.4 * math.exp(-3 * done) + 0.5 + ripple, self=0.3 * math.exp(-done), positive=0.5 - 0.2 * done,
-                     flops=0.08 * min(1, 2 * done)**2, language=0.03 * done, min_act=0.05 * math.exp(-9 * done), kd=1.2 - 0.6 * done)
+        parts = dict(infonce=2.4 * math.exp(-3 * done) + 0.5 + ripple, self=0.3 * math.exp(-done),
+                     positive=0.5 - 0.2 * done,
+                     flops=0.08 * min(1, 2 * done)**2, language=0.03 * done, min_act=0.05 * math.exp(-9 * done),
+                     kd=1.2 - 0.6 * done)
         rows.append(dict(step=step, epoch=round(1 + 25 * done, 3), phase=phase, loss=sum(parts.values()), parts=parts,
-                         learning_rate=1e-3 * (1 - done), gradient_norm=1 + ripple, active_query=10 + 4 * done + 9 * ripple,
-                         active_doc=110 - 50 * done + 40 * ripple, dead_rows=0.0, top_k_mean=2.5, korean_share=0.85 + 0.08 * done,
-                         korean_count=0.82 + 0.08 * done, chance_loss=(2.5 if phase == 1 else 3.0) * math.log(64), texts_per_second=800.0))
+                         learning_rate=1e-3 * (1 - done), gradient_norm=1 + ripple,
+                         active_query=10 + 4 * done + 9 * ripple,
+                         active_doc=110 - 50 * done + 40 * ripple, dead_rows=0.0, top_k_mean=2.5,
+                         korean_share=0.85 + 0.08 * done,
+                         korean_count=0.82 + 0.08 * done, chance_loss=(2.5 if phase == 1 else 3.0) * math.log(64),
+                         texts_per_second=800.0))
     return rows
 
 def _toy_systems() -> dict:  # 'systems' of evaluation.json: four systems over 120 queries
@@ -118,7 +128,8 @@ def _toy_systems() -> dict:  # 'systems' of evaluation.json: four systems over 1
 # %% ../../nbs/4_evaluation/04_report.ipynb #toy-texts
 _TOY_PHRASES = [('가방을 잃어버렸어요', '비행기에서 내렸는데', '기차에서 졸았는데'), ('교통카드 추천', '서울에서 출퇴근하는데', '도쿄로 놀러 가는데'),
                 ('짐 맡길 곳', '호텔에 일찍 왔는데', '홍대에 놀러 왔는데')]
-_TOY_SAMPLES = [dict(text='서울에서 김치찌개 맛집을 찾아요', before=[['▁김치찌개', 2.1], ['▁맛집', 2.0], ['▁서울', 1.6], ['▁찾', 0.9], ['the', 0.4]],
+_TOY_SAMPLES = [dict(text='서울에서 김치찌개 맛집을 찾아요', before=[['▁김치찌개', 2.1], ['▁맛집', 2.0], ['▁서울', 1.6], ['▁찾', 0.9],
+                                                       ['the', 0.4]],
                      after=[['▁김치찌개', 2.4], ['▁맛집', 2.2], ['▁서울', 1.7], ['▁식당', 1.1], ['▁찌개', 0.8], ['▁음식점', 0.5]]),
                 dict(text='제주도 여행 일정 추천', before=[['▁제주도', 2.3], ['▁여행', 1.8], ['▁일정', 1.5], ['▁추천', 1.2]],
                      after=[['▁제주도', 2.5], ['▁여행', 1.9], ['▁일정', 1.6], ['▁추천', 1.0], ['▁관광', 0.9], ['▁코스', 0.7]])]
@@ -128,17 +139,21 @@ def _around(mean: float, half: float, **more) -> dict: return dict(mean=mean, lo
 # %% ../../nbs/4_evaluation/04_report.ipynb #toy-evaluation
 def toy_evaluation() -> dict:  # evaluation.json
     "The evaluation of the invented run."
-    pairs = [dict(phrase=phrase, queries=[f'{first} {phrase}', f'{second} {phrase}'], set=0.5 + 0.12 * i, weighted=0.55 + 0.13 * i)
+    pairs = [dict(phrase=phrase, queries=[f'{first} {phrase}', f'{second} {phrase}'], set=0.5 + 0.12 * i,
+                  weighted=0.55 + 0.13 * i)
              for i, (phrase, first, second) in enumerate(_TOY_PHRASES)]
-    kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, bm25_bigrams=0.62, queries=queries, difference=_around(gain, 0.02, p=0.01))
+    kinds = {kind: dict(model=0.6 + gain, before_training=0.55, bm25=0.6, bm25_bigrams=0.62, queries=queries,
+                        difference=_around(gain, 0.02, p=0.01))
              for kind, gain, queries in (('original', -0.04, 60), ('multi_term', 0.05, 40), ('cross_lingual', 0.2, 20))}
-    korean = {name: _around(mean, 0.01) for name, mean in zip(('count_share', 'weight_share', 'noise', 'noise_weight'), (0.91, 0.93, 0.03, 0.02))}
+    korean = {name: _around(mean, 0.01) for name, mean in zip(('count_share', 'weight_share', 'noise', 'noise_weight'),
+                                                              (0.91, 0.93, 0.03, 0.02))}
     gains = {name: _around(mean, 0.018, p=0.002 if mean > 0.02 else 0.2)
              for name, mean in dict(before_training=0.06, bm25=0.03, bm25_bigrams=0.01).items()}
     terms = dict(model=60., before_training=110., bm25=20., bm25_bigrams=55.)
     context = dict(set=_around(0.62, 0.03), weighted=_around(0.68, 0.03), texts=_around(0.60, 0.03),
                    found=dict(first=0.67, second=1.0, both=0.67, same=0.0), pairs=pairs)
-    return dict(systems=_toy_systems(), by_kind=kinds, korean=korean, difference=gains['bm25'], differences=gains, context=context,
+    return dict(systems=_toy_systems(), by_kind=kinds, korean=korean, difference=gains['bm25'], differences=gains,
+                context=context,
                 index={name: dict(terms=value, bytes=index_bytes(value, 1000)) for name, value in terms.items()})
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #toy-summary
@@ -149,11 +164,15 @@ def toy_summary(evaluation: dict, steps: int) -> dict:  # summary.json
         return dict(data='toy', queries=120, **means)
     systems = {name: metrics_of(name) for name in ('bm25', 'bm25_bigrams', 'before_training')}
     return dict(version='v28', recipe='corrected', scale='mini', seed=42, backbone='mini', parameters=1_330_000,
-                data=dict(name='toy', hash='0123456789abcdef', train_pairs=400), teacher='latent semantic analysis', steps=steps, stopped='',
-                start_share=dict(chosen=0.25, tried={'0.0': 0.5, '0.25': 0.55}), seconds=90.0, peak_memory_mb=900, device='CPU, 2 threads',
+                data=dict(name='toy', hash='0123456789abcdef', train_pairs=400), teacher='latent semantic analysis',
+                steps=steps, stopped='',
+                start_share=dict(chosen=0.25, tried={'0.0': 0.5, '0.25': 0.55}), seconds=90.0, peak_memory_mb=900,
+                device='CPU, 2 threads',
                 metrics=metrics_of('model'), **systems, documents=1000, index=evaluation['index'], revision='0123456',
-                active_terms=dict(query=14.0, doc=60.0), korean={name: value['mean'] for name, value in evaluation['korean'].items()},
-                context_discrimination=dict(set=0.62, weighted=0.68), dead_rows=0.0, guard=[], versions=dict(python='3.11', torch='2.13.0'))
+                active_terms=dict(query=14.0, doc=60.0),
+                korean={name: value['mean'] for name, value in evaluation['korean'].items()},
+                context_discrimination=dict(set=0.62, weighted=0.68), dead_rows=0.0, guard=[],
+                versions=dict(python='3.11', torch='2.13.0'))
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #toy-run-folder
 def toy_run_folder(path: Path | str, steps: int = 60) -> Path:
@@ -161,11 +180,14 @@ def toy_run_folder(path: Path | str, steps: int = 60) -> Path:
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     evaluation, settings = toy_evaluation(), resolve('v28', steps=steps)
-    history = [dict(step=step, epoch=1 + 25 * step / steps, phase=1, metrics={'ndcg@10': 0.6 + 0.05 * step / steps}, active_terms=dict(query=12.0, doc=80.0))
+    history = [dict(step=step, epoch=1 + 25 * step / steps, phase=1, metrics={'ndcg@10': 0.6 + 0.05 * step / steps},
+                    active_terms=dict(query=12.0, doc=80.0))
                for step in range(0, steps + 1, steps // 4)]
-    config = dict(version='v28', recipe='corrected', scale='mini', seed=42, settings=as_dict(settings), overridden={'steps': steps},
+    config = dict(version='v28', recipe='corrected', scale='mini', seed=42, settings=as_dict(settings),
+                  overridden={'steps': steps},
                   off=off(settings), differences=differences('v28', 'mini'))
-    files = dict(summary=toy_summary(evaluation, steps), evaluation=evaluation, samples=_TOY_SAMPLES, training_history=history, config=config)
+    files = dict(summary=toy_summary(evaluation, steps), evaluation=evaluation, samples=_TOY_SAMPLES,
+                 training_history=history, config=config)
     for name, value in files.items(): write_json(path/f'{name}.json', value)
     (path/'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in _toy_metrics(steps)), encoding='utf-8')
     return path
@@ -176,7 +198,8 @@ def ends(values) -> tuple:  # means over the first and the last tenth of the ste
     size = max(3, len(values) // 10)
     return float(values[:size].mean()), float(values[-size:].mean())
 
-def _curve(axis, run: Run, name: str, colour: str, label: str | None = None, factor: float = 1, title: str = '') -> None:
+def _curve(axis, run: Run, name: str, colour: str, label: str | None = None, factor: float = 1,
+           title: str = '') -> None:
     steps, values = run.metrics['step'], run.metrics[name] * factor
     mean = values.rolling(max(5, len(values) // 20), center=True, min_periods=1).mean()
     axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
@@ -187,7 +210,8 @@ def _shade_phases(axis, run: Run) -> None: # every other phase of the curriculum
     for phase, steps in run.metrics.groupby('phase')['step']:
         first, last = steps.min(), steps.max()
         if phase % 2 == 0: axis.axvspan(first, last, color='#000000', alpha=0.05, linewidth=0)
-        axis.annotate(f'phase {phase}', ((first + last) / 2, 1.0), xycoords=axis.get_xaxis_transform(), ha='center', va='bottom',
+        axis.annotate(f'phase {phase}', ((first + last) / 2, 1.0), xycoords=axis.get_xaxis_transform(),
+                      ha='center', va='bottom',
                       fontsize=7, color='#777777')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #loss-curves
@@ -223,9 +247,11 @@ def sparsity_curves(run: Run) -> tuple:  # figure, caption
     for axis in axes:
         _shade_phases(axis, run)
         axis.set(xlabel='step', ylim=(0, max(1, axis.get_ylim()[1])))
-    (query_first, query_last), (doc_first, doc_last) = ends(run.metrics['active_query']), ends(run.metrics['active_doc'])
+    query_first, query_last = ends(run.metrics['active_query'])
+    doc_first, doc_last = ends(run.metrics['active_doc'])
     worst = run.metrics.loc[run.metrics['dead_rows'].idxmax()]
-    dead = f'rows without a term reached {worst.dead_rows:.1%} at step {worst.step:.0f}' if worst.dead_rows else 'no row was ever without a term'
+    dead = 'no row was ever without a term'
+    if worst.dead_rows: dead = f'rows without a term reached {worst.dead_rows:.1%} at step {worst.step:.0f}'
     return figure, (f'Training ends at {query_last:.1f} terms per query (from {query_first:.1f}) '
                     f'and {doc_last:.1f} per document (from {doc_first:.1f}); {dead}.')
 
@@ -249,6 +275,7 @@ def korean_curve(run: Run) -> tuple:  # figure, caption
     active.set(xlabel='step', ylim=(0, None))
     return figure, _korean_caption(run)
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #korean-curve-2
 def _korean_caption(run: Run) -> str:
     first, last = ends(run.metrics['korean_share'])
     count, terms, lost = ends(run.metrics['korean_count'])[1], ends(run.metrics['active_doc'])[1], collapse(run.summary)
@@ -265,13 +292,15 @@ def guard_timeline(run: Run) -> tuple:  # figure, caption
     axis = axes[0, 0]
     _curve(axis, run, 'loss_infonce', palette['blue'], 'InfoNCE, weighted', title='InfoNCE against chance')
     _shade_phases(axis, run)
-    axis.plot(run.metrics['step'], run.metrics['chance_loss'], color=palette['red'], linestyle='--', drawstyle='steps-post', label='chance')
+    axis.plot(run.metrics['step'], run.metrics['chance_loss'], color=palette['red'], linestyle='--',
+              drawstyle='steps-post', label='chance')
     axis.set_ylim(0)
     axis.legend(loc='center left', bbox_to_anchor=(1.0, 0.5))
     if run.events: _event_rows(axes[1, 0], run.events)
     axes[-1, 0].set_xlabel('step')
     return figure, _guard_caption(run)
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #guard-timeline-2
 def _event_rows(axis, events: list) -> None: # a row for each measurement, a colour for each level
     names = sorted({event['name'] for event in events})
     for level, colour in (('warn', palette['orange']), ('fatal', palette['red']), ('rollback', palette['blue'])):
@@ -281,6 +310,7 @@ def _event_rows(axis, events: list) -> None: # a row for each measurement, a col
     axis.set_ylim(-0.6, len(names) - 0.4)
     axis.legend(loc='center left', bbox_to_anchor=(1.0, 0.5))
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #guard-timeline-3
 def _guard_caption(run: Run) -> str:
     last, chance = ends(run.metrics['loss_infonce'])[1], ends(run.metrics['chance_loss'])[1]
     verdict = 'the documents of a batch are distinguished' if last < 0.95 * chance else 'nothing was learned'
@@ -303,7 +333,9 @@ def history_curve(run: Run, metric: str = 'ndcg@10') -> tuple:  # figure, captio
     axis.margins(y=0.2)
     return figure, _history_caption(points, metric, run.summary['start_share'])
 
-def _history_caption(points: list, metric: str, share: dict) -> str:  # points: (step, value); share of the initial model
+# %% ../../nbs/4_evaluation/04_report.ipynb #history-curve-2
+def _history_caption(points: list, metric: str,
+                     share: dict) -> str:  # points: (step, value); share of the initial model
     (_, first), (step, last), (top, best) = points[0], points[-1], max(points, key=lambda point: point[1])
     caption = (f'{metric} on the development split went from {first:.3f} before training to {last:.3f} at step {step}; '
                f'the best of {len(points)} validations is {best:.3f} at step {top}.')
@@ -321,8 +353,9 @@ def mix(run: Run) -> tuple:  # figure, caption
     _mix_bars(axis, titles, [phase['mix'] for phase in phases.values()])
     most = {name: max(phase['mix'], key=phase['mix'].get) for name, phase in phases.items()}
     drawn = ', '.join(f'{name} {kind} ({phases[name]["mix"][kind]:.0%})' for name, kind in most.items())
-    return figure, f"Drawn most by the version's mix: {drawn}; a kind that the data lacks leaves its share to the others."
+    return figure, f'Drawn most: {drawn}; a kind that the data lacks leaves its share to the others.'
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #mix-2
 def _mix_bars(axis, names: list, mixes: list) -> None:  # mixes: {kind: share} of each phase
     left, kinds = [0.0] * len(mixes), dict.fromkeys(kind for mix in mixes for kind in mix)
     for kind, colour in zip(kinds, ('sky', 'orange', 'green', 'purple', 'yellow')):
@@ -340,6 +373,7 @@ def spell(value: dict) -> str:  # {'mean', 'low', 'high'}
     "A mean with its interval."
     return f'{value["mean"]:.3f} [{value["low"]:.3f}, {value["high"]:.3f}]'
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #spell-2
 def against_bm25(difference: dict) -> str:  # {'mean', 'low', 'high', 'p'} of the model minus BM25
     "Above, below or neither, by the interval of the paired difference."
     mean, low, high = (difference[name] for name in ('mean', 'low', 'high'))
@@ -357,12 +391,15 @@ def quality_bars(run: Run) -> tuple:  # figure, caption
     figure, axis = canvas(height=3.4)
     _grouped_bars(axis, names, heights, {system: np.maximum(0, error) for system, error in errors.items()})
     model, before, bm25, *bigrams = (spell(systems[system]['ndcg@10']) for system in heights)
-    caption = f'nDCG@10 is {model} on {run.summary["metrics"]["queries"]} test queries, before training it was {before}, BM25 has {bm25}'
+    queries = run.summary['metrics']['queries']
+    caption = f'nDCG@10 is {model} on {queries} test queries, before training it was {before}, BM25 has {bm25}'
     caption += ''.join(f', with a bigram field {ndcg}' for ndcg in bigrams)
     return figure, f'{caption}: the model is {against_bm25(run.evaluation["difference"])}.'
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #quality-bars-2
 def _shown_systems(values: dict) -> list: return [system for system in SYSTEMS if system in values]
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #quality-bars-3
 def _grouped_bars(axis, groups: list, heights: dict, errors: dict | None = None) -> None: # heights, errors: by system
     width = 0.81 / len(heights)
     for place, (system, values) in enumerate(heights.items()):
@@ -386,13 +423,14 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
     axis.set_ylabel('nDCG@10')
     return figure, _kind_caption(kinds)
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #kind-bars-2
 def _kind_caption(kinds: dict) -> str:  # best first
     def spelled(kind):
         gain = kinds[kind]['difference']
         return f'{kind} ({gain["mean"]:+.3f} [{gain["low"]:+.3f}, {gain["high"]:+.3f}], n = {kinds[kind]["queries"]})'
     marks, names = marked([row['difference'] for row in kinds.values()]), list(kinds)
-    return (f'Of {len(kinds)} kinds of query {marks.count("▲")} are above BM25 and {marks.count("▼")} below by more than chance (Holm); '
-            f'from {spelled(names[0])} to {spelled(names[-1])}.')
+    return (f'Of {len(kinds)} kinds of query {marks.count("▲")} are above BM25 and {marks.count("▼")} below '
+            f'by more than chance (Holm); from {spelled(names[0])} to {spelled(names[-1])}.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #term-change
 def term_change(sample: dict) -> dict:  # 'kept', 'added', 'dropped' -> terms
@@ -415,24 +453,30 @@ def term_bars(run: Run, samples: tuple = (0, 1, -1),  # which of the run's sampl
     parts = figure.subfigures(len(shown), 1, squeeze=False, height_ratios=[5 + size for size in sizes])[:, 0]
     for part, sample, size in zip(parts, shown, sizes):
         part.suptitle(shorten(sample['text'], 70), x=0.01, ha='left', fontsize=10.5)
-        for axis, side in zip(part.subplots(1, 2, sharex=True), ('before', 'after')): _term_panel(axis, sample, side, size)
-    figure.legend(handles=[Patch(color=colour, label=change) for change, colour in CHANGES.items()], loc='outside lower center', ncols=3)
+        for axis, side in zip(part.subplots(1, 2, sharex=True), ('before', 'after')):
+            _term_panel(axis, sample, side, size)
+    figure.legend(handles=[Patch(color=colour, label=change) for change, colour in CHANGES.items()],
+                  loc='outside lower center', ncols=3)
     return figure, '; '.join(map(_term_sentence, shown)) + '.'
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #term-bars-2
 def _term_panel(axis, sample: dict, side: str, most: int) -> None:
     colours = {term: CHANGES[change] for change, terms in term_change(sample).items() for term in terms}
     terms = sample[side][:most]
-    axis.barh(range(len(terms)), [weight for _, weight in terms], color=[colours[term] for term, _ in terms], height=0.72)
+    axis.barh(range(len(terms)), [weight for _, weight in terms], color=[colours[term] for term, _ in terms],
+              height=0.72)
     axis.set_yticks(range(len(terms)), [label(term) for term, _ in terms])
     axis.set_ylim(most - 0.4, -0.6)
     axis.grid(axis='y', visible=False)
     axis.set_title(f'{side} training', fontsize=9)
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #term-bars-3
 def _term_sentence(sample: dict) -> str:
     change = term_change(sample)
     heaviest = f' ({", ".join(map(label, change["added"][:3]))})' if change['added'] else ''
     kept, added, dropped = map(len, change.values())
-    return f'“{shorten(sample["text"], 24)}” kept {kept} of its heaviest terms, gained {added}{heaviest} and lost {dropped}'
+    text = shorten(sample['text'], 24)
+    return f'“{text}” kept {kept} of its heaviest terms, gained {added}{heaviest} and lost {dropped}'
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #text-distance
 def text_distance(first: str, second: str) -> float:  # 0 to 1
@@ -456,19 +500,25 @@ def context_pairs(run: Run, target: float = 0.6, most: int = 12) -> tuple:  # fi
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
     return figure, _context_caption(context, pairs, target)
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #context-pairs-2
 def _context_panel(axis, pairs: list, target: float) -> None: # a row for each pair
-    for name, text, colour, mark, size in (('text', 'the texts alone', '#999999', '|', 70), ('set', 'active terms', palette['orange'], 'o', 18),
+    for name, text, colour, mark, size in (('text', 'the texts alone', '#999999', '|', 70),
+                                           ('set', 'active terms', palette['orange'], 'o', 18),
                                            ('weighted', 'weights', palette['blue'], 'o', 18)):
-        axis.scatter([pair[name] for pair in pairs], range(len(pairs)), color=colour, marker=mark, s=size if len(pairs) < 20 else size / 2, label=text)
+        axis.scatter([pair[name] for pair in pairs], range(len(pairs)), color=colour, marker=mark,
+                     s=size if len(pairs) < 20 else size / 2, label=text)
     axis.axvline(target, color=palette['red'], linestyle='--', linewidth=1, label=f'target {target}')
     axis.set(xlim=(-0.02, 1.02), ylim=(len(pairs) - 0.3, -0.7), xlabel='distance')
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #context-pairs-3
 def _context_caption(context: dict, pairs: list, target: float) -> str:
     passed, alone = sum(pair['weighted'] > target for pair in pairs), sum(pair['text'] for pair in pairs) / len(pairs)
-    side = 'below' if context['weighted']['low'] > alone else 'above' if context['weighted']['high'] < alone else 'within'
+    low, high = context['weighted']['low'], context['weighted']['high']
+    side = 'below' if low > alone else 'above' if high < alone else 'within'
     first, second = (context['found'][half] for half in ('first', 'second'))
-    return (f'The two situations of a phrase differ by {spell(context["weighted"])} in weights and {spell(context["set"])} in active terms; '
-            f'{passed} of {len(pairs)} pairs pass {target}. By their characters alone the texts differ by {alone:.3f}, {side} the interval for weights. '
+    return (f'The two situations of a phrase differ by {spell(context["weighted"])} in weights '
+            f'and {spell(context["set"])} in active terms; {passed} of {len(pairs)} pairs pass {target}. '
+            f'By their characters alone the texts differ by {alone:.3f}, {side} the interval for weights. '
             f'The right document is ranked first for {first:.0%} of the first halves and {second:.0%} of the second.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #summary-table
@@ -477,10 +527,13 @@ def summary_table(run: Run):  # DataFrame, one column
     import pandas as pd
     summary, data = run.summary, run.summary['data']
     rows = {name: summary[name] for name in ('version', 'recipe', 'scale', 'seed', 'backbone')}
-    rows |= {'parameters': f'{summary["parameters"]:,}', 'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)',
+    rows |= {'parameters': f'{summary["parameters"]:,}',
+             'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)',
              'data hash': data['hash'][:16], 'teacher': summary.get('teacher', '-'), 'steps': summary['steps'],
-             'time': f'{summary["seconds"] / 60:.1f} minutes of training', 'memory': f'{summary["peak_memory_mb"]:,} MB at most',
-             'device': summary['device'], 'packages': ', '.join(f'{name} {version}' for name, version in summary['versions'].items())}
+             'time': f'{summary["seconds"] / 60:.1f} minutes of training',
+             'memory': f'{summary["peak_memory_mb"]:,} MB at most',
+             'device': summary['device'], 'packages': ', '.join(f'{name} {version}'
+                                                                for name, version in summary['versions'].items())}
     if summary.get('stopped'): rows['stopped by the collapse guard'] = summary['stopped']
     return pd.DataFrame({'': rows.values()}, index=list(rows))
 
@@ -494,7 +547,8 @@ def settings_table(run: Run):  # DataFrame, a row for each setting
     for name, row in rows.items(): row |= {'in force': settings[name], 'off because': idle.get(name, '')}
     def cut(value): return shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
     columns = ['setting', 'seed', 'corrected', 'in force', 'off because', 'reason']
-    table = pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()], columns=columns, dtype=object)
+    table = pd.DataFrame([{name: cut(value) for name, value in row.items()} for row in rows.values()],
+                         columns=columns, dtype=object)
     return table.fillna('').set_index('setting')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #quality-table
@@ -504,9 +558,12 @@ def quality_table(run: Run):  # DataFrame, a row for each system
     systems, index, rows = run.evaluation['systems'], run.evaluation.get('index', {}), {}
     for system in _shown_systems(systems):
         row = rows[SYSTEMS[system][0]] = {metric: spell(systems[system][metric]) for metric in MEASURES.values()}
-        if system in index: row |= {'terms a document': f'{index[system]["terms"]:,.1f}', 'index, MB': f'{index[system]["bytes"] / 1e6:,.2f}'}
+        if system in index:
+            row |= {'terms a document': f'{index[system]["terms"]:,.1f}',
+                    'index, MB': f'{index[system]["bytes"] / 1e6:,.2f}'}
     return pd.DataFrame.from_dict(rows | _difference_rows(run.evaluation), orient='index').fillna('')
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #quality-table-2
 def _difference_rows(evaluation: dict) -> dict: # row -> {'ndcg@10': text}, marked by Holm over these rows
     differences = evaluation.get('differences') or {'bm25': evaluation['difference']}
     rows = {}
@@ -520,7 +577,8 @@ def criteria_table(run: Run, unfiltered: Run | None = None):  # DataFrame, a row
     "Measured value, target and verdict of V28's success criteria, beside the same version without the filter."
     import pandas as pd
     active, data, systems = run.summary['active_terms'], run.summary['data']['name'], run.evaluation['systems']
-    beside = f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document' + ('' if unfiltered else '; no unfiltered run beside it')
+    beside = f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document'
+    if not unfiltered: beside += '; no unfiltered run beside it'
     rows = [{**row, 'beside': beside} for row in _criteria_of(run, unfiltered)]
     recall = systems['model']['recall@1']
     met = verdict(recall, 0.40, True) if data.lower().endswith('ko-strategyqa') else f'other data ({data})'
@@ -531,6 +589,7 @@ def criteria_table(run: Run, unfiltered: Run | None = None):  # DataFrame, a row
         target=f'{"over" if row["above"] else "under"} {row["target"]:.0%}', met=row['met'], beside=row['beside'])
         for row in rows]).set_index('criterion')
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #criteria-table-2
 def _criteria_of(run: Run, unfiltered: Run | None) -> list:  # of `metrics.criteria`
     def measured(run): return dict(
         korean=run.evaluation['korean'], context=run.evaluation['context'], ndcg=run.summary['metrics']['ndcg@10'],

@@ -18,8 +18,9 @@ from ..model.encode import cut_note, encode, heaviest, lookup_queries
 from ..model.load import load_encoder
 from ..model.splade import factor_for
 from ..training.dataset import TrainingSetup
-from .metrics import (
-    active_terms, context_discrimination, index_bytes, korean_share, paired_difference, rank, retrieval_metrics, summarise)
+from splade_nb.evaluation.metrics import (
+    active_terms, context_discrimination, index_bytes, korean_share, paired_difference, rank, retrieval_metrics,
+    summarise)
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #normalize
 def normalize_for_scoring(vectors, similarity: str  # [N, V]; dot or cosine
@@ -38,6 +39,7 @@ def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {docume
     vectors = normalize_for_scoring(vectors, model.settings.similarity)
     return vectors, factor_for(model, vectors.getnnz(axis=0), len(texts))
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #encode-collection-2
 def encode_queries(model, tokenizer: SpladeTokenizer, queries: list,
                    factor,         # of `encode_collection`
                    decoder=None):  # of `prepared_decoder`, where many calls follow; returns [Q, V]
@@ -83,6 +85,7 @@ def bm25_metrics(collection, ids): # DataFrame, a row for each query
     "BM25 over Kiwi morphemes on some queries of a collection."
     return _engine_metrics(BM25(collection.texts), collection, ids)
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-2
 def baselines(collection, ids) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
     "BM25 over morphemes, alone and with a bigram field, on the same queries."
     words = BM25(collection.texts)
@@ -90,6 +93,7 @@ def baselines(collection, ids) -> tuple: # name -> DataFrame, a row for each que
     terms = {name: engine.entries / len(words.ids) for name, engine in engines.items()}
     return {name: _engine_metrics(engine, collection, ids) for name, engine in engines.items()}, terms
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-3
 def _engine_metrics(engine: BM25, collection, ids):
     run = engine.run({id: collection.queries[id].text for id in ids})
     return retrieval_metrics({id: collection.qrels[id] for id in ids}, run)
@@ -103,7 +107,7 @@ def index_facts(terms: dict,             # system -> active terms per document
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #compare-systems
 def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "model" and "bm25" among them
                     collection) -> dict:
-    "`evaluation.json`: every system with intervals, the model's paired difference to each other, nDCG@10 by kind of query."
+    "`evaluation.json`: metrics with intervals, the model's paired differences, nDCG@10 by kind of query."
     values = {name: rows.loc[systems['model'].index, 'ndcg@10'] for name, rows in systems.items()}
     kinds = pd.Series({id: collection.queries[id].kind or 'original' for id in values['model'].index})
     def over(name, ids): return paired_difference(values['model'].loc[ids], values[name].loc[ids])
@@ -129,7 +133,8 @@ def context_result(model, tokenizer: SpladeTokenizer, collection) -> dict | None
     apart, alone = (context_discrimination(rows[:len(pairs)], rows[len(pairs):])
                     for rows in (vectors, input_terms(tokenizer, list(queries.values()))))
     first = [[max(run[pair.id, side], key=run[pair.id, side].get, default=None) for side in (0, 1)] for pair in pairs]
-    right = np.array([[doc in pair.documents[side] for side, doc in enumerate(docs)] for pair, docs in zip(pairs, first)])
+    right = np.array([[doc in pair.documents[side] for side, doc in enumerate(docs)]
+                      for pair, docs in zip(pairs, first)])
     same = np.mean([docs[0] is not None and docs[0] == docs[1] for docs in first])
     found = dict(first=right[:, 0].mean(), second=right[:, 1].mean(), both=right.all(1).mean(), same=same)
     terms = [heaviest(row, tokenizer.names_in(text)) for row, text in zip(vectors, queries.values())]
@@ -142,7 +147,7 @@ def context_result(model, tokenizer: SpladeTokenizer, collection) -> dict | None
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #language-result
 def language_result(setup: TrainingSetup, vectors  # [N, V] of the collection's documents
                    ) -> dict:
-    "Korean share and noise of the Korean documents; their input tokens and the words of the list of names do not count as noise."
+    "Korean share and noise of the Korean documents; input tokens and words of the list of names are no noise."
     texts, masks = list(setup.collection.texts.values()), setup.masks
     korean = [place for place, text in enumerate(texts) if token_kind(text) in ('korean', 'mixed')]
     tokens = input_terms(setup.training_data.tokenizer, [texts[place] for place in korean])
@@ -151,8 +156,10 @@ def language_result(setup: TrainingSetup, vectors  # [N, V] of the collection's 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #evaluate-model
 def contract_metrics(name: str, rows) -> dict: # rows: DataFrame, a row for each query
     "The keys of `make evaluate`."
-    return dict(data=name, queries=len(rows), **{metric: round(float(value), 5) for metric, value in rows.mean().items()})
+    return dict(data=name, queries=len(rows), **{metric: round(float(value), 5)
+                                                 for metric, value in rows.mean().items()})
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #evaluate-model-2
 def evaluate_model(folder: str,           # of the saved model
                    source: str,           # name or folder of the collection
                    split: str = 'test',   # or all: every judged query, for data the model has not seen

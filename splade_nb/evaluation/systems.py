@@ -18,7 +18,8 @@ from scipy import sparse
 from ..config.files import ConfigError, read_json, write_json
 from ..config.settings import Settings
 from ..data.bm25 import BM25, BigramBM25, best
-from ..model.encode import encode_shards, prepared_decoder, read_shards, collection_frequencies, shard_description
+from ..model.encode import (
+    collection_frequencies, encode_shards, prepared_decoder, read_shards, shard_description)
 from ..model.load import load_encoder, named_config
 from ..model.splade import factor_for
 from ..training.dataset import draw_dev_split, prepare, save_model_folder, to_indices, training_queries
@@ -36,7 +37,7 @@ def rank_parts(query_ids: list,  # [Q]
                parts: Iterable,  # [Q, n] scores of the next n documents, dense or sparse
                k: int = 100
               ) -> dict:         # {query: {document: score}}, best first
-    "The result of `metrics.rank`, one part of the documents after the other. Raises ValueError where parts are missing."
+    "The result of `metrics.rank`, one part of the documents after another. Raises ValueError where parts are missing."
     def best_of(scores): return dict(sorted(scores.items(), key=lambda item: (-item[1], tie_key(item[0])))[:k])
     run, done = {query: {} for query in query_ids}, 0
     for scores in parts:
@@ -82,9 +83,9 @@ class Index:
 @dataclass(frozen=True)
 class System:
     "A way to rank any collection."
-    name: str        # of its results
-    label: str       # what distinguishes its results from those of another system of this name
-    index: Callable  # ({document: text}, folder for what it computes) -> Index
+    name: str
+    label: str
+    index: Callable  # ({document: text}, folder) -> Index
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #word-index
 def _bm25_vectors(bm25: BM25) -> tuple: # [N, V] scores of the documents, and texts -> [n, V] ones
@@ -144,6 +145,7 @@ def dense_system(fitted,        # of `fit_teacher`
     documents = encode(list(texts.values()))
     return Index(list(texts), encode, lambda: [documents])
 
+# %% ../../nbs/4_evaluation/07_systems.ipynb #dense-system-2
 def fitted_on(collection, seed: int): # of `fit_teacher`
     "The embedded dense model on a collection's documents and training queries, as a version learns from it."
     queries = training_queries(collection, draw_dev_split(list(collection.split('train')), seed))
@@ -159,15 +161,18 @@ def pretrained_system(name: str # lsa, a hub name, or a folder
     if name == 'lsa': return System('lsa', f'scikit-learn {package_version("scikit-learn")}', _lsa_index)
     named_config('dense', name, "take dense=lsa, or dense='' for none")
     encode_texts = sentence_encoder(name, max_length=512)
-    def index(texts, folder): return Index(list(texts), encode_texts, lambda: shards(texts.values(), encode_texts, folder))
+    def index(texts, folder):
+        return Index(list(texts), encode_texts, lambda: shards(texts.values(), encode_texts, folder))
     return System(system_name(name), digest([identity(name), '512']), index)
 
+# %% ../../nbs/4_evaluation/07_systems.ipynb #pretrained-system-2
 def _lsa_index(texts, folder):
     if len(texts) > LSA_MOST:
         raise ConfigError(f'dense=lsa holds all of {len(texts):,} documents in memory: at most {LSA_MOST:,}. '
                           'Take sample=10000, or dense=BAAI/bge-m3')
     return dense_system(fit_teacher([], list(texts.values()), []), texts)
 
+# %% ../../nbs/4_evaluation/07_systems.ipynb #pretrained-system-3
 def system_name(source: str) -> str:
     "The last name of a run folder or of a hub model, in lower case."
     path = Path(source).resolve() if Path(source).exists() else Path(source)
@@ -203,7 +208,8 @@ class Hybrid:
         if self.weights: return weighted_fusion(*runs, weights=self.weights, depth=k)
         return reciprocal_rank_fusion(*runs, depth=k)
 
-    def run(self, queries: dict, k: int = 100) -> dict: return self.fuse([part.run(queries, k) for part in self.parts], k)
+    def run(self, queries: dict,
+            k: int = 100) -> dict: return self.fuse([part.run(queries, k) for part in self.parts], k)
 
     def search(self, text: str, k: int = 100) -> dict:
         return self.fuse([{text: part.search(text, k)} for part in self.parts], k)[text]
@@ -219,7 +225,8 @@ def narrowed(collection, ids, most: int = 2000): # Collection
     wanted = {doc for id in ids for doc in collection.qrels[id]}
     others = [doc for doc in collection.documents if doc not in wanted]
     chosen = wanted.union(others[::max(1, -(-len(others) // max(1, most - len(wanted))))])
-    return replace(collection, documents={id: document for id, document in collection.documents.items() if id in chosen})
+    return replace(collection, documents={id: document for id, document in collection.documents.items()
+                                          if id in chosen})
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #model-in
 def model_in(folder: Path | str, settings: Settings, collection, seed: int,
@@ -237,8 +244,10 @@ def model_in(folder: Path | str, settings: Settings, collection, seed: int,
         write_json(folder/'facts.json', facts | sizes)
     return *load_encoder(folder), read_json(folder/'facts.json')
 
+# %% ../../nbs/4_evaluation/07_systems.ipynb #model-in-2
 def _learn(setup, seed: int, folder: Path, **options) -> dict: # from the last checkpoint where there is one
     began, korean = time.monotonic(), torch.tensor(setup.masks['korean'])
     validate = make_validator(replace(setup, collection=narrowed(setup.collection, setup.dev_queries)))
-    run = train(setup.model, setup.training_data, setup.settings, folder, validate, korean, seed, resume=True, **options)
+    run = train(setup.model, setup.training_data, setup.settings, folder, validate, korean, seed, resume=True,
+                **options)
     return dict(steps=run.step, stopped=run.stopped, share=run.share, seconds=round(time.monotonic() - began, 1))
