@@ -370,7 +370,7 @@ def page() -> str:
     start, trained = HERE/'results'/'start.json', trained_results()
     result = read_json(start)
     pruned = [read_json(path) for path in sorted((HERE/'results').glob('prune-*.json'))]
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'tokenizer')}, columns=COLUMNS, share=SHARE,
+    return TEXT.format(**{name: result[name] for name in ('command', 'date')}, tokens=result['pieces'], columns=COLUMNS, share=SHARE,
                        start=markdown_table(start_table(result)), start_of=told([start]), baselines=f'of {baselines_of()}',
                        variants=variants_table(trained), variants_of=told(files_of(trained)), cut='\n\n'.join(map(cut_table, pruned)),
                        judged=judged_often(trained), floor=floor_sentence(trained), equal=equal_start(), tested=tested(trained))
