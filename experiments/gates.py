@@ -66,7 +66,7 @@ def moved(setup: TrainingSetup) -> dict | None:  # shares of active terms
 def findings(setup: TrainingSetup) -> dict:
     "Everything the criteria ask for, and each query's nDCG@10."
     ids = list(setup.collection.split('test'))
-    found = retrieval.judged(setup.model, setup.training_data.tokenizer, setup.collection, ids)
+    found = retrieval.evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids)
     context = retrieval.context_result(setup.model, setup.training_data.tokenizer, setup.collection)
     documents = found['vectors'][1]
     return dict(metrics=summarise(found['per_query']), per_query=found['per_query']['ndcg@10'].round(5).tolist(), ndcg=float(found['per_query']['ndcg@10'].mean()),

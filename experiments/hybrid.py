@@ -15,8 +15,8 @@ from splade_nb.config.command_line import CommandLine
 from splade_nb.config.files import read_json, write_json
 from splade_nb.config.files import revision
 from splade_nb.model.load import load_encoder
-from splade_nb.evaluation.systems import (
-    Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system)
+from splade_nb.evaluation.benchmark import metrics_per_query
+from splade_nb.evaluation.systems import Hybrid, dense_system, fitted_on, narrowed, sparse_system, words_system
 from splade_nb.data.tokenizer import remembered
 from splade_nb.evaluation.compare import markdown_table, percent
 import baselines
@@ -76,8 +76,10 @@ def measured(source: str, folder: Path, seed: int) -> dict:
     fitted, held = fitted_on(resplit(collection, dict.fromkeys(held, 'dev'), 'held out'), seed), held[:MOST]
     weights = chosen(systems(model, tokenizer, narrowed(collection, held), fitted), collection, held)
     parts, ids = systems(model, tokenizer, collection, fitted), list(collection.split('test'))
+    qrels, queries = {id: collection.qrels[id] for id in ids}, {id: collection.queries[id].text for id in ids}
+    ndcg = {name: metrics_per_query(system, qrels, queries)['ndcg@10'] for name, system in (parts | joined(parts, weights)).items()}
     return dict(seed=seed, date=date.today().isoformat(), revision=revision(), queries=len(ids), held=len(held), weights=weights,
-                found={name: ' '.join(f'{value:.4g}' for value in qualities(system, collection, ids)['ndcg@10']) for name, system in (parts | joined(parts, weights)).items()})
+                found={name: ' '.join(f'{value:.4g}' for value in values) for name, values in ndcg.items()})
 
 
 def results() -> dict:  # collection -> its runs, a seed each

@@ -18,9 +18,9 @@ from splade_nb.config.versions import ABOUT, MINI_CORRECTIONS, VERSIONS, resolve
 from splade_nb.data.records import PAIR_TYPES
 from splade_nb.config.files import machine, revision
 from splade_nb.experiment import rollbacks_of
-from splade_nb.evaluation.report import write_svg
-from splade_nb.evaluation.systems import (
-    Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, result_row, words_system)
+from splade_nb.evaluation.benchmark import leaderboard_result, metrics_per_query
+from splade_nb.evaluation.figures import write_svg
+from splade_nb.evaluation.systems import Hybrid, dense_system, fitted_on, model_in, sparse_system, words_system
 from splade_nb.training.teacher import digest, teacher_label
 from splade_nb.data.tokenizer import remembered
 from splade_nb.evaluation.compare import markdown_table
@@ -114,7 +114,10 @@ class Contest:
         return sparse_system(*self.model(name)[:2], texts) if entry.version else dense_system(self.fitted, texts)
 
     @functools.cache
-    def baseline(self, collection: str): return qualities(self.system(BASELINE, collection), *self.judged[collection])
+    def baseline(self, name: str): # DataFrame, a row for each query
+        collection, ids = self.judged[name]
+        qrels, queries = {id: collection.qrels[id] for id in ids}, {id: collection.queries[id].text for id in ids}
+        return metrics_per_query(self.system(BASELINE, name), qrels, queries)
 
 
 def begun(contest: Contest, name: str, path: Path) -> dict:
@@ -136,7 +139,7 @@ def take_part(contest: Contest, name: str, folder: Path) -> dict:
         if record['collections'].get(collection, {}).get('hash') == known.hash: continue
         system = contest.system(name, collection)
         if SYSTEMS[name].version: record['facts'] = contest.model(name)[2]
-        record['collections'][collection] = result_row(system, known, ids, contest.baseline(collection))
+        record['collections'][collection] = leaderboard_result(system, known, ids, contest.baseline(collection))
         write_json(path, record)
         tqdm.write(f'{name}, seed {contest.seed}, {collection}: nDCG@10 {record["collections"][collection]["metrics"]["ndcg@10"]["mean"]:.4f}')
     return record

@@ -8,6 +8,7 @@ import pandas as pd
 import baselines
 from revisions import revision_of, told
 from splade_nb.config.files import read_json
+from splade_nb.config.settings import RENAMED
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
 from splade_nb.evaluation.report import canvas, palette, write_svg
 from splade_nb.evaluation.compare import markdown_table, percent
@@ -204,7 +205,7 @@ def untrained_results(runs: list) -> list:
     "What `train.py --untrained` kept of the same variant, else the leaderboard's start where the variant changes nothing before training."
     names = [f'untrained-{run["version"]}-{run["name"]}-{run["seed"]}.json' for run in runs]
     own = [read_json(HERE/'results'/name) for name in names if (HERE/'results'/name).exists()]
-    if own or not set(runs[0]['changes']) <= set(LATER): return own
+    if own or not {RENAMED.get(name, name) for name in runs[0]['changes']} <= {RENAMED.get(name, name) for name in LATER}: return own
     found = board_record(f'{runs[0]["version"]}-untrained').get('collections', {})
     return [dict(untrained=[dict(one, collection=name) for name, one in found.items()])]
 
@@ -370,7 +371,7 @@ def page() -> str:
     start, trained = HERE/'results'/'start.json', trained_results()
     result = read_json(start)
     pruned = [read_json(path) for path in sorted((HERE/'results').glob('prune-*.json'))]
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'tokenizer')}, columns=COLUMNS, share=SHARE,
+    return TEXT.format(**{name: result[name] for name in ('command', 'date')}, tokens=result['pieces'], columns=COLUMNS, share=SHARE,
                        start=markdown_table(start_table(result)), start_of=told([start]), baselines=f'of {baselines_of()}',
                        variants=variants_table(trained), variants_of=told(files_of(trained)), cut='\n\n'.join(map(cut_table, pruned)),
                        judged=judged_often(trained), floor=floor_sentence(trained), equal=equal_start(), tested=tested(trained))

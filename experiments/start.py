@@ -136,7 +136,7 @@ def main() -> None:
         print(one.name, len(one.queries), {name: round(row['ndcg'], 4) for name, row in found[one.name].items()}, flush=True)
     options.results.mkdir(parents=True, exist_ok=True)
     write_json(options.results/'start.json', dict(date=date.today().isoformat(), command='python experiments/start.py ' + ' '.join(one.name for one in everything),
-                                                 revision=revision(), queries={one.name: len(one.queries) for one in everything}, tokenizer=size, found=found))
+                                                 revision=revision(), queries={one.name: len(one.queries) for one in everything}, pieces=size, found=found))
 
 
 if __name__ == '__main__': main()

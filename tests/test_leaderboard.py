@@ -51,23 +51,23 @@ def fail(*arguments, **options): raise AssertionError('done a second time')
 
 
 def test_a_killed_run_goes_on_where_it_was(contest, tmp_path, monkeypatch):
-    measure, seen = leaderboard.standing, []
+    measure, seen = leaderboard.leaderboard_result, []
     def killed(system, collection, *rest):
         if collection.name == 'new': raise KeyboardInterrupt
         return measure(system, collection, *rest)
-    monkeypatch.setattr(leaderboard, 'standing', killed)
+    monkeypatch.setattr(leaderboard, 'leaderboard_result', killed)
     with pytest.raises(KeyboardInterrupt): contest(TRAINED)
     before = kept(tmp_path, TRAINED)
     assert list(before['collections']) == ['taught'] and before['facts']['steps'] == 2
 
     monkeypatch.setattr(systems, 'train', fail)
-    monkeypatch.setattr(leaderboard, 'standing', lambda system, collection, *rest: seen.append(collection.name) or measure(system, collection, *rest))
+    monkeypatch.setattr(leaderboard, 'leaderboard_result', lambda system, collection, *rest: seen.append(collection.name) or measure(system, collection, *rest))
     contest(TRAINED)
     after = kept(tmp_path, TRAINED)
     assert seen == ['new'] and list(after['collections']) == ['taught', 'new'] and after['collections']['taught'] == before['collections']['taught']
     assert after['taught'] == ['taught'] and after['collections']['taught']['queries'] == 8 and after['collections']['new']['queries'] == 24
 
-    monkeypatch.setattr(leaderboard, 'standing', fail)
+    monkeypatch.setattr(leaderboard, 'leaderboard_result', fail)
     contest(TRAINED)
 
 

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MEASURES', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'top_keys', 'rank', 'first',
            'retrieval_metrics', 'recall_at', 'bootstrap_interval', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'holm', 'mark', 'marked', 'reciprocal_rank_fusion', 'scaled', 'weighted_fusion', 'best_weights',
-           'rows', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'only', 'korean_share',
-           'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria']
+           'pooled', 'holm', 'mark', 'marked', 'reciprocal_rank_fusion', 'weighted_fusion', 'best_weights',
+           'active_terms', 'dead_rows', 'index_bytes', 'flops', 'korean_share', 'context_discrimination', 'lost_terms',
+           'void', 'verdict', 'criteria']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, itertools
@@ -19,7 +19,7 @@ from scipy import sparse
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #tie-key
 @functools.lru_cache(maxsize=1 << 20)
 def tie_key(doc_id: str) -> bytes:  # the smaller one comes first among equal scores
-    "A document's standing among documents of the same score."
+    "The order of a document among documents of the same score."
     return hashlib.blake2b(doc_id.encode(), digest_size=8).digest()
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #top-keys
@@ -27,7 +27,7 @@ def top_keys(scores: np.ndarray,   # [Q, N]; zero and below never rank
              place: np.ndarray,    # [N] uint32, the larger comes first among equals
              k: int):              # [Q, min(k, N)] uint64, descending: score bits above, place below
     "The best `k` of every row, each as one sortable number; scores are compared as float32."
-    if np.isnan(scores).any(): raise ValueError(f'a score is NaN (first in row {np.isnan(scores).any(axis=1).argmax()})')
+    if np.isnan(scores).any(): raise ValueError(f'a score is NaN, first in row {np.isnan(scores).any(axis=1).argmax()}')
     bits = np.where(scores > 0, scores, 0).astype(np.float32).view(np.uint32)
     keys = bits.astype(np.uint64) << np.uint64(32) | place.astype(np.uint64)
     k = min(k, scores.shape[1])
@@ -38,11 +38,10 @@ def rank(scores,            # [Q, N] dense, or sparse rows
          query_ids: list,   # [Q]
          doc_ids: list,     # [N]
          k: int = 100) -> dict:  # {query: {document: score}}, best first
-    "The `k` best documents with a positive score for every query. Raises ValueError on ids that do not fit the matrix, and on NaN."
+    "The `k` best documents with a positive score for every query. Raises ValueError on wrong ids and on NaN."
     query_ids, doc_ids = list(query_ids), list(doc_ids)
-    for name, ids, size in (('query_ids', query_ids, scores.shape[0]), ('doc_ids', doc_ids, scores.shape[1])):
-        if len(ids) != size: raise ValueError(f'{name}: {len(ids)} ids for {size} in scores of shape {scores.shape}')
-        if len(set(ids)) != size: raise ValueError(f'{name}: {size - len(set(ids))} ids occur twice')
+    _check_ids('query_ids', query_ids, scores.shape[0])
+    _check_ids('doc_ids', doc_ids, scores.shape[1])
     scores = sparse.csr_array(scores) if sparse.issparse(scores) else np.asarray(scores)
     by_place = np.array(sorted(doc_ids, key=tie_key, reverse=True), dtype=object)
     position = {doc: place for place, doc in enumerate(by_place)}
@@ -51,44 +50,57 @@ def rank(scores,            # [Q, N] dense, or sparse rows
     for start in range(0, len(query_ids), step):
         block = scores[start:start + step]
         keys = top_keys(block.toarray() if sparse.issparse(block) else block, place, k)
-        values, docs = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32), by_place[keys & np.uint64(0xFFFFFFFF)]
+        values = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        docs = by_place[keys & np.uint64(0xFFFFFFFF)]
         for query, row, weights in zip(query_ids[start:], docs.tolist(), values.tolist()):
             run[query] = {doc: weight for doc, weight in zip(row, weights) if weight > 0}
     return run
 
+def _check_ids(name: str, ids: list, size: int) -> None:
+    if len(ids) != size: raise ValueError(f'{name}: {len(ids)} ids for {size} rows or columns of the scores')
+    if len(set(ids)) != size: raise ValueError(f'{name}: {size - len(set(ids))} ids occur twice')
+
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #first
 def first(results: dict,     # {document: score}
           grades: dict,      # {document: grade}
-          ties: str = 'hash', k: int = 10) -> dict:  # {document: k, k - 1, ...}
-    "The `k` best as strictly falling scores; equals by `hash`, or relevant ones first (`best`) or last (`worst`)."
-    standings = {'hash': tie_key, 'best': lambda doc: -grades.get(doc, 0), 'worst': lambda doc: grades.get(doc, 0)}
-    if ties not in standings: raise ValueError(f'ties: {ties!r} is not one of {list(standings)}')
-    ranked = sorted(results, key=lambda doc: (-results[doc], standings[ties](doc)))[:k]
+          ties: str = 'hash', # hash; best: relevant ones first; worst: relevant ones last
+          k: int = 10) -> dict:  # {document: k, k - 1, ...}
+    "The `k` best documents with strictly falling scores, equal scores ordered by `ties`."
+    orders = {'hash': tie_key, 'best': lambda doc: -grades.get(doc, 0), 'worst': lambda doc: grades.get(doc, 0)}
+    if ties not in orders: raise ValueError(f'ties: {ties!r} is not one of {list(orders)}')
+    ranked = sorted(results, key=lambda doc: (-results[doc], orders[ties](doc)))[:k]
     return {doc: float(k - place) for place, doc in enumerate(ranked)}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #measures
-MEASURES = {'ndcg_cut_10': 'ndcg@10', 'success_1': 'success@1', 'recall_1': 'recall@1', 'recall_10': 'recall@10', 'recip_rank': 'mrr@10'}
+MEASURES = {'ndcg_cut_10': 'ndcg@10', 'success_1': 'success@1', 'recall_1': 'recall@1', 'recall_10': 'recall@10',
+            'recip_rank': 'mrr@10'}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #retrieval-metrics
 def retrieval_metrics(qrels: dict,  # {query: {document: grade}}; a grade above 0 is relevant
                       run: dict,    # {query: {document: score}}
-                      ties: str = 'hash') -> pd.DataFrame:  # a row a judged query: ndcg@10, success@1, recall@1, recall@10, mrr@10
-    "trec_eval's metrics for every judged query; one without results counts 0. Raises ValueError when run and qrels share no query."
+                      ties: str = 'hash'
+                     ) -> pd.DataFrame:  # a row for each judged query: ndcg@10, success@1, recall@1, recall@10, mrr@10
+    "The metrics of trec_eval; a query without results counts 0. Raises ValueError when run and qrels share no query."
     import pytrec_eval
     if qrels and run and not qrels.keys() & run.keys():
-        raise ValueError(f'run and qrels share no query: {next(iter(run))!r} is in the run, {next(iter(qrels))!r} in the qrels')
+        raise ValueError(f'run and qrels share no query: {next(iter(run))!r} is in the run, '
+                         f'{next(iter(qrels))!r} in the qrels')
     judged = {query: {doc: int(grade) for doc, grade in grades.items()} for query, grades in qrels.items()}
     ranked = {query: first(run[query], judged[query], ties) for query in judged if run.get(query)}
-    measured = pytrec_eval.RelevanceEvaluator(judged, {'ndcg_cut.10', 'success.1', 'recall.1,10', 'recip_rank'}).evaluate(ranked)
+    measures = {'ndcg_cut.10', 'success.1', 'recall.1,10', 'recip_rank'}
+    measured = pytrec_eval.RelevanceEvaluator(judged, measures).evaluate(ranked)
     rows = [[measured.get(query, {}).get(name, 0.) for name in MEASURES] for query in judged]
-    return pd.DataFrame(rows, index=pd.Index(list(judged), name='query', dtype=object), columns=list(MEASURES.values()), dtype=float)
+    index = pd.Index(list(judged), name='query', dtype=object)
+    return pd.DataFrame(rows, index=index, columns=list(MEASURES.values()), dtype=float)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #recall-at
-def recall_at(qrels: dict, run: dict, k: int = 100, ties: str = 'hash') -> pd.Series:  # one share a judged query
-    "How many of a query's relevant documents are among its first `k`."
-    relevant = {query: {doc for doc, grade in grades.items() if grade > 0} for query, grades in qrels.items()}
-    found = {query: len(right & first(run.get(query, {}), qrels[query], ties, k).keys()) / max(1, len(right)) for query, right in relevant.items()}
-    return pd.Series(found, name=f'recall@{k}', dtype=float)
+def recall_at(qrels: dict, run: dict, k: int = 100, ties: str = 'hash') -> pd.Series:  # one share for each judged query
+    "The share of a query's relevant documents among its first `k`."
+    shares = {}
+    for query, grades in qrels.items():
+        relevant = {doc for doc, grade in grades.items() if grade > 0}
+        shares[query] = len(relevant & first(run.get(query, {}), grades, ties, k).keys()) / max(1, len(relevant))
+    return pd.Series(shares, name=f'recall@{k}', dtype=float)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #bootstrap-interval
 def bootstrap_interval(values,               # one value a query or text
@@ -99,13 +111,14 @@ def bootstrap_interval(values,               # one value a query or text
     values = values[~np.isnan(values)]
     if not len(values): return (float('nan'),) * 3
     generator, together = np.random.default_rng(seed), max(1, 2 ** 18 // len(values)) # draws
-    means = np.concatenate([generator.choice(values, (min(together, draws - done), len(values))).mean(axis=1) for done in range(0, draws, together)])
+    means = np.concatenate([generator.choice(values, (min(together, draws - done), len(values))).mean(axis=1)
+                            for done in range(0, draws, together)])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(values.mean()), float(low), float(high)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #interval
 def interval(values, **settings) -> dict:  # {"mean", "low", "high"}
-    "`bootstrap_interval` under names, as run folders keep it."
+    "The result of `bootstrap_interval` with names, as run folders store it."
     return dict(zip(('mean', 'low', 'high'), bootstrap_interval(values, **settings)))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #summarise
@@ -114,15 +127,15 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
     return {metric: interval(per_query[metric]) for metric in per_query}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
-def paired_difference(a, b,  # one value a query, in the same order
+def paired_difference(a, b,  # one value for each query, in the same order
                       **settings) -> dict:  # {"mean", "low", "high", "p"} of a minus b
-    "Bootstrap interval of the difference and the paired t-test's p. Raises ValueError where the queries differ or a value is NaN."
+    "Interval of the difference and p of the paired t-test. Raises ValueError on other queries and on NaN."
     from scipy import stats
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
-        raise ValueError('the two systems were not judged on the same queries in the same order')
+        raise ValueError('the two systems were not evaluated on the same queries in the same order')
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
-    if np.isnan(a - b).any(): raise ValueError(f'{int(np.isnan(a - b).sum())} of {len(a)} pairs hold NaN')
+    if np.isnan(a - b).any(): raise ValueError(f'{int(np.isnan(a - b).sum())} of {len(a)} pairs contain NaN')
     p = 1. if (a == b).all() else float(stats.ttest_rel(a, b).pvalue)
     return {**interval(a - b, **settings), 'p': p}
 
@@ -144,171 +157,188 @@ def holm(p_values: list) -> list:  # in the same order
     return np.minimum(1, grown)[np.argsort(order)].tolist()
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #mark
-def mark(difference: dict, p: float) -> str: # ▲, ▼ or ≈; p: corrected
-    "Which way a difference points, if it can be told from chance."
+def mark(difference: dict,  # {"mean", "low", "high"}
+         p: float) -> str:  # ▲, ▼ or ≈; p: corrected
+    "The direction of a difference, where it is beyond chance."
     if difference['low'] <= 0 <= difference['high'] or p >= 0.05: return '≈'
     return '▲' if difference['mean'] > 0 else '▼'
 
-def marked(differences: list # {"mean", "low", "high", "p"} each, of `paired_difference`: all that one table compares
-          ) -> list:         # a mark each
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #mark-2
+def marked(differences: list # of `paired_difference`: all that one table compares
+          ) -> list:         # a mark for each
     "The marks of a table, every p corrected by Holm for all its rows."
     return list(map(mark, differences, holm([each['p'] for each in differences])))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #fuse
-def reciprocal_rank_fusion(*runs: dict,         # each {query: {document: score}}
-         k: int = 60,         # the larger, the less a first place counts
-         depth: int = 100) -> dict:  # {query: {document: score}}, best first
-    "Runs as one, by reciprocal ranks of each run's first `depth`."
+def reciprocal_rank_fusion(*runs: dict,        # each {query: {document: score}}
+                           k: int = 60,        # the larger, the less a first rank counts
+                           depth: int = 100) -> dict:  # {query: {document: score}}, best first
+    "Fuse runs by the reciprocal ranks of each run's first `depth`."
     fused = {}
     for query in dict.fromkeys(query for run in runs for query in run):
         scores = Counter()
-        for run in runs: scores.update({doc: 1 / (k + place) for place, doc in enumerate(first(run.get(query, {}), {}, k=depth), 1)})
+        for run in runs:
+            scores.update({doc: 1 / (k + place) for place, doc in enumerate(first(run.get(query, {}), {}, k=depth), 1)})
         fused[query] = {doc: scores[doc] for doc in first(scores, {}, k=depth)}
     return fused
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #scaled
-def scaled(scores: dict) -> dict:  # {document: score}
-    "Scores of one query from 0 for the last to 1 for the first; all 1 where they are equal."
-    low, high = min(scores.values(), default=0), max(scores.values(), default=0)
-    return {doc: (score - low) / (high - low) if high > low else 1.0 for doc, score in scores.items()}
-
-def weighted_fusion(*runs: dict,          # each {query: {document: score}}
-          weights,              # one a run, 0 or more
-          depth: int = 100) -> dict:  # {query: {document: score}}, best first
-    "Runs as one, by the weighted sum of scaled scores of each run's first `depth`. Raises ValueError where weights and runs differ in number."
-    blended = {}
+def weighted_fusion(*runs: dict,       # each {query: {document: score}}
+                    weights,           # one for each run, 0 or more
+                    depth: int = 100) -> dict:  # {query: {document: score}}, best first
+    "Fuse runs by the weighted sum of scaled scores. Raises ValueError where weights and runs differ in number."
+    fused = {}
     for query in dict.fromkeys(query for run in runs for query in run):
         scores = Counter()
         for run, weight in zip(runs, weights, strict=True):
-            found = run.get(query, {})
-            for doc, score in scaled({doc: found[doc] for doc in first(found, {}, k=depth)}).items(): scores[doc] += weight * score
-        blended[query] = {doc: scores[doc] for doc in first(scores, {}, k=depth)}
-    return blended
+            results = run.get(query, {})
+            best = {doc: results[doc] for doc in first(results, {}, k=depth)}
+            for doc, score in _scaled(best).items(): scores[doc] += weight * score
+        fused[query] = {doc: scores[doc] for doc in first(scores, {}, k=depth)}
+    return fused
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #scaled-2
+def _scaled(scores: dict) -> dict:  # 0 for the last to 1 for the first; all 1 where they are equal
+    low, high = min(scores.values(), default=0), max(scores.values(), default=0)
+    return {doc: (score - low) / (high - low) if high > low else 1.0 for doc, score in scores.items()}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #best-weights
 def best_weights(runs: list,         # each {query: {document: score}}
-                 qrels: dict,        # of queries that nothing else is claimed on
-                 parts: int = 10) -> tuple:  # one weight a run, together 1
-    "The weights on a grid of `parts` steps whose blend has the highest nDCG@10; among equals the most even."
-    grid = [whole for whole in itertools.product(range(parts + 1), repeat=len(runs)) if sum(whole) == parts]
-    quality = lambda whole: retrieval_metrics(qrels, weighted_fusion(*runs, weights=whole))['ndcg@10'].mean()
+                 qrels: dict,        # of queries that are used for nothing else
+                 parts: int = 10) -> tuple:  # one weight for each run, together 1
+    "The weights on a grid of `parts` steps with the highest nDCG@10; among equals the most even."
+    grid = [shares for shares in itertools.product(range(parts + 1), repeat=len(runs)) if sum(shares) == parts]
+    def quality(shares): return retrieval_metrics(qrels, weighted_fusion(*runs, weights=shares))['ndcg@10'].mean()
     return tuple(share / parts for share in max(sorted(grid, key=max), key=quality))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #rows
-def rows(vectors) -> sparse.csr_array:  # [B, V] float64, without stored zeros
+def _rows(vectors) -> sparse.csr_array:  # [B, V] float64, without stored zeros
     "Vectors as sparse rows. Raises ValueError on a negative weight or NaN: a term's weight is never below 0."
     matrix = sparse.csr_array(vectors, dtype=np.float64, copy=True)
     matrix.sum_duplicates(); matrix.eliminate_zeros()
-    if not (matrix.data > 0).all(): raise ValueError(f'weights must be 0 or more; found {matrix.data[~(matrix.data > 0)][0]}')
+    wrong = matrix.data[~(matrix.data > 0)]
+    if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
     return matrix
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #active-terms
 def active_terms(vectors) -> float:  # mean non-zeros a row of [B, V]
     "How many terms a text activates; NaN without rows."
-    matrix = rows(vectors)
+    matrix = _rows(vectors)
     return matrix.nnz / matrix.shape[0] if matrix.shape[0] else float('nan')
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-rows
 def dead_rows(vectors) -> float:  # share of the rows of [B, V], 0 to 1
     "The share of texts without any active term; NaN without rows."
-    matrix = rows(vectors)
+    matrix = _rows(vectors)
     return float((np.diff(matrix.indptr) == 0).mean()) if matrix.shape[0] else float('nan')
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #index-bytes
 def index_bytes(terms: float,   # active terms a document
                 documents: int) -> int:
-    "Bytes of a collection's postings: four for a document's number and four for its weight, an entry."
+    "Bytes of a collection's postings: each entry has four for a document's number and four for its weight."
     return 8 * round(terms * documents)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #flops
 def flops(query_vectors, doc_vectors) -> float:  # [Q, V] and [N, V]
     "Expected multiplications to score one query against one document."
-    share = [np.asarray((rows(vectors) > 0).mean(axis=0)).ravel() for vectors in (query_vectors, doc_vectors)]
+    share = [np.asarray((_rows(vectors) > 0).mean(axis=0)).ravel() for vectors in (query_vectors, doc_vectors)]
     return float(share[0] @ share[1])
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #korean-share
-def only(matrix: sparse.csr_array, columns: np.ndarray) -> sparse.csr_array: # [B, V], [V] bool -> [B, V]
-    "Entries of some columns."
-    return rows(matrix @ sparse.diags_array(columns.astype(float)))
-
 def korean_share(vectors,              # [B, V]
                  korean: np.ndarray,   # [V] bool
                  neutral: np.ndarray,  # [V] bool: numbers, punctuation and the like
                  own=None,             # [B, V] above 0: tokens of the text itself
                  allowed=None          # [V] bool: loanwords and names
-                ) -> dict:             # {"count_share", "weight_share", "noise", "noise_weight", "kept", "active"}, each {"mean", "low", "high"}
+                ) -> dict:             # the six figures below, each {"mean", "low", "high"}
     "Shares of active terms by language, with intervals over texts. Raises ValueError on masks of another size."
-    matrix, korean, neutral = rows(vectors), np.asarray(korean, bool), np.asarray(neutral, bool)
+    matrix, korean, neutral = _rows(vectors), np.asarray(korean, bool), np.asarray(neutral, bool)
     allowed = np.zeros(len(korean), bool) if allowed is None else np.asarray(allowed, bool)
     if not korean.shape == neutral.shape == allowed.shape == matrix.shape[1:]:
         raise ValueError(f'masks of {korean.shape}, {neutral.shape} and {allowed.shape} for vectors of {matrix.shape}')
-    foreign = only(matrix, ~(korean | neutral)); noise = only(foreign, ~allowed)
-    if own is not None: noise = rows(noise - noise.multiply(rows(own) > 0))
-    number = lambda part: np.diff(part.indptr).astype(float)
-    kept, active = number(foreign) - number(noise), number(matrix)
-    of = lambda part, whole: interval(np.divide(part, whole, out=np.full(len(active), np.nan), where=active > kept))
+    foreign = _columns(matrix, ~(korean | neutral))
+    noise = _columns(foreign, ~allowed)
+    if own is not None: noise = _rows(noise - noise.multiply(_rows(own) > 0))
+    exempt, active = _counts(foreign) - _counts(noise), _counts(matrix)
+    def share(part, whole): return interval(np.divide(part, whole, out=np.full(len(active), np.nan),
+                                                      where=active > exempt))
     weight = matrix.sum(axis=1) - foreign.sum(axis=1) + noise.sum(axis=1)
-    return {'count_share': of(number(only(matrix, korean)), active - kept), 'weight_share': of(matrix @ korean, weight),
-            'noise': of(number(noise), active - kept), 'noise_weight': of(noise.sum(axis=1), weight),
-            'kept': interval(np.divide(kept, active, out=np.full(len(active), np.nan), where=active > 0)), 'active': interval(active)}
+    return {'count_share': share(_counts(_columns(matrix, korean)), active - exempt),
+            'weight_share': share(matrix @ korean, weight),
+            'noise': share(_counts(noise), active - exempt), 'noise_weight': share(noise.sum(axis=1), weight),
+            'kept': interval(np.divide(exempt, active, out=np.full(len(active), np.nan), where=active > 0)),
+            'active': interval(active)}
+
+def _columns(matrix: sparse.csr_array, mask: np.ndarray) -> sparse.csr_array: # [B, V], [V] bool -> [B, V]
+    return _rows(matrix @ sparse.diags_array(mask.astype(float)))
+
+def _counts(matrix: sparse.csr_array) -> np.ndarray: return np.diff(matrix.indptr).astype(float)  # [B] non-zeros
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #context-discrimination
-def context_discrimination(first, second) -> dict:  # [P, V] each, row i against row i; {"set", "weighted", "pairs"}
-    "How far two situations are told apart, 0 to 1, by active sets and by weights. Raises ValueError on different shapes."
-    first, second = rows(first), rows(second)
+def context_discrimination(first, second # [P, V] each, row i against row i
+                          ) -> dict:     # {"set", "weighted": means with intervals, "pairs": of each pair}
+    "The distance of two situations, 0 to 1, by active sets and by weights. Raises ValueError on different shapes."
+    first, second = _rows(first), _rows(second)
     if first.shape != second.shape: raise ValueError(f'vectors of {first.shape} against {second.shape}')
-    def apart(x, y):
+    def distance(x, y):
         union = np.asarray(x.maximum(y).sum(axis=1), float)
         alive = (np.diff(first.indptr) > 0) & (np.diff(second.indptr) > 0)
         return np.where(alive, 1 - np.asarray(x.minimum(y).sum(axis=1)) / np.where(alive, union, 1), 0.)
-    pairs = {'set': apart((first > 0).astype(float), (second > 0).astype(float)), 'weighted': apart(first, second)}
+    pairs = {'set': distance((first > 0).astype(float), (second > 0).astype(float)),
+             'weighted': distance(first, second)}
     return {'set': interval(pairs['set']), 'weighted': interval(pairs['weighted']), 'pairs': pairs}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #limits
 CRITERIA = {  # name: part, figure, target, above
-    'Korean share of active terms, documents': ('korean', 'count_share', 0.85, True), 'Korean share of weight, documents': ('korean', 'weight_share', 0.85, True),
-    'noise among active terms, documents': ('korean', 'noise', 0.05, False), 'noise among weight, documents': ('korean', 'noise_weight', 0.05, False),
-    'context pairs told apart, by active terms': ('context', 'set', 0.60, True), 'context pairs told apart, by weights': ('context', 'weighted', 0.60, True)}
+    'Korean share of active terms, documents': ('korean', 'count_share', 0.85, True),
+    'Korean share of weight, documents': ('korean', 'weight_share', 0.85, True),
+    'noise among active terms, documents': ('korean', 'noise', 0.05, False),
+    'noise among weight, documents': ('korean', 'noise_weight', 0.05, False),
+    'context pairs told apart, by active terms': ('context', 'set', 0.60, True),
+    'context pairs told apart, by weights': ('context', 'weighted', 0.60, True)}
 FLOORS, MOST_DEAD, MOST_LOST = dict(query=2, doc=3), 0.01, 0.005 # active terms; share of rows; nDCG@10
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #lost-terms
 def lost_terms(active: dict,  # {'query', 'doc'}: mean active terms
                dead: float    # share of documents without any
               ) -> list:      # what shows a collapse
-    "Where shares are of too little to mean something."
-    sides = (('query', 'a query'), ('doc', 'a document'))
-    few = [f'{active[side]:.1f} terms {name}' for side, name in sides if not active[side] >= FLOORS[side]]
+    "Signs that a model has too few terms for its shares to mean something."
+    names = dict(query='query', doc='document')
+    few = [f'{active[side]:.1f} terms a {name}' for side, name in names.items() if not active[side] >= FLOORS[side]]
     return few + [f'{dead:.0%} of the documents without a term'] * (dead > MOST_DEAD)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #void
-def void(found: dict,                   # active_terms, dead_rows, ndcg
+def void(result: dict,                  # active_terms, dead_rows, ndcg
          unfiltered: dict | None = None # the same of the model without the filter
-        ) -> str:                       # why, or nothing
-    "Why a model's criteria say nothing."
-    if lost := lost_terms(found['active_terms'], found['dead_rows']): return f'collapsed ({", ".join(lost)})'
+        ) -> str:                       # the reason, or nothing
+    "Why a model's criteria mean nothing."
+    if lost := lost_terms(result['active_terms'], result['dead_rows']): return f'collapsed ({", ".join(lost)})'
     if unfiltered is None: return ''
-    if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']): return f'the unfiltered model collapsed ({", ".join(lost)})'
-    below = unfiltered['ndcg'] - found['ndcg']
+    if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']):
+        return f'the unfiltered model collapsed ({", ".join(lost)})'
+    below = unfiltered['ndcg'] - result['ndcg']
     return f'nDCG@10 {100 * below:.2f} points below the unfiltered model' if below > MOST_LOST else ''
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #verdict
 def verdict(value: dict, target: float, above: bool) -> str:  # value: {'mean', 'low', 'high'}
-    "Met, not met, or not certain because the interval holds the target."
+    "Met, not met, or not certain because the interval contains the target."
     if np.isnan(value['mean']): return 'not met: nothing to measure'
     if value['low'] <= target <= value['high']: return 'not certain'
     return 'met' if (value['low'] > target) == above else 'not met'
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #criteria
-def criteria(found: dict,               # korean, context (None without pairs), active_terms, dead_rows, ndcg
+def criteria(result: dict,               # korean, context (None without pairs), active_terms, dead_rows, ndcg
              unfiltered: dict | None = None, # active_terms, dead_rows and ndcg of the model without the filter
-             lost: str = ''             # another reason why they say nothing
+             lost: str = ''             # another reason why they mean nothing
             ) -> list:                  # dicts: criterion, mean, low, high, target, above, met
     "V28's success criteria (seed 4, section 10.2): met, not met, not certain, or void with its reason."
-    why, told = lost or void(found, unfiltered), []
+    reason, rows = lost or void(result, unfiltered), []
     for name, (part, figure, target, above) in CRITERIA.items():
-        value, alone = (found[part] or {}).get(figure), (found[part] or {}).get('texts') # told apart by input tokens
+        measured = result[part] or {}
+        value, alone = measured.get(figure), measured.get('texts')  # alone: the distance of the input tokens
         if value is None: continue
-        met = f'void: {why}' if why else verdict(value, target, above)
-        if met == 'met' and alone and value['low'] <= alone['mean']: met = f'met by the texts alone: {alone["mean"]:.0%}'
-        told.append(dict(criterion=name, **value, target=target, above=above, met=met))
-    return told
+        met = f'void: {reason}' if reason else verdict(value, target, above)
+        if met == 'met' and alone and value['low'] <= alone['mean']:
+            met = f'met by the texts alone: {alone["mean"]:.0%}'
+        rows.append(dict(criterion=name, **value, target=target, above=above, met=met))
+    return rows
