@@ -1,4 +1,4 @@
-"""The house: notebooks and package in step, rooms that import downwards only, notebooks that keep the habits."""
+"""The project's rules: notebooks and package in step, imports in one direction, notebooks of one form, commands that exist."""
 import ast, importlib, json, os, re, shutil, statistics, subprocess, sys, tomllib
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 from conftest import NOTEBOOKS, ROOT, name, read, text
 
 # A package imports only packages before it, a module only modules before it in its package: the order of the notebooks.
-PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli')
+PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli', 'api')
 OUTSIDE = {'config.settings': '', 'config.versions': '', 'training.losses': 'torch',
            'evaluation.metrics': 'numpy pandas scipy pytrec_eval'}  # modules that need little else
 FLAGS = {'slow', 'cuda', 'net'}
@@ -49,7 +49,7 @@ def dotted(path: Path) -> str: return '.'.join(path.relative_to(ROOT/'splade_nb'
 
 
 def modules() -> list[str]:
-    "Every exported module: `model.head`. `__init__` and `__main__` are written by hand."
+    "Every exported module: `model.head`. Written by hand: `__init__`, `__main__` and `_earlier`, the table of earlier names."
     return sorted(dotted(p) for p in (ROOT/'splade_nb').rglob('*.py') if p.name[0] != '_')
 
 
@@ -87,7 +87,7 @@ def test_export_gives_the_package(tmp_path):
     done = program(str(PROGRAMS/'nbdev_export'), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     def contents(folder):
-        exported = [p for p in (folder/'splade_nb').rglob('*.py') if p.name not in ('__init__.py', '__main__.py')]
+        exported = [p for p in (folder/'splade_nb').rglob('*.py') if p.name[0] != '_' or p.name == '_modidx.py']
         return {p.relative_to(folder).as_posix(): p.read_text(encoding='utf-8') for p in exported}
     made, kept = contents(tmp_path), contents(ROOT)
     assert made.keys() == kept.keys()
@@ -182,7 +182,7 @@ def test_directives_are_known(notebook):
 def test_no_cell_needs_a_flagged_one(notebook):
     def names(cell, context): return {n.id for n in ast.walk(parse(cell)) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
     def defined(cell):
-        return names(cell, ast.DocumentStore) | {s.name for s in parse(cell).body if hasattr(s, 'name')} | {
+        return names(cell, ast.Store) | {s.name for s in parse(cell).body if hasattr(s, 'name')} | {
             (a.asname or a.name).split('.')[0] for s in parse(cell).body if isinstance(s, (ast.Import, ast.ImportFrom)) for a in s.names}
     known = set()
     flagged_only = set()
