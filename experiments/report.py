@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import baselines
 from revisions import revision_of, told
+from splade_nb.config.settings import current_names
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
 from splade_nb.evaluation.report import canvas, palette, write_svg
@@ -204,7 +205,7 @@ def untrained_results(runs: list) -> list:
     "What `train.py --untrained` kept of the same variant, else the leaderboard's start where the variant changes nothing before training."
     names = [f'untrained-{run["version"]}-{run["name"]}-{run["seed"]}.json' for run in runs]
     own = [read_json(HERE/'results'/name) for name in names if (HERE/'results'/name).exists()]
-    if own or not set(runs[0]['changes']) <= set(LATER): return own
+    if own or not set(current_names(runs[0]['changes'])) <= set(LATER): return own
     found = board_record(f'{runs[0]["version"]}-untrained').get('collections', {})
     return [dict(untrained=[dict(one, collection=name) for name, one in found.items()])]
 
