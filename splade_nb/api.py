@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from .config.files import ConfigError
+from .config.files import ConfigError, root
 from .model.encode import terms
 from .model.load import load_encoder
 from .model.splade import factor_for
@@ -32,10 +32,11 @@ class SparseEncoder:
     def __repr__(self): return f'SparseEncoder({len(self.tokenizer):,} terms, similarity={self.model.settings.similarity!r})'
 
 # %% ../nbs/9_api.ipynb #load
-def load(name: str | Path # a run or model folder, or the name of a SPLADE model on the hub
+def load(name: str | Path # a run or model folder, also from the project's root; or a SPLADE model of the hub by name
         ) -> SparseEncoder:
     "Open a trained model. Raises `ConfigError` for a folder or name that holds none, or one that cannot be read exactly."
-    return SparseEncoder(*load_encoder(name))
+    inside = root()/name  # `outputs/v28` from a notebook in `nbs/`
+    return SparseEncoder(*load_encoder(inside if inside.exists() and not Path(name).exists() else name))
 
 # %% ../nbs/9_api.ipynb #encode-document
 def encode_document(self, texts: list, # all documents of the collection
