@@ -14,7 +14,6 @@ from scipy import sparse
 from .config.files import ConfigError, root
 from .model.encode import terms
 from .model.load import load_encoder
-from .model.splade import factor_for
 from .evaluation import retrieval
 from .evaluation.metrics import active_terms
 from .serving.searcher import saved_searcher
@@ -54,7 +53,7 @@ def encode_query(self, texts: list,
                 ) -> sparse.csr_matrix:                     # [B, V]
     "Query vectors. Warns where the version takes document frequencies from the collection and none is given."
     factor, settings = None, self.model.settings
-    if documents is not None: factor = factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
+    if documents is not None: factor = retrieval.factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
     elif settings.idf_prior_documents:
         warnings.warn('this model weights a query by the document frequencies of the collection: pass documents=, '
                       'or its scores are not those that evaluate measures', stacklevel=2)
