@@ -46,7 +46,7 @@ SHELL       := /bin/bash
 .DELETE_ON_ERROR:
 
 quoted   = '$(subst ','\'',$(1))'
-told     = import sys; from splade_nb.config import alternatives; print(alternatives(sys.argv[1], sys.argv[2:]))
+told     = import sys; from splade_nb.config.files import alternatives; print(alternatives(sys.argv[1], sys.argv[2:]))
 asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)))
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))

@@ -15,12 +15,14 @@ import version_pages
 from nbdev.config import get_config
 from nbclient import NotebookClient
 from nbdev.serve import proc_nbs
+from splade_nb.config.versions import VERSIONS
 
 CONFIG = get_config()
 ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))},
+          'docs/results.md': 'experiments/results.md', 'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
           'data/mini/README.md': 'reference/data.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
 COMPARE = Path('compare.ipynb')
@@ -68,7 +70,8 @@ def relink(source: str, folder: Path, here: Path) -> str:
         found = Path(os.path.normpath(ROOT/folder/address))
         if not found.exists() or not found.is_relative_to(ROOT): return match[0]  # Sphinx reports it
         name = found.relative_to(ROOT).as_posix()
-        if name in GUIDES: goal = Path(GUIDES[name])
+        if name == 'README.md': goal = Path('index.ipynb')
+        elif name in GUIDES: goal = Path(GUIDES[name])
         elif found.suffix == '.svg': goal = Path('reference', found.name)
         elif found.suffix == '.ipynb' and found.is_relative_to(NOTEBOOKS): goal = page(found.relative_to(NOTEBOOKS))
         else: return f']({REPOSITORY}/{name}{anchor})'
@@ -221,9 +224,11 @@ def main(destination: str):
     library = section('library')
     modules = [module_of(page(n)) for n in library]
     packages = {}
-    for n in library: packages.setdefault(module_of(page(n)).split('.')[0] if len(page(n).parts) > 2 else 'command line', []).append(n)
+    for n in library: packages.setdefault(module_of(page(n)).split('.')[0] if len(page(n).parts) > 2 else 'what people type', []).append(n)
     files = {GUIDES[f]: relink((ROOT/f).read_text(encoding='utf-8'), Path(f).parent, Path(GUIDES[f]))
              for f in GUIDES if (ROOT/f).exists()}
+    results = files['experiments/results.md']  # a version's name in its first column leads to its page
+    files['experiments/results.md'] = re.sub(r'^\| (\w+) \|', lambda row: f'| [{row[1]}]({row[1]}.md) |' if row[1] in VERSIONS else row[0], results, flags=re.M)
     written = version_pages.pages(goal)
     files |= written | {'reference/names.md': reference(targets, modules)}
 
@@ -233,7 +238,7 @@ def main(destination: str):
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
     told = lambda folder: address(p for p in files if Path(p).parts[0] == folder)
-    trees = [toctree('Start', ['self', *(f'한국어 <{p}>' for p in address(p for p in files if len(Path(p).parts) == 1))]), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
+    trees = [toctree('Start', ['self', '한국어 <korean>', 'walks', 'commands']), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
              toctree('튜토리얼', address(map(page, korean))), *(toctree(package, address(map(page, found))) for package, found in packages.items()),
              toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]

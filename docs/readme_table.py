@@ -1,10 +1,12 @@
-"""Write the tables of results in README.md and README.ko.md from the run summaries kept in docs/results.
+"""Write the tables of results from the run summaries kept in docs/results, and README.md from nbs/index.ipynb.
 
-    python docs/readme_table.py            rewrite the tables
+The short table stands in README.md, README.ko.md and nbs/index.ipynb, the full ones in docs/results.md and its Korean twin.
+
+    python docs/readme_table.py            rewrite the tables and README.md
     python docs/readme_table.py --check    exit 1 if one is not what the summaries say
     python docs/readme_table.py --keep outputs/v28 ...   copy the summaries of these runs first
 """
-import json, re, shutil, sys
+import json, os, re, shutil, sys
 from pathlib import Path
 import pandas as pd
 from splade_nb.config.versions import ABOUT, VERSIONS
@@ -122,7 +124,41 @@ def table() -> str:
             f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n\n{told}\n\n{markdown_table(versions_table(mini))}\n{END}')
 
 
+SHORT = ('nDCG@10 in percent on test queries. Public: mean of six Korean collections, one model for all. mini: the embedded set, '
+         'whose test queries share documents with its training queries. Terms and index: of the documents of mini.')
+
+
+def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
+    "Of `splade_ko`, and of both BM25."
+    lines = [line.strip('| ').split(' | ') for line in report.tested_one(report.widest_first(report.trained_results())[0]).splitlines()]
+    head, mean = (next(line for line in lines if line[0] == name) for name in ('collection', 'mean'))
+    return dict(zip(head, mean))
+
+
+def short_table(runs: pd.DataFrame) -> pd.DataFrame:
+    "Both BM25 and every version, a row each; percent."
+    mini, public, words = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')], public_means(), baselines.known()['mini']
+    columns = ['', 'public, untrained', 'public, trained', 'mini, untrained', 'mini, trained', 'terms', 'index, MB']
+    rows = [[name, '-', public[name], '-', f'{100 * words["splits"]["test"][key]["ndcg@10"]["mean"]:.1f}',
+             f'{words["index"][key]["terms"]:.0f}', f'{words["index"][key]["bytes"] / 1e6:.2f}']
+            for name, key in (('BM25', 'bm25'), ('BM25 + bigrams', 'bm25_bigrams'))]
+    for version in reversed(VERSIONS):
+        own = mini[mini['version'] == version]
+        if not len(own): continue
+        terms, both = own['active doc'].mean(), (public['untrained'], public['mean of seeds']) if version == 'splade_ko' else ('-', '-')
+        rows.append([version, *both, f'{100 * own["before"].mean():.1f}', f'{100 * own["nDCG@10"].mean():.1f}', f'{terms:.0f}', megabytes(terms, own['documents'].max())])
+    return pd.DataFrame(rows, columns=columns)
+
+
+def short() -> str:
+    "The block of the first page."
+    return f'{BEGIN}\n{equal_start()}\n\n{markdown_table(short_table(kept()))}\n\n{SHORT}\n{END}'
+
+
 KOREAN = {  # what the English block says: the same in Korean
+    r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
+        '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
+    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 한국어 컬렉션 여섯 개의 평균, 모델 하나. mini: 내장 데이터로, 학습 질의가 찾는 문서를 시험 질의도 찾습니다. 용어와 색인은 mini 문서의 것입니다.',
     r'On the public sets `splade_ko` is its untrained start \((\S+) trained, (\S+) untrained\): a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
         r'공개 컬렉션에서 `splade_ko`는 학습 전 상태와 같습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
@@ -159,13 +195,43 @@ def in_korean(block: str) -> str:
     return block
 
 
+def from_root(text: str, folder: str = 'nbs') -> str:
+    "Markdown of a folder with its links as they are from the project's root."
+    return re.sub(r'\]\((?![a-z]+:|#)([^)]+)\)', lambda link: f']({Path(os.path.normpath(f"{folder}/{link[1]}")).as_posix()})', text)
+
+
+def cell_text(cell: dict) -> str:
+    "A cell of the index notebook as the README has it: code and its output in fences."
+    source = ''.join(cell['source'])
+    if cell['cell_type'] == 'markdown': return from_root(source)
+    code = re.sub(r'^#\|.*\n', '', source, flags=re.M)
+    printed = ''.join(''.join(output.get('text', '')) for output in cell['outputs'] if output.get('name') != 'stderr').strip()
+    return f'```python\n{code}\n```' + f'\n\n```text\n{printed}\n```' * bool(printed)
+
+
+def readme(index: dict) -> str:
+    "README.md: the text of `nbs/index.ipynb`."
+    text = '\n\n'.join(map(cell_text, index['cells'])) + '\n'
+    return text.replace('```\n\n```python\n', '\n')  # an import cell and the code below it are one
+
+
+def replaced(text: str, block: str) -> str:
+    "A page with its block between the marks."
+    before, rest = text.split(BEGIN)
+    return before + block + rest.split(END)[1]
+
+
 def pages() -> dict:  # path -> its text with the tables of today
-    "Both READMEs."
-    block, new = table(), {}
-    for path, told in ((ROOT/'README.md', block), (ROOT/'README.ko.md', in_korean(block))):
-        before, rest = path.read_text(encoding='utf-8').split(BEGIN)
-        new[path] = before + told + rest.split(END)[1]
-    return new
+    "Both READMEs, the index notebook, both pages of results."
+    full, brief, read = table(), short(), lambda name: (ROOT/name).read_text(encoding='utf-8')
+    index = json.loads(read('nbs/index.ipynb'))
+    for cell in index['cells']:
+        if cell['id'] == 'results': cell['source'] = replaced(''.join(cell['source']), brief).splitlines(keepends=True)
+    new = {'nbs/index.ipynb': json.dumps(index, indent=1, ensure_ascii=False) + '\n', 'README.md': readme(index),
+           'README.ko.md': replaced(read('README.ko.md'), in_korean(brief)),
+           'docs/results.md': replaced(read('docs/results.md'), full),
+           'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full))}
+    return {ROOT/name: text for name, text in new.items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The house: notebooks and package in step, rooms that import downwards only, notebooks that keep the habits."""
+"""The project's rules: notebooks and package in step, imports in one direction, notebooks of one form, commands that exist."""
 import ast, importlib, json, os, re, shutil, statistics, subprocess, sys, tomllib
 from collections import Counter
 from pathlib import Path
@@ -6,9 +6,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from conftest import NOTEBOOKS, ROOT, name, read, text
+from splade_nb._earlier import EARLIER
 
 # A package imports only packages before it, a module only modules before it in its package: the order of the notebooks.
-PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli')
+PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli', 'api')
 OUTSIDE = {'config.settings': '', 'config.versions': '', 'training.losses': 'torch',
            'evaluation.metrics': 'numpy pandas scipy pytrec_eval'}  # modules that need little else
 FLAGS = {'slow', 'cuda', 'net'}
@@ -49,7 +50,7 @@ def dotted(path: Path) -> str: return '.'.join(path.relative_to(ROOT/'splade_nb'
 
 
 def modules() -> list[str]:
-    "Every exported module: `model.head`. `__init__` and `__main__` are written by hand."
+    "Every exported module: `model.head`. Written by hand: `__init__`, `__main__` and `_earlier`, the table of earlier names."
     return sorted(dotted(p) for p in (ROOT/'splade_nb').rglob('*.py') if p.name[0] != '_')
 
 
@@ -87,7 +88,7 @@ def test_export_gives_the_package(tmp_path):
     done = program(str(PROGRAMS/'nbdev_export'), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     def contents(folder):
-        exported = [p for p in (folder/'splade_nb').rglob('*.py') if p.name not in ('__init__.py', '__main__.py')]
+        exported = [p for p in (folder/'splade_nb').rglob('*.py') if p.name[0] != '_' or p.name == '_modidx.py']
         return {p.relative_to(folder).as_posix(): p.read_text(encoding='utf-8') for p in exported}
     made, kept = contents(tmp_path), contents(ROOT)
     assert made.keys() == kept.keys()
@@ -236,7 +237,11 @@ def test_reports_need_no_formula():
         assert [c['id'] for c in cells if c['cell_type'] == 'markdown' and re.search(r'\$[^$]+\$', text(c))] == []
 
 
-# What people type
+# What people type and read
+
+DOCUMENTS = ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md', *(f'docs/{name}.md' for name in (
+    'commands', 'commands_ko', 'results', 'results_ko', 'walks'))]
+
 
 def test_make_passes_parameters_that_exist():
     lines = [line for line in (ROOT/'Makefile').read_text().splitlines() if 'parameters' in line or 'papermill' in line]
@@ -251,11 +256,11 @@ def test_make_hands_a_whole_evaluation_on():
     assert set(re.findall(r'-[rp] (\w+)', done.stdout)) == parameters('evaluate_full').keys()
 
 
-@pytest.mark.parametrize('document', ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md'])
+@pytest.mark.parametrize('document', DOCUMENTS)
 def test_commands_that_are_named_exist(document):
     said = commands(document)
     assert set(re.findall(r'\bmake ([a-z][a-z-]*)', said)) <= targets()
-    runnable = {dotted(path.parent if path.stem == '__main__' else path) for path in (ROOT/'splade_nb').rglob('*.py')}
+    runnable = {dotted(path.parent if path.stem == '__main__' else path) for path in (ROOT/'splade_nb').rglob('*.py')} | set(EARLIER)
     assert {name.rstrip('.') for name in re.findall(r'python3? -m splade_nb\.([\w.]+)', said)} <= runnable
     for command in re.findall(r'papermill .*(?:\\\n.*)*', said):
         named = re.search(r'nbs/([\w/]+)\.ipynb', command)
@@ -263,10 +268,50 @@ def test_commands_that_are_named_exist(document):
     assert [p for p in re.findall(r'\bnbs/[\w/]+\.ipynb', said) if not (ROOT/p).exists()] == []
 
 
-@pytest.mark.parametrize('document', ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md'])
+@pytest.mark.parametrize('document', DOCUMENTS)
 def test_links_lead_somewhere(document):
     links = re.findall(r'\]\((?![a-z]+:|#)([^)#\s]+)', (ROOT/document).read_text(encoding='utf-8'))
-    assert [link for link in links if not (ROOT/link).exists()] == []
+    assert [link for link in links if not ((ROOT/document).parent/link).exists()] == []
+
+
+STEP = re.compile(r'\]\((?:\.\./)?(nbs/[\w/]+\.ipynb)\)(.*?)(?=\]\(|\|?$)')  # a notebook, and what is said of it
+
+
+@pytest.mark.parametrize('document', ['docs/walks.md', 'CONTRIBUTING.md'])
+def test_each_step_of_a_walk_is_there(document):
+    steps = 0
+    for line in (ROOT/document).read_text(encoding='utf-8').splitlines():
+        for notebook, said in STEP.findall(line):
+            cells = {cell['id']: text(cell) for cell in read(ROOT/notebook)['cells']}
+            named = re.findall(r'(?:cells?|and) `([a-z][\w-]+)`(?:, function `(\w+)`)?', said)
+            assert {cell for cell, _ in named} <= cells.keys(), f'{notebook}: {line}'
+            assert [function for cell, function in named if function and not re.search(rf'^def {function}\b', cells[cell], re.M)] == [], line
+            steps += len(named)
+    assert steps >= (15 if document.startswith('docs') else 4)
+
+
+def first_page_words(document: str) -> int:
+    "Words as people read them: no addresses, no lines of tables, no marks."
+    said = re.sub(r'\]\([^)]*\)|<!--.*?-->', ' ', (ROOT/document).read_text(encoding='utf-8').split('Apache-2.0')[0])
+    return sum(bool(re.search('[0-9A-Za-z가-힣]', word)) for word in said.split())
+
+
+@pytest.mark.parametrize('document', ['README.md', 'README.ko.md'])
+def test_the_first_page_is_short(document): assert first_page_words(document) <= 400
+
+
+def test_the_first_pages_say_the_same(monkeypatch):
+    "README.md is the index notebook; its Korean twin has the same headings, code, numbers and notebooks."
+    monkeypatch.syspath_prepend(ROOT/'docs')
+    made = importlib.import_module('readme_table')
+    english, korean = ((ROOT/name).read_text(encoding='utf-8') for name in ('README.md', 'README.ko.md'))
+    assert made.readme(read(ROOT/'nbs/index.ipynb')) == english
+    blocks = lambda page: re.findall(r'^```python\n.*?^```', page, re.M | re.S)
+    commands_of = lambda page: re.findall(r'^make \w+', page, re.M)
+    numbers = lambda page: re.findall(r'\d+\.\d+', page.split(made.BEGIN)[1].split(made.END)[0])
+    notebooks = lambda page: [name.replace('_ko.', '.') for name in re.findall(r'nbs/[\w/]+\.ipynb', page)]
+    for part in (blocks, commands_of, numbers, notebooks): assert part(english) == part(korean)
+    assert english.count('\n## ') == korean.count('\n## ')
 
 
 def test_constraints_fit_the_dependencies():

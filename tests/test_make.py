@@ -220,7 +220,8 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
                                         ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
 def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
     (workshop.folder/'splade_nb').mkdir()
-    for module in ('__init__', 'config'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
+    for module in ('__init__', '_earlier'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
+    shutil.copytree(ROOT/'splade_nb'/'config', workshop.folder/'splade_nb'/'config')
     done = workshop.make('train', f'{name}=v23', f'PYTHON={sys.executable}')
     assert done.returncode and said in done.stderr and workshop.calls() == [] and workshop.intruders() == []
 

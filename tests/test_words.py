@@ -56,15 +56,22 @@ def test_english_questions_stand_apart_and_claim_nothing():
     assert '| BM25 + bigrams |' in korean and 'untrained' in korean and 'index, MB' in korean
 
 
-@pytest.mark.parametrize('name', ['README.md', 'README.ko.md'])
+@pytest.mark.parametrize('name', ['docs/results.md', 'docs/results_ko.md'])
 def test_the_embedded_set_does_not_lead(name):
     block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
     assert block.index('tydiqa_ko_goldp') < block.index('`mini`') and 'koen_' in block
     assert not re.search(r'koen_\w+ \|.*▲', block) and '76.1' in block.splitlines()[1]
 
 
+@pytest.mark.parametrize('name, first', [('README.md', 'public'), ('README.ko.md', '공개')])
+def test_public_collections_lead_the_first_page(name, first):
+    block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
+    assert '76.1' in block.splitlines()[1] and block.index(f'| {first}') < block.index('| mini') and '▲' not in block
+    assert 'BM25 + ' in block
+
+
 def test_no_page_says_that_test_queries_were_judged_once():
-    pages = [ROOT/'docs'/'experiments.md', ROOT/'docs'/'leaderboard.md', ROOT/'README.md']
+    pages = [ROOT/'docs'/'experiments.md', ROOT/'docs'/'leaderboard.md', ROOT/'docs'/'results.md', ROOT/'README.md']
     assert [path.name for path in pages if re.search('judged once', path.read_text(encoding='utf-8'), re.IGNORECASE)] == []
 
 
