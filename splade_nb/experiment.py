@@ -25,7 +25,6 @@ from .data.readers import load_collection
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
 from .model.load import named_config
-from .model.splade import mini_backbone
 from .training.check_settings import require_acting_settings
 from .training.checkpoints import alone, writable
 from .training.dataset import TrainingSetup, save_model_folder, prepare

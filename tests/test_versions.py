@@ -512,7 +512,8 @@ def test_a_model_saved_under_earlier_names_opens(tmp_path):
     "Its `splade.json` and `text.json` hold the names of before; its vectors are the same, bit for bit."
     from splade_nb.data.tokenizer import RENAMED_OPTIONS, SpladeTokenizer, load_tokenizer, save_tokenizer, train_unigram
     from splade_nb.model.encode import encode
-    from splade_nb.model.splade import load, save, toy_model
+    from splade_nb.model.load import load, save
+    from splade_nb.model.initialization import toy_model
     texts = ['아이튠즈 노래를 서울에서 듣는다', 'iTunes 음악', '제주도 여행 일정']
     tokenizer = SpladeTokenizer(train_unigram(texts, 60), hashed_bigrams=64, phonetic_keys=True, lead_boost=0.5)
     changes = dict(min_input_logit=3.0, hashed_bigrams=64, phonetic_keys=True, lead_boost=0.5, idf_prior_documents=20)

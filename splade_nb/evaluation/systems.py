@@ -18,10 +18,10 @@ from scipy import sparse
 from ..config.files import ConfigError, read_json, write_json
 from ..config.settings import Settings
 from ..data.bm25 import BM25, BigramBM25, best
-from ..model.encode import (
-    collection_frequencies, encode_shards, prepared_decoder, read_shards, shard_description)
+from ..model.encode import prepared_decoder
+from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
 from ..model.load import load_encoder, named_config
-from ..model.splade import factor_for
+from ..model.splade_doc import factor_for
 from ..training.dataset import draw_dev_split, prepare, save_model_folder, to_indices, training_queries
 from ..training.negatives import unit
 from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, shards

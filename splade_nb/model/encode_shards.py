@@ -19,7 +19,7 @@ from ..config.files import ConfigError, read_json, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, cut_note, encode, prepared_decoder
-from .splade import factor_for
+from .splade_doc import factor_for
 
 # %% ../../nbs/2_model/08_encode_shards.ipynb #shard-label
 def shard_description(model: nn.Module, tokenizer: SpladeTokenizer, **options) -> dict:

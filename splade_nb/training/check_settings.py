@@ -26,8 +26,6 @@ from ..model.initialization import mini_backbone
 from .dataset import TrainingSetup, prepare
 from .objective import SavedBytes, batch_at, step_loss
 from .trainer import step_count, train
-from ..model.splade_doc import factor_for
-from ..model.initialization import mini_backbone
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #check-corpus
 def check_corpus():

@@ -20,13 +20,12 @@ from ..data.model1 import expansions
 from ..data.tokenizer import (
     SpladeTokenizer, allowed_mask, load_tokenizer, masks, token_kind, text_options, save_tokenizer, train_unigram)
 from ..model.initialization import directions, window_counts, pair_counts
-from ..model.splade import create, near_identity, save, toy_model
+from ..model.initialization import create, near_identity, toy_model
+from ..model.load import save
 from .curriculum import adopt, curriculum_key, pools_of
 from .losses import require_registered
 from .negatives import bm25_candidates, dense_candidates, draw, write_candidates
 from .teacher import teacher_vectors
-from ..model.initialization import create, near_identity, toy_model
-from ..model.load import save
 
 # %% ../../nbs/3_training/05_dataset.ipynb #fix-seeds
 def fix_seeds(seed: int) -> None:

@@ -29,8 +29,6 @@ from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, va
 from .dataset import TrainingData
 from .objective import (
     ProcessGroup, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch)
-from ..model.splade import accumulated_rows
-from ..model.load import save_shape
 
 # %% ../../nbs/3_training/09_trainer.ipynb #run-state
 @dataclass
