@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from splade_nb.config.command_line import CommandLine
 from splade_nb.config.files import choose, read_json, write_json
-from splade_nb.config.settings import as_dict
+from splade_nb.config.settings import current_names, as_dict
 from splade_nb.config.versions import current_recipe, resolve_quietly
 from splade_nb.evaluation.report import palette
 from splade_nb.evaluation.compare import markdown_table
@@ -104,7 +104,7 @@ def mean(runs: list, name: str) -> float: return sum(found[name] for found in ru
 
 def tried_by(case: Case) -> dict: # seed -> runs in the order of `wanted`
     "The seeds of which every run is there."
-    made = [(run['seed'], run['changes'], run['found']) for run in result_of(case).get('runs', ())]
+    made = [(run['seed'], current_names(run['changes']), run['found']) for run in result_of(case).get('runs', ())]
     of = lambda seed: [found for changes in json.loads(json.dumps(wanted(case))) for other, said, found in made if (other, said) == (seed, changes) and {case.measure, case.beside or case.measure} <= found.keys()]
     return {seed: runs for seed in SEEDS if len(runs := of(seed)) == len(wanted(case))}
 
@@ -203,7 +203,7 @@ def section(case: Case) -> str:
 
 def whole() -> list: # cases
     "The cases that were run with their present settings."
-    return [case for case in CASES if tried_by(case) and result_of(case)['settings'] == json.loads(json.dumps({**SMALL, **case.settings}))]
+    return [case for case in CASES if tried_by(case) and current_names(result_of(case)['settings']) == json.loads(json.dumps({**SMALL, **case.settings}))]
 
 
 def page() -> str:

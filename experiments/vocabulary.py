@@ -109,7 +109,7 @@ def split_of(setup: TrainingSetup, parts: list) -> dict:
     asked = training_data.tokenizer.ids([text for part in parts for text in part.queries.values()])
     share = lambda rows: sum(row.count(unknown) for row in rows) / sum(map(len, rows))
     words = sum(len(text.split()) for part in parts for text in part.texts)
-    return dict(tokenizer=len(training_data.tokenizer), seen=int((training_data.frequencies.counts > 0).sum()), document=statistics.mean(map(len, training_data.documents)),
+    return dict(pieces=len(training_data.tokenizer), seen=int((training_data.frequencies.counts > 0).sum()), document=statistics.mean(map(len, training_data.documents)),
                 word=sum(map(len, training_data.documents)) / words, unknown=dict(documents=share(training_data.documents), queries=share(asked)))
 
 
@@ -201,7 +201,7 @@ class Results:
 
     def label(self, row: dict) -> dict:
         seed = {'seed': str(row['seed'])} if len({row['seed'] for row in self.rows}) > 1 else {}
-        return {'vocabulary': VOCABULARIES[row['vocabulary']][0], 'tokenizer': f'{row["tokenizer"]:,}', 'words': SEGMENTS[row['segment']], **seed}
+        return {'vocabulary': VOCABULARIES[row['vocabulary']][0], 'tokens': f'{row["pieces"]:,}', 'words': SEGMENTS[row['segment']], **seed}
 
     def all(self, found: dict) -> np.ndarray: return np.concatenate([unpacked(found[name]) for name in self.bm25['found']])
 
@@ -221,7 +221,7 @@ def words_rows(results: Results, seed: dict) -> list:
     found, known = results.bm25['found'], baselines.known()
     of = lambda name, system: known[name]['splits']['dev'][system]['ndcg@10']['mean']
     terms = lambda system: f'{np.mean([known[name]["index"][system]["terms"] for name in found]):.0f}'
-    empty = {'vocabulary': 'BM25', 'tokenizer': '', 'words': SEGMENTS['kiwi'], **seed}
+    empty = {'vocabulary': 'BM25', 'tokens': '', 'words': SEGMENTS['kiwi'], **seed}
     rest = {'all, untrained': '', 'over BM25': '', 'over XLM-R': ''}
     known_all = all('dev' in known.get(name, {}).get('splits', {}) for name in found)
     first = {**empty, **{name: percent(unpacked(values).mean()) for name, values in found.items()}, **rest, 'all': percent(results.all(found).mean())}
@@ -246,7 +246,7 @@ def quality(results: Results) -> pd.DataFrame:
 
 
 def sparsity(results: Results) -> pd.DataFrame:
-    return pd.DataFrame([{**results.label(row), 'seen': f'{row["seen"]:,} ({row["seen"] / row["tokenizer"]:.0%})', 'tokens a document': f'{row["document"]:.1f}', 'a word': f'{row["word"]:.2f}',
+    return pd.DataFrame([{**results.label(row), 'seen': f'{row["seen"]:,} ({row["seen"] / row["pieces"]:.0%})', 'tokens a document': f'{row["document"]:.1f}', 'a word': f'{row["word"]:.2f}',
                           'unknown': ' / '.join(f'{share:.3%}' for share in row['unknown'].values()), 'terms': f'{row["terms"]["query"]:.0f} / {row["terms"]["doc"]:.0f}',
                           'Korean': f'{row["korean"]:.0%}', 'of other languages': f'{row["noise"]:.1%}', 'texts without a term': f'{row["dead"]:.1%}'} for row in results.rows])
 
@@ -275,7 +275,7 @@ def draw(results: Results, path: Path) -> None:
         mean = np.average(values, weights=[len(unpacked(one)) for one in found.values()])
         axes[0].axhline(mean, color='#8A5A00', linestyle=':', label='BM25 + bigrams')
     for axis, (said, value) in zip(axes, panels.items()):
-        points = {(row['vocabulary'], row['segment'], row['seed']): (row['tokenizer'], value(row)) for row in results.rows}
+        points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
         for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
             axis.plot(*np.array([point for (_, words, _), point in points.items() if words == segment]).reshape(-1, 2).T, 'o', color=colour, markersize=5, label=SEGMENTS[segment])
         axis.set_xscale('log'); axis.set_xlabel('tokenizer'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)

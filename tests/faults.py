@@ -464,7 +464,7 @@ STRIKES = dict(die=die_at, interrupt=interrupt_at)
 
 def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None:
     "A process of a run; its gradient of a batch goes to `gradient.pt`. `strike`: what befalls the second, and when."
-    process_group = experiment.processes()[1]
+    process_group = experiment._processes()[1]
     found = gradient(process_group)
     if process_group.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
     toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and process_group.rank == 1 else None, process_group)

@@ -93,5 +93,5 @@ def test_the_bound_is_small_at_a_large_vocabulary():
     "Gigabytes where batches were bounded by tokens alone."
     from types import SimpleNamespace
     gate = SimpleNamespace(form=SimpleNamespace(on_states=False))
-    model = SimpleNamespace(decoder=1, gate=gate, settings=SimpleNamespace(gate_form='sigmoid'), special=range(250_002))
+    model = SimpleNamespace(decoder=1, gate=gate, settings=SimpleNamespace(gate_form='sigmoid'), special=range(250_002), parts=())
     assert 4 * 250_002 * encoding.most_rows(model) <= 2 ** 27 < 4 * 250_002 * (8192 // 5) / 10

@@ -43,7 +43,7 @@ def test_the_loss_is_trained_and_logged(tmp_path):
     assert len(rows) == 6 and all(np.isfinite(row['parts']['entropy']) and row['parts']['entropy'] > 0 for row in rows)
     assert all(row['loss'] == pytest.approx(sum(row['parts'].values()), rel=1e-4) for row in rows)
     assert 'loss_entropy' in metrics_table(tmp_path/'metrics.jsonl'), 'what the loss curves of the report draw'
-    assert 'train/loss_entropy' in trainer.tensorboard_names(rows[0])
+    assert 'train/loss_entropy' in trainer.tensorboard_scalars(rows[0])
 
 
 def test_a_large_weight_lowers_it(tmp_path):

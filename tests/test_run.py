@@ -17,7 +17,7 @@ CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'dat
             'before_training', 'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'guard', 'versions'}
 METRICS = {'data', 'queries', 'ndcg@10', 'success@1', 'recall@1', 'recall@10', 'mrr@10'}
 
-REPORT = ('data hash', 'device', 'seed', 'packages', 'said by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
+REPORT = ('data hash', 'device', 'seed', 'packages', 'set by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
 
 
 def papermill(*arguments: str) -> subprocess.CompletedProcess:

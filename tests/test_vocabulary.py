@@ -24,7 +24,7 @@ def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
 def test_only_columns_of_queries_rank(tmp_path):
     part, collection = vocabulary.Judged('mini'), vocabulary.without_held_out(['mini'])
     setup = prepare(resolve_quietly('splade_v2', vocabulary=1500, hidden=64, segment='none'), collection, 42, tmp_path)
-    found, asked = vocabulary.judged(setup, [part])
+    found, asked = vocabulary.evaluate_queries(setup, [part])
     whole = part.measure(asked @ encode(setup.model, setup.training_data.tokenizer, part.texts, whole=True).T)
     assert len(part.queries) > 50 and 0.2 < np.mean(whole) < 1
     assert np.allclose(vocabulary.unpacked(found[part.name]), whole, atol=1e-4)
@@ -40,7 +40,7 @@ def test_a_cut_vocabulary_splits_as_before(tmp_path):
 
 
 def row(name: str, tokenizer: int, found: str) -> dict:
-    return dict(vocabulary=name, segment='none', seed=42, tokenizer=tokenizer, seen=100, document=20.5, word=2.25, unknown=dict(documents=0.0, queries=0.001), parameters=1.5e6, peak=2.5e9, training=120.0, steps=60,
+    return dict(vocabulary=name, segment='none', seed=42, pieces=tokenizer, seen=100, document=20.5, word=2.25, unknown=dict(documents=0.0, queries=0.001), parameters=1.5e6, peak=2.5e9, training=120.0, steps=60,
                 stopped='', preparation=9.0, speed=12.5, terms=dict(query=10.0, doc=50.0), dead=0.0, korean=0.75, noise=0.05, hidden=128, layers=2, length=128, batch=32, threads=1,
                 start=dict(one='0.5 0.5 0.5 0.5'), found=dict(one=found))
 
