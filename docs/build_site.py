@@ -37,7 +37,7 @@ DIRECTIVE = re.compile(r'^#\|.*\n?', re.M)
 
 def page(notebook: Path | str) -> Path:  # relative to the site's source
     "The page of a notebook: a number decides its place in the contents, not its address."
-    parts = [re.subn(r'^\d+_', '', part) for part in Path(notebook).parts]
+    parts = [re.subn(r'^\d+[a-z]?_', '', part) for part in Path(notebook).parts]
     goal = Path(*(part for part, _ in parts))
     if parts[0][1]: return Path('library', goal)
     if goal.parent != Path('.') or goal.name == 'index.ipynb': return goal
@@ -64,7 +64,7 @@ def relink(source: str, folder: Path, here: Path) -> str:
     def target(match):
         address, anchor = match[1], match[2] or ''
         if address.startswith(HOST):  # made by nbdev from a name in backticks
-            unnumbered = re.sub(r'(^|/)\d+_', r'\1', address.removeprefix(HOST))
+            unnumbered = re.sub(r'(^|/)\d+[a-z]?_', r'\1', address.removeprefix(HOST))
             return f'](#{module_of(Path("library", unnumbered))}.{anchor[1:]})'
         if re.match(r'[a-z]+:', address): return match[0]
         found = Path(os.path.normpath(ROOT/folder/address))
