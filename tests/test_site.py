@@ -117,7 +117,7 @@ def test_exported_functions_link_to_their_source():
     wrong, count = [], 0
     for path in (SITE/'library').rglob('*.html'):
         for link in re.findall(r'class="source[^"]*" href="([^"]+)"', path.read_text(encoding='utf-8')):
-            module, line = re.search(r'/splade_nb/([\w/]+)\.py#L(\d+)$', link).groups()
+            module, line = re.search(r'/blob/\w+/splade_nb/([\w/]+)\.py#L(\d+)$', link).groups()
             source = (ROOT/f'splade_nb/{module}.py').read_text(encoding='utf-8').splitlines()[int(line) - 1]
             count += 1
             if module != path.relative_to(SITE/'library').with_suffix('').as_posix() or not re.match(r'\s*(def|class|async) ', source): wrong.append(link)
