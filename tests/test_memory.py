@@ -14,18 +14,19 @@ PROGRAM = """
 import json, re, sys
 from pathlib import Path
 import torch.utils.tensorboard
-from splade_nb import training_data, objective, run, training
+from splade_nb.data.readers import load_collection
+from splade_nb.training import dataset, objective, trainer as training
 from splade_nb.config.versions import resolve_quietly
 
 settings, folder = resolve_quietly('v28', 'corrected', 'mini', steps=20, validations=1, **json.loads(sys.argv[1])), Path(sys.argv[2])
-setup = training_data.prepare(settings, run.load_collection('mini'), 42, folder.parent/'cache')
+setup = dataset.prepare(settings, load_collection('mini'), 42, folder.parent/'cache')
 plan = objective.memory_plan(setup.model, objective.widest_batch(20, setup.training_data, settings, 42), settings)
 status = lambda name: int(re.search(name + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024
-true, held = training.loop, []
+true, held = training._loop, []
 def measured(*arguments):
     Path('/proc/self/clear_refs').write_text('5'); held.append(status('VmRSS'))
     true(*arguments)
-training.loop = measured
+training._loop = measured
 training.train(setup.model, setup.training_data, settings, folder, quiet=True, max_steps=3)
 print(json.dumps(dict(predicted=sum(plan.values()), measured=status('VmHWM') - held[0])))
 """

@@ -10,7 +10,6 @@ __all__ = ['SEED', 'root', 'plain', 'write_json', 'read_json', 'nearest', 'alter
 import difflib, importlib, json, math, os, platform, resource, shutil, subprocess, sys
 from importlib.metadata import version as package_version
 from pathlib import Path
-import torch
 
 # %% ../../nbs/0_config/01_files.ipynb #seed
 SEED = 42
@@ -126,11 +125,13 @@ def peak_memory_mb() -> int:
 # %% ../../nbs/0_config/01_files.ipynb #machine
 def machine() -> str:
     "The GPU, or the processor and its threads."
+    import torch  # here, so that what needs only files does not load it
     if torch.cuda.is_available(): return torch.cuda.get_device_name()
     return f'{platform.machine()} CPU, {torch.get_num_threads()} threads'
 
 # %% ../../nbs/0_config/01_files.ipynb #device
 def device() -> str:  # cuda or cpu
     "Where this process keeps its model: its GPU where there is one."
+    import torch
     from accelerate import PartialState
     return str(PartialState(cpu=not torch.cuda.is_available()).device)

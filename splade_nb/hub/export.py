@@ -97,11 +97,11 @@ def to_mlm(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[s
 def _flat_source(module): # source with flat imports, modules it imports
     imported = []
     def flat(match):
-        parents = module.split('.')[:-len(match[2])]
+        parents = module.split('.')[:-len(match[2])] if match[2][0] == '.' else []
         imported.append('.'.join([*parents, match[3]]))
         return f'{match[1]}.{imported[-1].replace(".", "_")} import'
     source = files('splade_nb').joinpath(f'{module.replace(".", "/")}.py').read_text(encoding='utf-8')
-    return re.sub(r'^(\s*from )(\.+)([\w.]+) import', flat, source, flags=re.M), imported
+    return re.sub(r'^(\s*from )(\.+|splade_nb\.)([\w.]+) import', flat, source, flags=re.M), imported
 
 # %% ../../nbs/5_hub/03_export.ipynb #copy-module
 def copy_module(module: str,   # of this package, such as `hub.onnx`
