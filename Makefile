@@ -46,7 +46,7 @@ SHELL       := /bin/bash
 .DELETE_ON_ERROR:
 
 quoted   = '$(subst ','\'',$(1))'
-told     = import sys; from splade_nb.config import alternatives; print(alternatives(sys.argv[1], sys.argv[2:]))
+told     = import sys; from splade_nb.config.files import alternatives; print(alternatives(sys.argv[1], sys.argv[2:]))
 asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)))
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
@@ -93,7 +93,7 @@ report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
-	@"$(bin)/python" -m splade_nb.run evaluate \
+	@"$(bin)/python" -m splade_nb.cli evaluate \
 	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT"
 
 judged = -r model "$$typed_MODEL" -r collections "$$typed_COLLECTIONS" -p sample "$$typed_SAMPLE" \
@@ -115,15 +115,15 @@ leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST
 
 search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
-	@"$(bin)/python" -m splade_nb.box --model="$$typed_MODEL" --data="$$typed_DATA" \
+	@"$(bin)/python" -m splade_nb.serving.searcher --model="$$typed_MODEL" --data="$$typed_DATA" \
 	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY"
 
 serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, PORT) on this machine
-	@"$(bin)/python" -m splade_nb.service --model="$$typed_MODEL" --data="$$typed_DATA" \
+	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
 	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT"
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
-	@"$(bin)/python" -m splade_nb.run export --model="$$typed_MODEL" --to="$$typed_TO" \
+	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \
 	  --out="$$typed_EXPORT" --licence="$$typed_LICENCE" $(call option,PUSH,push)
 
 opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
@@ -175,7 +175,7 @@ lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 
 clean-search: $(ready)  ## Remove the copies of searched texts under outputs/.boxes that no model or text of now leads to
-	@"$(bin)/python" -m splade_nb.box clean
+	@"$(bin)/python" -m splade_nb.serving.searcher clean
 
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex $(assets) build ./*.egg-info .pytest_cache

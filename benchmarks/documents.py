@@ -1,6 +1,6 @@
 """As many documents as wanted, with the vectors that today's default makes of real ones.
 
-`splade_ko` as it starts, with all that it counts from texts and training pairs: pieces, pairs, sounds and Model 1's
+`splade_ko` as it starts, with all that it counts from texts and training pairs: tokens, pairs, sounds and Model 1's
 expansions. Training leaves the number of its terms and its quality on these collections as they are
 (docs/leaderboard.md). It encodes passages, for collections of single sentences would halve the number of terms. The
 first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves
@@ -13,15 +13,16 @@ import json
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from splade_nb import data
-from splade_nb.config import resolve_quietly, root, write_json
-from splade_nb.encoding import encode
-from splade_nb.idf import Frequencies
-from splade_nb.lexical import split
-from splade_nb.own import collection_factor
-from splade_nb.run import indexed
-from splade_nb.systems import model_in
-from splade_nb.tokens import remembered
+from splade_nb.data import readers as data
+from splade_nb.config.files import root, write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.data.idf import Frequencies
+from splade_nb.data.bm25 import split
+from splade_nb.model.term_weights import collection_factor
+from splade_nb.evaluation.retrieval import encode_collection
+from splade_nb.evaluation.systems import model_in
+from splade_nb.data.tokenizer import remembered
 from measure import say
 
 SHARED = root().parent/'shared'/'data'
@@ -56,16 +57,16 @@ def prepare(folder: Path, small: bool) -> None:
     settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
     say(f'  the start of splade_ko on {", ".join(Path(source).name for source in taught)}')
     together = data.load(','.join(taught))
-    model, pieces, _ = model_in(folder/'model', settings, together, SEED, folder/'cache', learns=False)
+    model, tokenizer, _ = model_in(folder/'model', settings, together, SEED, folder/'cache', learns=False)
     texts = {(one.name, id): text for one in collections for id, text in one.texts.items()}
-    documents, queries = indexed(model, pieces, texts, progress=True)[0], asked_queries(collections)
+    documents, queries = encode_collection(model, tokenizer, texts, progress=True)[0], asked_queries(collections)
     say(f'  {len(texts):,} documents of {", ".join(one.name for one in collections)}')
     sparse.save_npz(folder/'documents.npz', documents)
-    sparse.save_npz(folder/'queries.npz', encode(model, pieces, queries, document=False))
+    sparse.save_npz(folder/'queries.npz', encode(model, tokenizer, queries, document=False))
     np.save(folder/'frequencies.npy', model.frequencies.numpy())
-    write_json(folder/'prepared.json', dict(
+    write_json(folder/'setup.json', dict(
         names=[one.name for one in collections], sizes=[len(one.texts) for one in collections],
-        taught=[one.name for one in collections[:len(taught)]], index_share=settings.index_share,
+        taught=[one.name for one in collections[:len(taught)]], idf_prior_documents=settings.idf_prior_documents,
         words=split([half for text in texts.values() for half in halves(text)]), asked_words=split(queries)))
 
 
@@ -73,14 +74,14 @@ class Source:
     "What `prepare` wrote; prepared where it is not there."
     def __init__(self, folder: Path, small: bool = False):
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder/'prepared.json').exists(): prepare(folder, small)
+        if not (folder/'setup.json').exists(): prepare(folder, small)
         rows = (sparse.load_npz(folder/f'{name}.npz') for name in ('documents', 'queries'))
         self.documents, self.queries = (one.tocsr() for one in rows)
         *counts, self.trained_on = np.load(folder/'frequencies.npy').tolist()
         self.frequencies = Frequencies(int(self.trained_on), np.array(counts))
-        found = json.loads((folder/'prepared.json').read_text(encoding='utf-8'))
-        self.names, self.sizes, self.words, self.asked_words, self.taught, self.index_share = (
-            found[name] for name in ('names', 'sizes', 'words', 'asked_words', 'taught', 'index_share'))
+        found = json.loads((folder/'setup.json').read_text(encoding='utf-8'))
+        self.names, self.sizes, self.words, self.asked_words, self.taught, self.idf_prior_documents = (
+            found[name] for name in ('names', 'sizes', 'words', 'asked_words', 'taught', 'idf_prior_documents'))
 
     def pairs(self, size: int) -> tuple:  # [size] documents that give one half, [size] that give the other
         rng, real = np.random.default_rng(size), sum(self.sizes)
@@ -95,7 +96,7 @@ class Source:
         side = (np.random.default_rng(SEED).random(self.documents.shape[1]) < 0.5).astype(np.float32)
         one, other = (drop_zeros(self.documents @ sparse.diags_array(part)) for part in (side, 1 - side))
         found = (one[first] + other[second]).tocsr().astype(np.float32)
-        factor = collection_factor(found.getnnz(axis=0), size, self.frequencies, self.index_share)
+        factor = collection_factor(found.getnnz(axis=0), size, self.frequencies, self.idf_prior_documents)
         return found, drop_zeros(self.queries @ sparse.diags_array(factor)).astype(np.float32)
 
     def texts(self, size: int) -> dict:  # {id: words between spaces}

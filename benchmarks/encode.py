@@ -3,8 +3,8 @@ import functools, statistics
 import numpy as np
 import torch
 from scipy import sparse
-from splade_nb.encoding import encode, prepared_decoder
-from splade_nb.tokens import batch, load_pieces, vocabulary_kinds
+from splade_nb.model.encode import encode, prepared_decoder
+from splade_nb.data.tokenizer import batch, load_tokenizer, vocabulary_kinds
 from measure import alternately, peak, ratios, say, spread, weigh
 from models import FULL, LONGEST, SMALL, folder_of, sparse_encoder, splade, texts
 
@@ -20,9 +20,9 @@ RIVALS = ('pooling', 'pooling chunks', 'padded', 'sorted')
 class Encoders:
     "Every way from the same texts to vectors [N, V]; models and decoders are made when first asked for, once."
     def __init__(self, folder, number=NUMBER, device='cpu'):
-        self.pieces = load_pieces(folder)
-        self.texts = texts(number, self.pieces)
-        self.korean = np.flatnonzero(np.isin(vocabulary_kinds(self.pieces), ('korean', 'mixed', 'number')))
+        self.tokenizer = load_tokenizer(folder)
+        self.texts = texts(number, self.tokenizer)
+        self.korean = np.flatnonzero(np.isin(vocabulary_kinds(self.tokenizer), ('korean', 'mixed', 'number')))
         self.their = functools.cache(lambda: sparse_encoder(folder, device))
         self.our = functools.cache(lambda: splade(folder, device).eval())
         self.decoder = functools.cache(lambda way: self.prepare(**OURS[way]))
@@ -33,7 +33,7 @@ class Encoders:
         if way == 'padded': return self.naive(PADDED)
         if way == 'sorted': return self.naive(None)
         if way in RIVALS: return self.pooling(16 if way == 'pooling chunks' else None)
-        return encode(self.our(), self.pieces, self.texts, budget=BUDGET, decoder=self.decoder(way), precision=OURS[way].get('precision', 'fp32'))
+        return encode(self.our(), self.tokenizer, self.texts, budget=BUDGET, decoder=self.decoder(way), precision=OURS[way].get('precision', 'fp32'))
 
     def pooling(self, chunk_size):
         model = self.their(); model[1].chunk_size = chunk_size
@@ -43,12 +43,12 @@ class Encoders:
     @torch.inference_mode()
     def naive(self, padded):
         "Full logits [B, L, V]: in order and padded to one width, or long texts first."
-        ids, model = self.pieces.ids(self.texts), self.our()
+        ids, model = self.tokenizer.ids(self.texts), self.our()
         order = list(range(len(ids))) if padded else sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         found = []
         for start in range(0, len(order), BATCH):
-            rows = batch(self.pieces, [ids[i] for i in order[start:start + BATCH]], LONGEST)
-            if padded: rows = {name: torch.nn.functional.pad(value, (0, padded - value.shape[1]), value=self.pieces.pad * (name == 'input_ids')) for name, value in rows.items()}
+            rows = batch(self.tokenizer, [ids[i] for i in order[start:start + BATCH]], LONGEST)
+            if padded: rows = {name: torch.nn.functional.pad(value, (0, padded - value.shape[1]), value=self.tokenizer.pad * (name == 'input_ids')) for name, value in rows.items()}
             states = model.backbone(**rows).logits  # of the head's last layer but one: the decoder was taken
             scores = torch.log1p(torch.relu(torch.nn.functional.linear(states, model.decoder.weight, model.decoder.bias))) * rows['attention_mask'][..., None]
             found.append(sparse.csr_matrix(scores.max(dim=1).values.numpy()))
@@ -56,7 +56,7 @@ class Encoders:
 
 
 def agreement(found, expected, kept=None) -> dict:
-    "Vectors against vectors; `kept`: the pieces that may stand in them."
+    "Vectors against vectors; `kept`: the tokens that may stand in them."
     if kept is not None:
         allowed = np.zeros(expected.shape[1], np.float32); allowed[kept] = 1
         expected = expected.multiply(allowed).tocsr()
@@ -89,10 +89,10 @@ def rates(rows=2048, hidden=768, tokens=512) -> dict:  # operations a second
 def measure(small=False) -> dict:
     with folder_of(SMALL if small else FULL) as folder:
         encoders, ways = Encoders(folder), (*RIVALS, *OURS)
-        lengths = [len(ids) + 2 for ids in encoders.pieces.ids(encoders.texts)]
+        lengths = [len(ids) + 2 for ids in encoders.tokenizer.ids(encoders.texts)]
         found = {way: encoders.run(way) for way in ways}
         agreed = {way: agreement(vectors, found['pooling'], encoders.korean if way.startswith('korean') else None) for way, vectors in found.items()}
-        say(f'  {len(lengths)} texts of {statistics.mean(lengths):.0f} tokens, {agreed["pooling"]["terms"]:.0f} terms each, {len(encoders.korean):,} Korean pieces')
+        say(f'  {len(lengths)} texts of {statistics.mean(lengths):.0f} tokens, {agreed["pooling"]["terms"]:.0f} terms each, {len(encoders.korean):,} Korean tokens')
         taken = alternately({way: lambda way=way: encoders.run(way) for way in ways})
         for way in ways:
             ratio = spread(ratios(taken, 'pooling', way))
@@ -100,4 +100,4 @@ def measure(small=False) -> dict:
                 f'largest difference {agreed[way]["value"]:.0e}, cosine at least {agreed[way]["cosine"]:.4f}, Jaccard {agreed[way]["jaccard"]:.3f}')
         peaks = {way: weigh('encode', 'peak_of', folder=folder, way=way) for way in WEIGHED}
         say('  peak: ' + ', '.join(f'{way} {taken_ / 1e6:,.0f} MB' for way, taken_ in peaks.items()))
-        return dict(texts=len(lengths), lengths=lengths, korean=len(encoders.korean), vocabulary=len(encoders.pieces), agreement=agreed, rounds=taken, peaks=peaks, rates=rates())
+        return dict(texts=len(lengths), lengths=lengths, korean=len(encoders.korean), vocabulary=len(encoders.tokenizer), agreement=agreed, rounds=taken, peaks=peaks, rates=rates())

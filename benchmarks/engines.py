@@ -1,4 +1,4 @@
-"""What each engine costs at 1,000 to 1,000,000 documents: time to make, room, time of a query, what it misses. One process a size and engine, on one core.
+"""What each engine costs at 1,000 to 1,000,000 documents: time to make, module, time of a query, what it misses. One process a size and engine, on one core.
 
     python benchmarks/engines.py [--most DOCUMENTS] [--small] [--force] [--results FOLDER]
 """
@@ -7,11 +7,12 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 import numpy as np
-from splade_nb.config import CommandLine, read_json, root, write_json
-from splade_nb.engines import new_index, open_index
-from splade_nb.lexical import BM25, best
-from splade_nb.run import revision
-from splade_nb.search import Label
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, root, write_json
+from splade_nb.serving.engines import new_index, open_index
+from splade_nb.data.bm25 import BM25, best
+from splade_nb.config.files import revision
+from splade_nb.serving.index import Label
 import report
 from documents import VECTORS, Source, name
 from measure import CHILD, HERE, machine, once, peak, say

@@ -1,7 +1,7 @@
 """On a CUDA card: encoding and the training step in bfloat16, and how far they are from what the card's arithmetic allows."""
 from contextlib import ExitStack
 import torch
-from splade_nb.encoding import encode, prepared_decoder
+from splade_nb.model.encode import encode, prepared_decoder
 from encode import Encoders
 from measure import alternately, clock, ratios, say, spread
 from models import FULL, SMALL, folder_of
@@ -38,10 +38,10 @@ def encoding(folder, size, device, number) -> dict:
     decoders = {name: prepared_decoder(encoders.our(), keep, precision='bf16') for name, keep in (('all', None), ('korean', encoders.korean))}
     their = encoders.their().bfloat16()
     calls = dict(pooling=lambda: their.encode(encoders.texts, batch_size=BATCH, show_progress_bar=False, save_to_cpu=True),
-                 **{name: lambda decoder=decoder: encode(encoders.our(), encoders.pieces, encoders.texts, budget=BUDGET, decoder=decoder, precision='bf16')
+                 **{name: lambda decoder=decoder: encode(encoders.our(), encoders.tokenizer, encoders.texts, budget=BUDGET, decoder=decoder, precision='bf16')
                     for name, decoder in decoders.items()})
     peaks = {name: peak_of(call, device) for name, call in calls.items()}
-    taken, tokens = alternately(calls), sum(len(ids) + 2 for ids in encoders.pieces.ids(encoders.texts))
+    taken, tokens = alternately(calls), sum(len(ids) + 2 for ids in encoders.tokenizer.ids(encoders.texts))
     for name in calls: say(f'  {name}: {len(encoders.texts) / spread([r["wall"] for r in taken[name]])["median"]:,.0f} texts a second, {peaks[name] / 1e9:.1f} GB')
     return dict(texts=len(encoders.texts), tokens=tokens, rounds=taken, peaks=peaks, operations=operations(size, tokens))
 

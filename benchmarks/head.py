@@ -2,7 +2,7 @@
 import statistics
 import torch
 from torch.nn import functional as F
-from splade_nb import head
+from splade_nb.model import head
 from measure import alternately, apart, exponent, peak, ratios, say, spread, weigh
 
 VOCABULARY, HIDDEN = 250_002, 768
@@ -103,7 +103,7 @@ def times(texts, length, activity, rivals=('pooling', 'dense', 'rows'), rounds=3
 
 
 def growth_of_time(small=False) -> dict:
-    "Our own forward and backward against the number of tokens and of pieces, each size in turns with the others."
+    "Our own forward and backward against the number of tokens and of tokens, each size in turns with the others."
     vocabulary, hidden = (2_000, 32) if small else (VOCABULARY, HIDDEN)
     sizes = dict(tokens=[(8, length, vocabulary) for length in (24, 48, 96, 192)], vocabulary=[(8, 96, vocabulary // part) for part in (8, 4, 2, 1)])
     found = {}

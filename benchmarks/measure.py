@@ -7,7 +7,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 import torch
-from splade_nb.config import write_json
+from splade_nb.config.files import write_json
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ('torch', 'transformers', 'sentence-transformers', 'tokenizers', 'numpy', 'scipy')

@@ -6,10 +6,11 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 from transformers.utils import logging as transformers_logging
-from splade_nb import data
-from splade_nb.config import Settings, root
-from splade_nb.model import SpladeDoc
-from splade_nb.tokens import Pieces, load_pieces, train_unigram
+from splade_nb.data import readers as data
+from splade_nb.config.files import root
+from splade_nb.config.settings import Settings
+from splade_nb.model.splade_doc import SpladeDoc
+from splade_nb.data.tokenizer import SpladeTokenizer, load_tokenizer, train_unigram
 
 VOCABULARY, LONGEST = 250_002, 256
 FULL, SMALL = dict(hidden=768, layers=12, vocabulary=VOCABULARY), dict(hidden=32, layers=2, vocabulary=3_000)
@@ -19,22 +20,22 @@ logging.getLogger('sentence_transformers').setLevel('ERROR')
 transformers_logging.set_verbosity_error(); transformers_logging.disable_progress_bar()
 
 
-def texts(number: int, pieces: Pieces, longest: int = 128) -> list:
+def texts(number: int, tokenizer: SpladeTokenizer, longest: int = 128) -> list:
     "Korean documents of ordinary length: of a public collection where it lies beside the project, else of the embedded set."
     source = SHARED/'data'/'ko_strategyqa_facts'/'corpus.jsonl'
     found = [json.loads(line)['text'] for line in source.open(encoding='utf-8')] if source.exists() else list(data.load('mini').texts.values())
     found = found[::max(1, len(found) // (2 * number))]
-    return [text for text, ids in zip(found, pieces.ids(found)) if len(ids) + 2 <= longest][:number]
+    return [text for text, ids in zip(found, tokenizer.ids(found)) if len(ids) + 2 <= longest][:number]
 
 
-def tokenizer(vocabulary: int) -> Pieces:
+def tokenizer(vocabulary: int) -> SpladeTokenizer:
     "XLM-R's own where it lies beside the project and fits, else one learned from the embedded set."
     source = SHARED/'tokenizers'/'xlm-roberta-base'
-    if vocabulary == VOCABULARY and source.exists(): return load_pieces(source)
+    if vocabulary == VOCABULARY and source.exists(): return load_tokenizer(source)
     learned = train_unigram(list(data.load('mini').texts.values()), 2_000)
-    marks = [(piece, learned.convert_tokens_to_ids(piece)) for piece in ('<s>', '</s>')]
+    marks = [(token, learned.convert_tokens_to_ids(token)) for token in ('<s>', '</s>')]
     learned.backend_tokenizer.post_processor = TemplateProcessing(single='<s> $A </s>', special_tokens=marks)
-    return Pieces(learned)
+    return SpladeTokenizer(learned)
 
 
 def random_backbone(hidden: int, layers: int, vocabulary: int):
@@ -65,9 +66,9 @@ def quieten(model: SpladeDoc, rows: dict, active: int) -> None:
     model.decoder.bias -= logits.flatten().kthvalue(logits.numel() - active * len(logits)).values
 
 
-def random_rows(pieces: int, number: int, length: int, seed: int = 0, device: str = 'cpu') -> dict:
+def random_rows(tokenizer: int, number: int, length: int, seed: int = 0, device: str = 'cpu') -> dict:
     "Token ids without padding."
-    ids = torch.randint(5, pieces, (number, length), generator=torch.Generator().manual_seed(seed)).to(device)
+    ids = torch.randint(5, tokenizer, (number, length), generator=torch.Generator().manual_seed(seed)).to(device)
     return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
@@ -75,9 +76,9 @@ def random_rows(pieces: int, number: int, length: int, seed: int = 0, device: st
 def folder_of(size: dict, active: int = 150):
     "A folder with the backbone, its bias shifted, and the tokenizer; gone afterwards."
     with tempfile.TemporaryDirectory() as folder:
-        pieces, backbone = tokenizer(size['vocabulary']), random_backbone(**size)
+        tokenizer, backbone = tokenizer(size['vocabulary']), random_backbone(**size)
         model = splade(backbone)
-        quieten(model, random_rows(len(pieces), 4, 64), active)
-        backbone.save_pretrained(folder); pieces.tokenizer.save_pretrained(folder)
+        quieten(model, random_rows(len(tokenizer), 4, 64), active)
+        backbone.save_pretrained(folder); tokenizer.backend.save_pretrained(folder)
         del model, backbone
         yield folder

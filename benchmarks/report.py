@@ -5,7 +5,7 @@
 import statistics, sys
 from pathlib import Path
 import engines_page
-from splade_nb.config import read_json
+from splade_nb.config.files import read_json
 from measure import HERE, ratios, spread, table
 
 DOCS = HERE.parent/'docs'
@@ -144,8 +144,8 @@ def growth(head) -> str:
     time, memory = head['growth_of_time'], head['growth_of_memory']
     slope = statistics.linear_regression(memory['vocabulary']['sizes'], memory['vocabulary']['peaks']['rows']).slope
     theirs = statistics.linear_regression(memory['vocabulary']['sizes'], memory['vocabulary']['peaks']['pooling']).slope
-    return (f'Time grows with the number of tokens to the power {time["tokens"]["exponent"]:.2f} and with that of pieces to the power {time["vocabulary"]["exponent"]:.2f} (CPU time, 0.1 % active). '
-            f'Forward memory grows by {slope / 8:.1f} bytes for each text and piece (values and winners are eight), sentence-transformers\' at L = 64 by {theirs / 8:,.0f}.')
+    return (f'Time grows with the number of tokens to the power {time["tokens"]["exponent"]:.2f} and with that of tokens to the power {time["vocabulary"]["exponent"]:.2f} (CPU time, 0.1 % active). '
+            f'Forward memory grows by {slope / 8:.1f} bytes for each text and token (values and winners are eight), sentence-transformers\' at L = 64 by {theirs / 8:,.0f}.')
 
 
 def gather(head) -> str:
@@ -182,7 +182,7 @@ def encode_table(encode) -> str:
         rows.append([name, f'{encode["texts"] / seconds:.1f}', shown(ratio(taken, 'pooling', way)), f'{ratio(taken, "sorted", way)["median"]:.2f}x', megabytes(encode['peaks'][way]) if way in encode['peaks'] else '',
                      f'{agreed["value"]:.0e}', 'equal' if agreed['support'] else f'{agreed["jaccard"]:.3f}', f'{agreed["cosine"]:.4f}'])
     said = (f'{encode["texts"]} Korean documents of {statistics.mean(encode["lengths"]):.0f} tokens ({min(encode["lengths"])} to {max(encode["lengths"])}), {encode["agreement"]["pooling"]["terms"]:.0f} terms each; '
-            f'{encode["korean"]:,} of {encode["vocabulary"]:,} pieces are Korean, mixed or numbers. With Korean rows the vectors are held against the others\' on these pieces.')
+            f'{encode["korean"]:,} of {encode["vocabulary"]:,} tokens are Korean, mixed or numbers. With Korean rows the vectors are held against the others\' on these tokens.')
     speed = ', '.join(f'{rate / 1e9:,.0f} in {name}' for name, rate in encode['rates'].items())
     said += f' A product as large as a chunk of the head runs here at so many GFLOP/s: {speed}; where bfloat16 is no faster than float32 it has nothing to give.'
     return f'{said}\n\n' + table(['', 'documents a second', 'against sentence-transformers', 'against sorted', 'peak', 'largest difference', 'support (Jaccard)', 'least cosine'], rows)
@@ -250,10 +250,10 @@ def draw_growth(head, path: Path) -> None:
     figure, axes = canvas(2, 2)
     for axis, (name, found) in zip(axes[0], head['growth_of_time'].items()):
         axis.loglog(found['sizes'], [statistics.median(r['cpu'] for r in rounds) for rounds in found['rounds']], 'o-')
-        axis.set_xlabel(dict(tokens='tokens T (V full)', vocabulary='pieces V (B8 L96)')[name]); axis.set_ylabel('CPU seconds'); mark(axis, found['sizes']); axis.set_title(f'time ~ {dict(tokens="T", vocabulary="V")[name]}^{found["exponent"]:.2f}')
+        axis.set_xlabel(dict(tokens='tokens T (V full)', vocabulary='tokens V (B8 L96)')[name]); axis.set_ylabel('CPU seconds'); mark(axis, found['sizes']); axis.set_title(f'time ~ {dict(tokens="T", vocabulary="V")[name]}^{found["exponent"]:.2f}')
     for axis, (name, found) in zip(axes[1], head['growth_of_memory'].items()):
         for rival, said in dict(pooling='sentence-transformers', rows='here').items(): axis.loglog(found['sizes'], [p / 1e6 for p in found['peaks'][rival]], 'o-', label=said)
-        axis.set_xlabel(dict(length='length L (B8, V full)', vocabulary='pieces V (B8 L64)')[name]); axis.set_ylabel('forward peak, MB'); axis.legend(frameon=False); mark(axis, found['sizes'])
+        axis.set_xlabel(dict(length='length L (B8, V full)', vocabulary='tokens V (B8 L64)')[name]); axis.set_ylabel('forward peak, MB'); axis.legend(frameon=False); mark(axis, found['sizes'])
     save(figure, path)
 
 

@@ -4,7 +4,7 @@
 """
 import importlib, re, time
 from pathlib import Path
-from splade_nb.config import CommandLine
+from splade_nb.config.command_line import CommandLine
 from measure import HERE, keep, say
 
 PARTS = ('head', 'step', 'encode', 'gpu', 'engines')

@@ -3,7 +3,7 @@ import statistics
 from contextlib import ExitStack
 import torch
 from torch.nn import functional as F
-from splade_nb.model import accumulated_rows
+from splade_nb.model.splade import accumulated_rows
 from measure import alternately, free, peak, ratios, say, spread, status, weigh
 from models import FULL, SMALL, folder_of, random_rows, sparse_encoder, splade
 
@@ -14,8 +14,8 @@ TIMES, MEMORY = ((4, 64), (4, 192)), ((4, 192), (8, 192), (12, 192))
 GOAL = (24, 192)                      # pairs, tokens of a document
 
 
-def batch(pieces: int, pairs: int, length: int, device: str = 'cpu') -> tuple:  # queries, documents
-    return random_rows(pieces, pairs, QUERY, 1, device), random_rows(pieces, pairs, length, 2, device)
+def batch(tokenizer: int, pairs: int, length: int, device: str = 'cpu') -> tuple:  # queries, documents
+    return random_rows(tokenizer, pairs, QUERY, 1, device), random_rows(tokenizer, pairs, length, 2, device)
 
 
 def objective(queries, documents):

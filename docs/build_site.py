@@ -15,12 +15,14 @@ import version_pages
 from nbdev.config import get_config
 from nbclient import NotebookClient
 from nbdev.serve import proc_nbs
+from splade_nb.config.versions import VERSIONS
 
 CONFIG = get_config()
 ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))},
+          'docs/results.md': 'experiments/results.md', 'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
           'data/mini/README.md': 'reference/data.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
 COMPARE = Path('compare.ipynb')
@@ -34,11 +36,20 @@ DIRECTIVE = re.compile(r'^#\|.*\n?', re.M)
 
 
 def page(notebook: Path | str) -> Path:  # relative to the site's source
-    "The page of a notebook: a room's number decides its order, not its address."
-    notebook = Path(notebook)
-    name, room = re.subn(r'^\d+[a-z]?_', '', notebook.name)
-    if notebook.parent != Path('.') or name == 'index.ipynb': return notebook.with_name(name)
-    return Path('library' if room else 'reference' if name == 'errata.ipynb' else 'experiments', name)
+    "The page of a notebook: a number decides its place in the contents, not its address."
+    parts = [re.subn(r'^\d+[a-z]?_', '', part) for part in Path(notebook).parts]
+    goal = Path(*(part for part, _ in parts))
+    if parts[0][1]: return Path('library', goal)
+    if goal.parent != Path('.') or goal.name == 'index.ipynb': return goal
+    return Path('reference' if goal.name == 'errata.ipynb' else 'experiments', goal)
+
+
+def module_of(page: Path) -> str:
+    "The module that a page of the library documents: `model.head`; other pages go by their own name."
+    return '.'.join(page.with_suffix('').parts[1:]) if page.parts[0] == 'library' else page.stem
+
+
+def source_of(module: str) -> Path: return PACKAGE.joinpath(*module.split('.')).with_suffix('.py')
 
 
 def text(cell: dict) -> str: return ''.join(cell['source'])
@@ -53,12 +64,14 @@ def relink(source: str, folder: Path, here: Path) -> str:
     def target(match):
         address, anchor = match[1], match[2] or ''
         if address.startswith(HOST):  # made by nbdev from a name in backticks
-            return f'](#{Path(address).stem}.{anchor[1:]})'
+            unnumbered = re.sub(r'(^|/)\d+[a-z]?_', r'\1', address.removeprefix(HOST))
+            return f'](#{module_of(Path("library", unnumbered))}.{anchor[1:]})'
         if re.match(r'[a-z]+:', address): return match[0]
         found = Path(os.path.normpath(ROOT/folder/address))
         if not found.exists() or not found.is_relative_to(ROOT): return match[0]  # Sphinx reports it
         name = found.relative_to(ROOT).as_posix()
-        if name in GUIDES: goal = Path(GUIDES[name])
+        if name == 'README.md': goal = Path('index.ipynb')
+        elif name in GUIDES: goal = Path(GUIDES[name])
         elif found.suffix == '.svg': goal = Path('reference', found.name)
         elif found.suffix == '.ipynb' and found.is_relative_to(NOTEBOOKS): goal = page(found.relative_to(NOTEBOOKS))
         else: return f']({REPOSITORY}/{name}{anchor})'
@@ -68,16 +81,16 @@ def relink(source: str, folder: Path, here: Path) -> str:
 
 @lru_cache
 def lines_of(module: str) -> dict:
-    "Where a module defines its functions, classes and their methods; nbdev's own links take the first room that has the name."
+    "Where a module defines its functions, classes and their methods; nbdev's own links take the first module that has the name."
     found = {}
-    for node in ast.parse((PACKAGE/f'{module}.py').read_text(encoding='utf-8')).body:
+    for node in ast.parse(source_of(module).read_text(encoding='utf-8')).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)): found[node.name] = node.lineno
         if isinstance(node, ast.ClassDef): found |= {f'{node.name}.{part.name}': part.lineno for part in node.body if isinstance(part, ast.FunctionDef)}
     return found
 
 
 def target_of(module: str, name: str) -> str:
-    "Where a name's documentation is linked to: in small letters, as nbdev does, unless another name of the room is spelt alike."
+    "Where a name's documentation is linked to: in small letters, as nbdev does, unless another name of the module is spelt alike."
     alike = sorted(other for other in lines_of(module) if other.lower() == name.lower())
     return f'{module}.{name.lower()}' + '-class' * (len(alike) > 1 and name == alike[0])  # capitals sort first
 
@@ -89,7 +102,7 @@ def documentation(cell: dict, module: str, level: int) -> str:
     shown = re.sub(r'\A---\s*', '', re.sub(r'\{target="_blank"[^}]*\}', '', shown))
     depth = level + 1 + name.count('.')
     shown = re.sub(r'^#+ .*$', lambda m: f'({target_of(module, name)})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)
-    link = f'[source]({REPOSITORY}/{PACKAGE.name}/{module}.py#L{line}){{.source}}\n\n' if (line := lines_of(module).get(name)) else ''
+    link = f'[source]({REPOSITORY}/{PACKAGE.name}/{source_of(module).relative_to(PACKAGE).as_posix()}#L{line}){{.source}}\n\n' if (line := lines_of(module).get(name)) else ''
     return re.sub(r'\[source\]\(\S+\)\s*', lambda _: link, shown)
 
 
@@ -147,7 +160,7 @@ def convert(processed: dict, original: dict, notebook: Path) -> dict:
     level = 1
     for cell in arrange(processed, original):
         source = text(cell)
-        if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, here.stem, level)
+        if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, module_of(here), level)
         elif cell['cell_type'] == 'code':
             cells.append(code(cell))
             continue
@@ -158,9 +171,9 @@ def convert(processed: dict, original: dict, notebook: Path) -> dict:
 
 def reference(targets: set[str], modules: list[str]) -> str:
     "A page that lists every public name of every module with the first line of its docstring."
-    parts = ['# Names\n\nEvery public name of the library, in the order of the rooms.\n']
+    parts = ['# Names\n\nEvery public name of the library, package by package.\n']
     for module in modules:
-        tree = ast.parse((PACKAGE/f'{module}.py').read_text(encoding='utf-8'))
+        tree = ast.parse(source_of(module).read_text(encoding='utf-8'))
         rows = [f'## `{module}`\n\n{ast.get_docstring(tree) or ""}\n\n| name | what it is |\n|---|---|']
         for node in tree.body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith('_'): continue
@@ -208,10 +221,14 @@ def main(destination: str):
     targets = {t for nb in pages.values() for c in nb['cells'] for t in re.findall(r'^\(([\w.]+)\)=$', text(c), re.M)}
 
     section = lambda folder: [n for n in names if page(n).parts[0] == folder]
-    rooms = section('library')
-    modules = [page(n).stem for n in rooms if (PACKAGE/page(n).name).with_suffix('.py').exists()]
+    library = section('library')
+    modules = [module_of(page(n)) for n in library]
+    packages = {}
+    for n in library: packages.setdefault(module_of(page(n)).split('.')[0] if len(page(n).parts) > 2 else 'what people type', []).append(n)
     files = {GUIDES[f]: relink((ROOT/f).read_text(encoding='utf-8'), Path(f).parent, Path(GUIDES[f]))
              for f in GUIDES if (ROOT/f).exists()}
+    results = files['experiments/results.md']  # a version's name in its first column leads to its page
+    files['experiments/results.md'] = re.sub(r'^\| (\w+) \|', lambda row: f'| [{row[1]}]({row[1]}.md) |' if row[1] in VERSIONS else row[0], results, flags=re.M)
     written = version_pages.pages(goal)
     files |= written | {'reference/names.md': reference(targets, modules)}
 
@@ -221,8 +238,8 @@ def main(destination: str):
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
     told = lambda folder: address(p for p in files if Path(p).parts[0] == folder)
-    trees = [toctree('Start', ['self', *(f'한국어 <{p}>' for p in address(p for p in files if len(Path(p).parts) == 1))]), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
-             toctree('튜토리얼', address(map(page, korean))), toctree('The library', address(map(page, rooms))),
+    trees = [toctree('Start', ['self', '한국어 <korean>', 'walks', 'commands']), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
+             toctree('튜토리얼', address(map(page, korean))), *(toctree(package, address(map(page, found))) for package, found in packages.items()),
              toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]
     index = pages.setdefault(Path('index.ipynb'), dict(

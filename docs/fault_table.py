@@ -1,4 +1,4 @@
-"""Let every fault of tests/faults.py happen and write what became of the runs into docs/faults.md.
+"""Run the fault injection tests of tests/faults.py and write their table to docs/faults.md.
 
     python docs/fault_table.py
 """
@@ -10,14 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 import faults
-from splade_nb import guard, report
+from splade_nb.training import collapse_guard as guard
+from splade_nb.evaluation import report
 
 PAGE = """# What happens to long runs
 
 Written by `make faults` (`python docs/fault_table.py`) on {day}: {machine}, {cores} cores, Python {python}, torch {torch}, {seconds} seconds.
-Every fault really happened, in processes of its own, to the notebooks' toy model or to V28 at mini scale; what must hold is asserted in
-`tests/faults.py`, which the tests run as well. "Lost steps" are those that the worst try did again. "Equals" means bit for bit: weights,
-optimizer, random state.
+Every fault was injected into a run in processes of its own: the notebooks' toy model, or V28 at mini scale. `tests/faults.py` asserts what
+must hold, and the tests run it as well. "Lost steps" are those that the worst try repeated. "Equals" means bit for bit: weights,
+optimizer, rng state.
 
 | fault | tries | lost steps | outcome |
 |---|--:|--:|---|
@@ -42,21 +43,21 @@ def row(fault) -> str:
 def draw_collapse() -> str:  # its caption
     "The first steps of V28 on the embedded set, in both recipes, into docs/collapse.svg."
     with tempfile.TemporaryDirectory() as folder:
-        runs = {recipe: faults.start_of(Path(folder), recipe, STEPS) for recipe in ('seed', 'corrected')}
+        runs = {recipe: faults.start_of(Path(folder), recipe, STEPS) for recipe in ('original', 'corrected')}
         rows = {recipe: faults.lines(Path(folder)/recipe/'metrics.jsonl') for recipe in runs}
     figure, (share, active) = report.canvas(1, 2, width=11)
-    for (recipe, found), name, colour in zip(rows.items(), ('설계 문서 그대로 (seed)', '교정판 (corrected)'), (report.palette['red'], report.palette['blue'])):
+    for (recipe, found), name, colour in zip(rows.items(), ('설계 문서 그대로 (original)', '교정판 (corrected)'), (report.palette['red'], report.palette['blue'])):
         steps = [row['step'] for row in found]
-        share.plot(steps, [guard.ruled(row['parts']) for row in found], color=colour, label=name)
+        share.plot(steps, [guard.regularization_share(row['parts']) for row in found], color=colour, label=name)
         active.plot(steps, [row['active_doc'] for row in found], color=colour, label=name)
-    named = next(event for event in runs['seed'].events if event['name'] == 'imbalance')
+    named = next(event for event in runs['original'].events if event['name'] == 'imbalance')
     share.plot(named['step'], named['value'], 'o', color=report.palette['red'], markersize=9, label=f'경고: imbalance, {named["step"]}단계')
     share.axhline(guard.LIMITS['imbalance'][0], color='grey', linestyle='--'); share.set_title('손실 가운데 FLOPS와 언어 항의 몫'); active.set_title('문서의 활성 단어 수')
-    for axis in (share, active): axis.axvline(runs['seed'].steps * 0.05, color='grey', linestyle=':'); axis.set_xlabel('단계 (점선: 전체의 5 %)'); axis.legend()
+    for axis in (share, active): axis.axvline(runs['original'].steps * 0.05, color='grey', linestyle=':'); axis.set_xlabel('단계 (점선: 전체의 5 %)'); axis.legend()
     active.set_yscale('log'); figure.savefig(ROOT/'docs'/'collapse.svg')
-    first = rows['seed'][named['step']]
-    return (f'As written, the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f} at step {named["step"]} of {runs["seed"].steps}; '
-            f'the guard names it there ({named["message"]}). The corrected recipe is never accused.')
+    first = rows['original'][named['step']]
+    return (f'As written, the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f} at step {named["step"]} of {runs["original"].steps}; '
+            f'the collapse guard warns there ({named["message"]}). The corrected recipe triggers no event.')
 
 
 def main() -> None:

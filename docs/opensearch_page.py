@@ -1,7 +1,7 @@
-"""Write docs/opensearch.md: the requests, as the room makes them, what they find, and what the tests' server refuses.
+"""Write docs/opensearch.md: the requests, as the module makes them, what they find, and what the tests' server refuses.
 
-    python docs/opensearch_page.py            ask a server of every kind about the embedded set, then write
-    python docs/opensearch_page.py --check    exit 1 if the page is not what the code and the kept figures say
+    python docs/opensearch_page.py            search the embedded set on a server in every way, then write
+    python docs/opensearch_page.py --check    exit 1 if the page differs from the code and the saved results
 """
 import json, sys
 from datetime import date
@@ -13,41 +13,44 @@ from scipy import sparse
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT/'tests'))
 import fake_opensearch
-from splade_nb import data
-from splade_nb.config import read_json, resolve_quietly, write_json
-from splade_nb.encoding import lookup_documents, lookup_queries
-from splade_nb.formats import feature_name
-from splade_nb.evaluation import retrieval_metrics
-from splade_nb.idf import count, idf
-from splade_nb.material import make_pieces
-from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, index_body, neural_sparse, operation, rank_feature, request, weights_of, with_text
-from splade_nb.search import ExactIndex, Label
-from splade_nb.tokens import vocabulary_hash
+from splade_nb.data import readers as data
+from splade_nb.config.files import read_json, write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.serving.formats import feature_name
+from splade_nb.evaluation.metrics import retrieval_metrics
+from splade_nb.data.idf import count, idf
+from splade_nb.training.dataset import make_tokenizer
+from splade_nb.serving.opensearch import (
+    Layout, OpenSearchIndex, SearchOptions, index_body, neural_sparse, operation, rank_feature, request, weights_of,
+    with_text)
+from splade_nb.serving.index import ExactIndex, Label
+from splade_nb.data.tokenizer import vocabulary_hash
 
 PAGE, RESULTS = ROOT/'docs'/'opensearch.md', ROOT/'docs'/'results'/'opensearch.json'
 KO = resolve_quietly('splade_ko')
 TEXT = """# OpenSearch
 
-Written by `python docs/opensearch_page.py`; the room is [opensearch](../nbs/12_opensearch.ipynb). OpenSearch 2.14 to {server}, opensearch-py {client}; `sparse_vector` from 3.3 on.
+Written by `python docs/opensearch_page.py`; the module is [opensearch](../nbs/6_serving/04_opensearch.ipynb). OpenSearch 2.14 to {server}, opensearch-py {client}; `sparse_vector` from 3.3 on.
 
 ```text
 make opensearch    # a server for a trial on this machine, {url}
 ```
 
 ```python
-from splade_nb.opensearch import Layout, OpenSearchIndex, ingest
-from splade_nb.search import label_of
+from splade_nb.serving.opensearch import Layout, OpenSearchIndex, ingest
+from splade_nb.serving.index import label_of
 
-index = OpenSearchIndex.new('{url}/docs', label_of(model, pieces), Layout(terms='names', analyser='nori'), names=pieces.names)
+index = OpenSearchIndex.new('{url}/docs', label_of(model, tokenizer), Layout(terms='names', analyser='nori'), names=tokenizer.names)
 report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vectors)), progress='ingest.json')
-index.search(asked(model, pieces, ['제주도 여행 어디가 좋아요'], factor), k=10)
+index.search(encode_queries(model, tokenizer, ['제주도 여행 어디가 좋아요'], factor), k=10)
 ```
 
-`model`, `pieces`, `vectors` and `factor` are those of [run](../nbs/15_run.ipynb): `load_encoder`, `indexed`, `asked`.
+`load_encoder` gives `model` and `tokenizer`, `encode` the `vectors`; [retrieval](../nbs/4_evaluation/02_retrieval.ipynb) shows `encode_queries` and the `factor` of a collection.
 
 ## Whose documents
 
-Ids are not told apart by collection, so an index holds one collection: the name at the end of the address is yours to choose, and a search box writes into the mapping whose documents it puts there. Another collection, or an index that does not say whose it is, is refused before anything is written.
+Ids are not told apart by collection, so an index holds one collection: the name at the end of the address is yours to choose, and a searcher writes the name of its collection into the mapping. Another collection, or an index that does not say whose it is, is refused before anything is written.
 
 ```text
 curl -s {url}/_all/_mapping?filter_path=*.mappings._meta    # which index is which: texts, vocabulary, model
@@ -56,13 +59,13 @@ curl -X DELETE {url}/docs                                   # when it is not nee
 
 ## Requests
 
-Made for pieces by name, which people can read; by default pieces are called by their ids, and `sparse_vector` takes nothing else.
+With tokens by name, which people can read; by default an index has their ids, and `sparse_vector` takes nothing else.
 
 {requests}
 
 ## What they find
 
-{asked} test queries of the embedded set over {documents} documents: vectors of `splade_ko` before training, {terms} terms a document, asked of the tests' server. The exact product is SciPy's. Lucene keeps nine significant bits of each weight; "same product" has its weights cut the same way. The segment of clusters is one that skips none of them (`heap_factor` is not modelled), asked by its {top_n} heaviest terms, with OpenSearch's ceilings.
+{asked} test queries of the embedded set over {documents} documents: vectors of `splade_ko` before training, {terms} terms a document, searched on the tests' server. The exact product is SciPy's. Lucene stores nine significant bits of each weight; "same product" has its weights cut the same way. The segment of clusters is one that skips none of them (`heap_factor` is not modelled), searched by its {top_n} heaviest terms, with OpenSearch's ceilings.
 
 {figures}
 
@@ -76,14 +79,14 @@ A feature is *saturated* unless the query says `linear`: w / (w + pivot), the pi
 """
 
 
-def start_vectors(pieces, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
-    "What `splade_ko` says before it learned anything: the pieces, pairs and sounds of a text, queries weighted by IDF."
-    weights = idf(count(pieces.bags(texts), len(pieces))) * np.where(np.arange(len(pieces)) < len(pieces.tokenizer), 1, KO.pair_share)
-    return lookup_documents(pieces, texts), lookup_queries(pieces, weights, queries)
+def start_vectors(tokenizer, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
+    "Vectors of `splade_ko` before training: tokens, bigrams and phonetic keys of a text, queries weighted by IDF."
+    weights = idf(count(tokenizer.bags(texts), len(tokenizer))) * np.where(np.arange(len(tokenizer)) < len(tokenizer.backend), 1, KO.bigram_query_weight)
+    return lookup_documents(tokenizer, texts), lookup_queries(tokenizer, weights, queries)
 
 
 def cut(vectors: sparse.csr_matrix) -> sparse.csr_matrix:
-    "Weights as Lucene keeps them."
+    "Weights as Lucene stores them."
     return sparse.csr_matrix(((vectors.data.view(np.int32) >> 15 << 15).view(np.float32), vectors.indices, vectors.indptr), shape=vectors.shape)
 
 
@@ -102,12 +105,12 @@ def shared(found: list, wanted: list, k: int = 10) -> float:  # wanted: more tha
     return float(np.mean([one(mine, theirs) for mine, theirs in zip(found, wanted) if theirs]))
 
 
-WAYS = {'`rank_features`, `neural_sparse`': (Layout(), Asking('neural_sparse'), ()),
-        '`rank_features`, `rank_feature` linear': (Layout(), Asking('rank_feature'), ()),
-        '`sparse_vector`, `neural_sparse`': (Layout('sparse_vector'), Asking(), ()),
-        '`rank_features`, two phases': (Layout(), Asking(two_phase={}), ()),
-        '`sparse_vector`, approximate': (Layout('sparse_vector', seismic=dict(approximate_threshold=0)), Asking(approximate=dict(top_n=10)), ()),
-        '`rank_features`, `rank_feature` saturating, the default': (Layout(), Asking('rank_feature'), (saturating,))}
+WAYS = {'`rank_features`, `neural_sparse`': (Layout(), SearchOptions('neural_sparse'), ()),
+        '`rank_features`, `rank_feature` linear': (Layout(), SearchOptions('rank_feature'), ()),
+        '`sparse_vector`, `neural_sparse`': (Layout('sparse_vector'), SearchOptions(), ()),
+        '`rank_features`, two phases': (Layout(), SearchOptions(two_phase={}), ()),
+        '`sparse_vector`, approximate': (Layout('sparse_vector', seismic=dict(approximate_threshold=0)), SearchOptions(approximate=dict(top_n=10)), ()),
+        '`rank_features`, `rank_feature` saturating, the default': (Layout(), SearchOptions('rank_feature'), (saturating,))}
 
 
 def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
@@ -115,9 +118,9 @@ def exact(label: Label, ids: list, vectors, queries, k: int = 50) -> list:
     return index.search(queries, k)
 
 
-def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, asking: Asking, by=(), k: int = 10) -> list:
-    "The rankings of an index that is filled, asked and deleted."
-    with OpenSearchIndex.new(place, label, layout, asking=asking, timeout=300) as index:
+def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layout, options: SearchOptions, by=(), k: int = 10) -> list:
+    "The rankings of an index that is filled, searched and deleted."
+    with OpenSearchIndex.new(place, label, layout, options=options, timeout=300) as index:
         try:
             index.add(ids, vectors)
             return [by[0](index, row, k) for row in queries] if by else index.search(queries, k)
@@ -127,9 +130,9 @@ def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layo
 def measure() -> dict:
     collection = data.load('mini')
     asked = collection.split('test')
-    pieces = make_pieces(resolve_quietly('splade_ko', scale='mini'), list(collection.texts.values()))
-    vectors, queries = start_vectors(pieces, list(collection.texts.values()), [query.text for query in asked.values()])
-    label, ids = Label(vocabulary_hash(pieces), len(pieces), 'start'), list(collection.texts)
+    tokenizer = make_tokenizer(resolve_quietly('splade_ko', scale='mini'), list(collection.texts.values()))
+    vectors, queries = start_vectors(tokenizer, list(collection.texts.values()), [query.text for query in asked.values()])
+    label, ids = Label(vocabulary_hash(tokenizer), len(tokenizer), 'start'), list(collection.texts)
     wanted, same = exact(label, ids, vectors, queries), exact(label, ids, cut(vectors), queries)
     ndcg = lambda run: float(retrieval_metrics({id: collection.qrels[id] for id in asked}, dict(zip(asked, (dict(row[:10]) for row in run))))['ndcg@10'].mean())
     found = {'exact product': dict(exact=1.0, same=shared([row[:10] for row in wanted], same), ndcg=ndcg(wanted))}
@@ -138,26 +141,26 @@ def measure() -> dict:
             run = found_by(f'{server.url}/mini', label, ids, vectors, queries, *how)
             found[name] = dict(exact=shared(run, wanted), same=shared(run, same), ndcg=ndcg(run))
             print(name, found[name], flush=True)
-    return dict(date=date.today().isoformat(), queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), pieces=len(pieces), found=found)
+    return dict(date=date.today().isoformat(), queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), tokenizer=len(tokenizer), found=found)
 
 
 def block(method: str, path: str, body) -> str:
-    said = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False, indent=2)
-    return f'```text\n{method} /{path}\n{said}\n```'
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False, indent=2)
+    return f'```text\n{method} /{path}\n{text}\n```'
 
 
 def requests() -> str:
-    "One of each, for a vocabulary of three pieces."
+    "One of each, for a vocabulary of three tokens."
     names = [feature_name(name) for name in ('▁제주', '여행', '3.14')]
     label, document, query = Label('3f2a', 3, '9c1e'), sparse.csr_matrix(np.array([[1.62, 0.9, 0.25]], np.float32)), sparse.csr_matrix(np.array([[2.5, 1.1, 0]], np.float32))
     index = type('Shown', (), dict(label=label, names=names))
-    body = lambda **how: request(query, 10, Asking('neural_sparse', **how), names)[0]
+    body = lambda **how: request(query, 10, SearchOptions('neural_sparse', **how), names)[0]
     parts = {'An index, searched exactly, with BM25 beside': ('PUT', 'docs', index_body(label, Layout(terms='names', analyser='nori'))),
              'An index that is searched by clusters where it is large': ('PUT', 'docs', index_body(label, Layout('sparse_vector', seismic=dict(n_postings=4000, quantization_ceiling_ingest=4)))),
              'Documents': ('POST', 'docs/_bulk', operation(index, '문서 1', document, '제주 올레길을 걷는 여행')[1].decode().strip()),
              'A query': ('POST', 'docs/_search', body()), 'The same on a server without the neural-search plugin': ('POST', 'docs/_search', dict(body(), query=rank_feature(weights_of(query, names)))),
              'Heavy terms first, light ones for the best documents only': ('POST', 'docs/_search', body(two_phase=dict(prune_ratio=0.4))),
-             'By clusters': ('POST', 'docs/_search', request(query, 10, Asking('neural_sparse', approximate=dict(top_n=10, heap_factor=1.2)))[0]),
+             'By clusters': ('POST', 'docs/_search', request(query, 10, SearchOptions('neural_sparse', approximate=dict(top_n=10, heap_factor=1.2)))[0]),
              'With BM25 of title and text': ('POST', 'docs/_search', dict(query=with_text(neural_sparse(weights_of(query, names)), '제주 여행', 0.5), size=10))}
     return '\n\n'.join(f'{title}:\n\n{block(*part)}' for title, part in parts.items())
 
@@ -168,9 +171,9 @@ def figures(found: dict) -> str:
 
 
 def refusals() -> str:
-    told = [(name, ' '.join(part.__doc__.split())) for name, part in vars(fake_opensearch).items()
+    parts = [(name, ' '.join(part.__doc__.split())) for name, part in vars(fake_opensearch).items()
             if callable(part) and part.__module__ == 'fake_opensearch' and part.__doc__ and not part.__doc__.startswith(part.__name__ + '(')]
-    return '\n'.join(['| part | after |', '| --- | --- |', *(f'| `{name}` | {said.replace("|", "/")} |' for name, said in told)])
+    return '\n'.join(['| part | after |', '| --- | --- |', *(f'| `{name}` | {text.replace("|", "/")} |' for name, text in parts)])
 
 
 def page(results: dict) -> str:

@@ -1,15 +1,17 @@
-"""Write the tables of results in README.md and README.ko.md from the run summaries kept in docs/results.
+"""Write the tables of results from the run summaries kept in docs/results, and README.md from nbs/index.ipynb.
 
-    python docs/readme_table.py            rewrite the tables
+The short table stands in README.md, README.ko.md and nbs/index.ipynb, the full ones in docs/results.md and its Korean twin.
+
+    python docs/readme_table.py            rewrite the tables and README.md
     python docs/readme_table.py --check    exit 1 if one is not what the summaries say
     python docs/readme_table.py --keep outputs/v28 ...   copy the summaries of these runs first
 """
-import json, re, shutil, sys
+import json, os, re, shutil, sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import ABOUT, VERSIONS
-from splade_nb.evaluation import index_bytes, marked
-from splade_nb.versions import compare_row, markdown_table
+from splade_nb.config.versions import ABOUT, VERSIONS
+from splade_nb.evaluation.metrics import index_bytes, marked
+from splade_nb.evaluation.compare import compare_row, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT/'experiments'))
@@ -70,7 +72,7 @@ def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
         of = lambda recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
         own, both = of('corrected'), runs[runs['version'] == version]
         mean = lambda name, form: form.format(own[name].mean()) if len(own) else '-'
-        return {'version': version, 'what changed': ABOUT[version][0], 'as written': said(of('seed')), 'untrained': mean('before', '{:.3f}'),
+        return {'version': version, 'what changed': ABOUT[version][0], 'as written': said(of('original')), 'untrained': mean('before', '{:.3f}'),
                 'corrected': said(own), 'query terms': mean('active query', '{:.0f}'), 'document terms': mean('active doc', '{:.0f}'),
                 'index, MB': megabytes(own['active doc'].mean(), own['documents'].max()) if len(own) else '-',
                 'minutes': mean('minutes', '{:.1f}'), 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}
@@ -122,7 +124,41 @@ def table() -> str:
             f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n\n{told}\n\n{markdown_table(versions_table(mini))}\n{END}')
 
 
+SHORT = ('nDCG@10 in percent on test queries. Public: mean of six Korean collections, one model for all. mini: the embedded set, '
+         'whose test queries share documents with its training queries. Terms and index: of the documents of mini.')
+
+
+def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
+    "Of `splade_ko`, and of both BM25."
+    lines = [line.strip('| ').split(' | ') for line in report.tested_one(report.widest_first(report.trained_results())[0]).splitlines()]
+    head, mean = (next(line for line in lines if line[0] == name) for name in ('collection', 'mean'))
+    return dict(zip(head, mean))
+
+
+def short_table(runs: pd.DataFrame) -> pd.DataFrame:
+    "Both BM25 and every version, a row each; percent."
+    mini, public, words = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')], public_means(), baselines.known()['mini']
+    columns = ['', 'public, untrained', 'public, trained', 'mini, untrained', 'mini, trained', 'terms', 'index, MB']
+    rows = [[name, '-', public[name], '-', f'{100 * words["splits"]["test"][key]["ndcg@10"]["mean"]:.1f}',
+             f'{words["index"][key]["terms"]:.0f}', f'{words["index"][key]["bytes"] / 1e6:.2f}']
+            for name, key in (('BM25', 'bm25'), ('BM25 + bigrams', 'bm25_bigrams'))]
+    for version in reversed(VERSIONS):
+        own = mini[mini['version'] == version]
+        if not len(own): continue
+        terms, both = own['active doc'].mean(), (public['untrained'], public['mean of seeds']) if version == 'splade_ko' else ('-', '-')
+        rows.append([version, *both, f'{100 * own["before"].mean():.1f}', f'{100 * own["nDCG@10"].mean():.1f}', f'{terms:.0f}', megabytes(terms, own['documents'].max())])
+    return pd.DataFrame(rows, columns=columns)
+
+
+def short() -> str:
+    "The block of the first page."
+    return f'{BEGIN}\n{equal_start()}\n\n{markdown_table(short_table(kept()))}\n\n{SHORT}\n{END}'
+
+
 KOREAN = {  # what the English block says: the same in Korean
+    r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
+        '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
+    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 한국어 컬렉션 여섯 개의 평균, 모델 하나. mini: 내장 데이터로, 학습 질의가 찾는 문서를 시험 질의도 찾습니다. 용어와 색인은 mini 문서의 것입니다.',
     r'On the public sets `splade_ko` is its untrained start \((\S+) trained, (\S+) untrained\): a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
         r'공개 컬렉션에서 `splade_ko`는 학습 전 상태와 같습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
@@ -145,10 +181,10 @@ KOREAN = {  # what the English block says: the same in Korean
     r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
     'curriculum learning, six losses': '커리큘럼 학습, 손실 여섯 가지', 'weights rebalanced, IDF-aware FLOPS, first distillation': '가중치 재조정, IDF를 아는 FLOPS, 첫 증류',
     'XLM-RoBERTa and the BGE-M3 teacher': 'XLM-RoBERTa와 교사 BGE-M3', 'IDF reaches FLOPS, stopwords cost more': 'IDF가 FLOPS에 닿고 불용어 벌점이 커짐',
-    'steeper IDF curve, special pieces out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',
+    'steeper IDF curve, special tokens out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',
     'Korean filter and context gate': '한국어 필터와 문맥 게이트', 'Korean filter without the gate': '게이트 없는 한국어 필터',
     'V28 after the collapse: weaker filter, stronger minimum': '붕괴 뒤의 V28: 약한 필터, 강한 최소 활성화', 'control: InfoNCE and FLOPS on both sides, nothing else': '대조군: 양쪽의 InfoNCE와 FLOPS뿐',
-    'a floor under own pieces, pairs, sounds and translations; queries from a table': '자기 조각·글자쌍·소리·번역의 하한, 표로 만드는 질의'}
+    'a floor under input tokens, pairs, sounds and translations; queries from a table': '자기 조각·글자쌍·소리·번역의 하한, 표로 만드는 질의'}
 LEFT = re.compile('[a-z]{4,} [a-z]{2,}')  # English that nobody translated
 
 
@@ -159,13 +195,43 @@ def in_korean(block: str) -> str:
     return block
 
 
+def from_root(text: str, folder: str = 'nbs') -> str:
+    "Markdown of a folder with its links as they are from the project's root."
+    return re.sub(r'\]\((?![a-z]+:|#)([^)]+)\)', lambda link: f']({Path(os.path.normpath(f"{folder}/{link[1]}")).as_posix()})', text)
+
+
+def cell_text(cell: dict) -> str:
+    "A cell of the index notebook as the README has it: code and its output in fences."
+    source = ''.join(cell['source'])
+    if cell['cell_type'] == 'markdown': return from_root(source)
+    code = re.sub(r'^#\|.*\n', '', source, flags=re.M)
+    printed = ''.join(''.join(output.get('text', '')) for output in cell['outputs'] if output.get('name') != 'stderr').strip()
+    return f'```python\n{code}\n```' + f'\n\n```text\n{printed}\n```' * bool(printed)
+
+
+def readme(index: dict) -> str:
+    "README.md: the text of `nbs/index.ipynb`."
+    text = '\n\n'.join(map(cell_text, index['cells'])) + '\n'
+    return text.replace('```\n\n```python\n', '\n')  # an import cell and the code below it are one
+
+
+def replaced(text: str, block: str) -> str:
+    "A page with its block between the marks."
+    before, rest = text.split(BEGIN)
+    return before + block + rest.split(END)[1]
+
+
 def pages() -> dict:  # path -> its text with the tables of today
-    "Both READMEs."
-    block, new = table(), {}
-    for path, told in ((ROOT/'README.md', block), (ROOT/'README.ko.md', in_korean(block))):
-        before, rest = path.read_text(encoding='utf-8').split(BEGIN)
-        new[path] = before + told + rest.split(END)[1]
-    return new
+    "Both READMEs, the index notebook, both pages of results."
+    full, brief, read = table(), short(), lambda name: (ROOT/name).read_text(encoding='utf-8')
+    index = json.loads(read('nbs/index.ipynb'))
+    for cell in index['cells']:
+        if cell['id'] == 'results': cell['source'] = replaced(''.join(cell['source']), brief).splitlines(keepends=True)
+    new = {'nbs/index.ipynb': json.dumps(index, indent=1, ensure_ascii=False) + '\n', 'README.md': readme(index),
+           'README.ko.md': replaced(read('README.ko.md'), in_korean(brief)),
+           'docs/results.md': replaced(read('docs/results.md'), full),
+           'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full))}
+    return {ROOT/name: text for name, text in new.items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -2,11 +2,15 @@
 
     python docs/report_html.py outputs/v28/train.ipynb outputs/v28/report.html
 """
-import os, re, sys
+import json, os, re, sys
+from configparser import ConfigParser
 from html import escape
 from pathlib import Path
+import nbformat
 from nbconvert import HTMLExporter
 from traitlets.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SETTINGS = Config(
     HTMLExporter=dict(
@@ -23,15 +27,46 @@ main { max-width: 60rem; margin: auto; word-break: keep-all; font-family: system
 </style>'''
 TITLE = re.compile(r'<title>.*?</title>', re.S)
 SCRIPT = re.compile(r'<script\b.*?</script>', re.S)
+LINKED = re.compile(r'href="(?![a-z]+:)[^"]*?(docs/[\w-]+\.md|\d_\w+/\w+\.ipynb)[^"]*"')  # files of the project; a report lies elsewhere
 FETCHED = re.compile(r'<(?:script|link|img|iframe|video|audio|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"'
                      r'|@import\s+(?:url\()?["\']?(?:https?:)?//[^"\');]+|url\(["\']?(?:https?:)?//[^)]+')
 
 
+def repository() -> str:  # the project's files as a browser shows them
+    settings = ConfigParser()
+    settings.read(ROOT/'settings.ini', encoding='utf-8')
+    return '{git_url}/blob/{branch}'.format(**settings['DEFAULT'])
+
+
+def result_title(folder: Path) -> str:  # '' where the folder is no finished run of one version
+    "Version, data and result of a run, from its `summary.json`."
+    if not (folder/'summary.json').exists(): return ''
+    summary = json.loads((folder/'summary.json').read_text(encoding='utf-8'))
+    others = {'BM25': 'bm25', 'BM25 with bigrams': 'bm25_bigrams', 'untrained': 'before_training'}
+    beside = ', '.join(f'{name} {summary[key]["ndcg@10"]:.3f}' for name, key in others.items() if summary.get(key))
+    stopped = ', stopped early' if summary.get('stopped') else ''
+    name = summary['version'].upper() if re.fullmatch(r'v\d+\w?', summary['version']) else summary['version']
+    return f'{name} on {summary["data"]["name"]}: nDCG@10 {summary["metrics"]["ndcg@10"]:.3f} ({beside}){stopped}'
+
+
+def read(notebook: Path, title: str):
+    "The notebook as the report shows it: code hidden but for cells tagged `show-input`, its heading the result."
+    found = nbformat.read(notebook, as_version=4)
+    for cell in found.cells:
+        tags = cell.metadata.setdefault('tags', [])
+        if cell.cell_type == 'code' and 'show-input' not in tags: tags.append('hide-input')
+    first = next((cell for cell in found.cells if cell.cell_type == 'markdown' and cell.source.startswith('# ')), None)
+    if first and title: first.source = f'# {title}\n\n> Trained, evaluated and written by `{notebook.name}`.'
+    return found
+
+
 def render(notebook: Path) -> str:
     "The notebook as HTML without scripts: a report has nothing to run."
-    page, _ = HTMLExporter(config=SETTINGS).from_filename(str(notebook))
+    title = result_title(notebook.resolve().parent) if notebook.stem == 'train' else ''
+    page, _ = HTMLExporter(config=SETTINGS).from_notebook_node(read(notebook, title))
     page = SCRIPT.sub('', page).replace('</head>', STYLE + '</head>', 1)
-    page = TITLE.sub(f'<title>{escape(notebook.resolve().parent.name)}: {escape(notebook.stem)}</title>', page, count=1)
+    page = TITLE.sub(lambda _: f'<title>{escape(title or f"{notebook.resolve().parent.name}: {notebook.stem}")}</title>', page, count=1)
+    page = LINKED.sub(lambda found: f'href="{repository()}/{"" if found[1].startswith("docs/") else "nbs/"}{found[1]}"', page)
     if left := FETCHED.findall(page): raise ValueError(f'{notebook}: the page would fetch {left[:3]}')
     return page
 

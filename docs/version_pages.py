@@ -1,4 +1,4 @@
-"""Pages that code writes for the site: results, one page a version, the settings of all versions.
+"""Pages that code writes for the site: one page a version, the settings of all versions.
 
 They read the versions as declared and the run summaries kept in docs/results, nothing else. Where a run of
 this checkout left outputs/<version>/report.html, its version's page shows it.
@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 import readme_table
 from revisions import revision_of
-from splade_nb import config, report, versions
-from splade_nb.config import ABOUT, PARENTS, VERSIONS, differences, version_table
-from splade_nb.evaluation import marked
-from splade_nb.versions import markdown_table
+from splade_nb.config import settings as config
+from splade_nb.evaluation import report
+from splade_nb.evaluation import compare as versions
+from splade_nb.config.versions import ABOUT, PARENTS, VERSIONS, differences, version_table
+from splade_nb.evaluation.metrics import marked
+from splade_nb.evaluation.compare import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path('experiments')                     # of these pages in the site
@@ -73,7 +75,7 @@ def changed(version: str) -> str:
 
 
 def mended(version: str) -> str:
-    rows = pd.DataFrame([{'setting': row['setting'], 'as written': str(row['seed']), 'corrected': str(row['corrected']), 'why': row['reason']} for row in differences(version)])
+    rows = pd.DataFrame([{'setting': row['setting'], 'as written': str(row['original']), 'corrected': str(row['corrected']), 'why': row['reason']} for row in differences(version)])
     return cells(rows, 200) if len(rows) else 'Nothing.'
 
 
@@ -119,23 +121,17 @@ def settings_table(recipe: str, scale: str) -> str:
 
 
 def settings_page() -> str:
-    return ('# Settings of all versions\n\nRead from the objects of [config](../library/config.ipynb). Bold: not as in the parent. In brackets: switched off by another setting.\n\n'
-            f'## As written, full scale\n\n{settings_table("seed", "full")}\n\n## Corrected, mini scale\n\nWhat `make train` runs on a CPU.\n\n{settings_table("corrected", "mini")}\n')
-
-
-def results_page() -> str:
-    told = readme_table.table().removeprefix(readme_table.BEGIN).removesuffix(readme_table.END).strip()
-    links = re.sub(r'^\| (\w+) \|', lambda row: f'| [{row[1]}]({row[1]}.md) |' if row[1] in VERSIONS else row[0], told, flags=re.M)
-    return f'# Results\n\n> Every kept run, read by code from its summary.\n\nnDCG@10 on test queries, beside BM25 over Kiwi morphemes, alone and plus 0.4 times BM25 over pairs of characters (BM25 + bigrams, which learns nothing). Small models from random weights, on a CPU. `as written` is a version as its design document has it; "of" is the commit whose files the figures are; ▲ ▼ ≈ by Holm over a table.\n\n{links}\n'
+    return ('# Settings of all versions\n\nRead from the objects of [versions](../library/config/versions.ipynb). Bold: not as in the parent. In brackets: switched off by another setting.\n\n'
+            f'## As written, full scale\n\n{settings_table("original", "full")}\n\n## Corrected, mini scale\n\nWhat `make train` runs on a CPU.\n\n{settings_table("corrected", "mini")}\n')
 
 
 def kept_folders() -> list: return sorted(path.parent for path in readme_table.RESULTS.glob('*/summary.json'))
 
 
 def pages(goal: Path) -> dict:  # address -> Markdown; pictures are written beside
-    "Results, versions in order, settings."
+    "Versions in order, settings."
     (goal/HERE).mkdir(parents=True, exist_ok=True)
     runs = [read(folder) for folder in kept_folders()]
     of = lambda version: sorted((run for run in runs if run.summary['version'] == version), key=lambda run: (list(versions.RECIPES)[::-1].index(run.summary['recipe']), run.summary['data']['name'], run.summary['seed']))
-    return {(HERE/'results.md').as_posix(): results_page(), **{(HERE/f'{version}.md').as_posix(): version_page(version, of(version), goal) for version in VERSIONS},
+    return {**{(HERE/f'{version}.md').as_posix(): version_page(version, of(version), goal) for version in VERSIONS},
             'reference/settings.md': settings_page()}

@@ -4,11 +4,13 @@
 """
 from datetime import date
 from pathlib import Path
-from splade_nb import data
-from splade_nb.config import CommandLine, read_json, write_json
-from splade_nb.evaluation import paired_difference, summarise
-from splade_nb.run import baselines, index_facts, revision
-from splade_nb.tokens import remembered
+from splade_nb.data import readers as data
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.evaluation.metrics import paired_difference, summarise
+from splade_nb.config.files import revision
+from splade_nb.evaluation.retrieval import baselines, index_facts
+from splade_nb.data.tokenizer import remembered
 from start import HERE, held_out
 
 PLACE = HERE/'results'/'baselines.json'

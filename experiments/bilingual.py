@@ -5,7 +5,7 @@
 """
 import itertools, json, sys, zlib
 from pathlib import Path
-from splade_nb.data import normalise
+from splade_nb.data.readers import normalise
 
 
 def of_terms(path: Path):  # yields Korean, English, split

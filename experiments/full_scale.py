@@ -7,22 +7,23 @@
 import sys
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import CommandLine, read_json, write_json
-from splade_nb.corpus import STANDARD
-from splade_nb.fullscale import published_table, read_results, results_table, whole_table
-from splade_nb.versions import markdown_table
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.data.corpus import STANDARD
+from splade_nb.evaluation.benchmark import published_table, read_results, results_table, whole_table
+from splade_nb.evaluation.compare import markdown_table
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE.parent/'docs'/'full-scale.md', HERE/'results'/'full-scale'
 TEXT = """# Full scale: published figures and cells to fill
 
-Written by `experiments/full_scale.py` from `experiments/published.json` and {found} measured results. An empty cell was not measured: no number stands here that no run brought.
+Written by `experiments/full_scale.py` from `experiments/published.json` and {found} measured results. An empty cell was not measured: every number here comes from a run.
 
 ## The collections
 
 {collections}
 
-All three are in BEIR form, so that nothing but data is fetched. Judged is the test split, else the development split.
+All three are in BEIR form, so that nothing but data is downloaded. The test split is evaluated, else the development split.
 
 ## Success@1 beside published figures
 
@@ -46,9 +47,9 @@ make evaluate-full MODEL=outputs/v28
 python experiments/full_scale.py --keep outputs/full
 ```
 
-BGE-M3 (`BAAI/bge-m3`, 512 tokens, cosine) and BM25 over Kiwi morphemes are judged once and stay; each further `MODEL` adds a file a collection. Cut off, the same command goes on at the first missing shard. Without the hub: `hf download NAME --repo-type dataset --local-dir FOLDER` where there is one, then `COLLECTIONS=miracl_ko=FOLDER`; for BGE-M3 `hf download BAAI/bge-m3 --local-dir bge-m3` and `DENSE=bge-m3`, or `DENSE=lsa` on subsamples.
+BGE-M3 (`BAAI/bge-m3`, 512 tokens, cosine), BM25 over Kiwi morphemes and BM25 with a bigram field are evaluated once and their results are kept; each further `MODEL` adds one file for each collection. After an interruption the same command continues at the first missing shard. Without the hub: `hf download NAME --repo-type dataset --local-dir FOLDER` where there is one, then `COLLECTIONS=miracl_ko=FOLDER`; for BGE-M3 `hf download BAAI/bge-m3 --local-dir bge-m3` and `DENSE=bge-m3`, or `DENSE=lsa` on subsamples.
 
-Of a collection only ids are held, texts are read from disk, and models and BGE-M3 are scored a shard at a time. BM25 holds a pointer for each word of the collection. How much memory and time the two large collections take in all was not measured.
+Of a collection only the ids are in memory, texts are read from disk, and models and BGE-M3 are scored one shard at a time. BM25 keeps a pointer for each word of the collection in memory. How much memory and time the two large collections take in all was not measured.
 
 {measured}"""
 
@@ -61,7 +62,7 @@ def collections_table() -> pd.DataFrame:
 def page() -> str:
     "The page, wholly made from the two sources of figures."
     published, results = read_json(HERE/'published.json'), read_results(RESULTS)
-    names = {'bm25': 'BM25, Kiwi', 'bge-m3': 'BGE-M3'} | {row['system']: row['name'] for row in published['rows'] if row['system'] in ('v26', 'v28')}
+    names = {'bm25': 'BM25, Kiwi', 'bm25_bigrams': 'BM25, Kiwi and bigrams', 'bge-m3': 'BGE-M3'} | {row['system']: row['name'] for row in published['rows'] if row['system'] in ('v26', 'v28')}
     names |= {result['system']: result['system'] for result in results if result['system'] not in names}
     measured = f'## Everything measured\n\nIn percent, 95 % intervals; p by the paired t-test.\n\n{markdown_table(results_table(results))}\n' if results else ''
     return TEXT.format(found=len(results), collections=markdown_table(collections_table()), published=markdown_table(published_table(published, results)), source=published['source'],

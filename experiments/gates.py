@@ -9,26 +9,31 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from splade_nb import run
-from splade_nb.config import CommandLine, read_json, resolve_quietly, write_json
-from splade_nb.encoding import encode
-from splade_nb.evaluation import CRITERIA, criteria, index_bytes, marked, paired_difference, summarise
-from splade_nb.material import Prepared, fix_seeds, prepare
-from splade_nb.model import create
-from splade_nb.tokens import remembered
-from splade_nb.training import train
-from splade_nb.versions import markdown_table, percent
+from splade_nb.config import files
+from splade_nb.data import readers
+from splade_nb.evaluation import retrieval
+from splade_nb import experiment
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.evaluation.metrics import CRITERIA, criteria, index_bytes, marked, paired_difference, summarise
+from splade_nb.training.dataset import TrainingSetup, fix_seeds, prepare
+from splade_nb.model.initialization import create
+from splade_nb.data.tokenizer import remembered
+from splade_nb.training.trainer import train
+from splade_nb.evaluation.compare import markdown_table, percent
 import baselines
 from revisions import told
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent/'docs'/'gates.md'
-SHORT = dict(steps=150, batch_size=8, max_length=48, validations=0, keep_start=[0.0])  # nobody judges while it trains, the weights stay as trained
+SHORT = dict(steps=150, batch_size=8, max_length=48, validations=0, weight_averaging=[0.0])  # nobody judges while it trains, the weights stay as trained
 SEEDS = (42, 43, 44)
 FORMS = ('sigmoid', 'signed', 'threshold', 'hidden')
 VARIANTS = {  # name: (version, recipe, settings), the reference first
     'unfiltered': ('v28', 'corrected', dict(lambda_language=0.0)), **{form: ('v28', 'corrected', dict(gate_form=form)) for form in FORMS},
-    'no gate': ('v28a', 'corrected', {}), 'as written': ('v28', 'seed', {})}
+    'no gate': ('v28a', 'corrected', {}), 'as written': ('v28', 'original', {})}
 ABOUT = {'unfiltered': '`sigmoid`, no language filter', 'no gate': 'no gate (V28a)', 'as written': '`sigmoid`, V28 as written', **{form: f'`{form}`' for form in FORMS}}
 
 
@@ -40,57 +45,57 @@ def settings_of(name: str):
 def place_of(results: Path, name: str, seed: int) -> Path: return results/f'gates-{name.replace(" ", "-")}-{seed}.json'
 
 
-def started(base: Prepared, settings, seed: int) -> Prepared:
+def started(base: TrainingSetup, settings, seed: int) -> TrainingSetup:
     "The base's data and start under another gate or filter."
     fix_seeds(seed)
-    model = create(settings.but(start='random'), len(base.material.pieces), base.masks['special'].nonzero()[0].tolist(), base.material.idf.cpu().numpy(), float(base.model.mean_length))
+    model = create(settings.but(start='random'), len(base.training_data.tokenizer), base.masks['special'].nonzero()[0].tolist(), base.training_data.idf.cpu().numpy(), float(base.model.mean_length))
     model.load_state_dict({name: value for name, value in base.model.state_dict().items() if not name.startswith('gate.')}, strict=False)
-    return Prepared(settings, base.collection, base.material, model, base.masks, base.held)
+    return TrainingSetup(settings, base.collection, base.training_data, model, base.masks, base.held)
 
 
-def moved(prepared: Prepared) -> dict | None:  # shares of active terms
+def moved(setup: TrainingSetup) -> dict | None:  # shares of active terms
     "What the gate takes away from the queries of the context pairs, and what it brings."
-    if prepared.model.gate is None: return None
-    bare = copy.copy(prepared.model); bare._modules = {**bare._modules, 'gate': None}
-    texts = [text for pair in prepared.collection.context_pairs for text in pair.queries]
-    found, plain = (encode(model, prepared.material.pieces, texts, document=False) > 0 for model in (prepared.model, bare))
+    if setup.model.gate is None: return None
+    bare = copy.copy(setup.model); bare._modules = {**bare._modules, 'gate': None}
+    texts = [text for pair in setup.collection.context_pairs for text in pair.queries]
+    found, plain = (encode(model, setup.training_data.tokenizer, texts, document=False) > 0 for model in (setup.model, bare))
     both = found.multiply(plain).nnz
     return dict(silenced=1 - both / max(1, plain.nnz), raised=1 - both / max(1, found.nnz))
 
 
-def findings(prepared: Prepared) -> dict:
+def findings(setup: TrainingSetup) -> dict:
     "Everything the criteria ask for, and each query's nDCG@10."
-    ids = list(prepared.collection.split('test'))
-    found = run.judged(prepared.model, prepared.material.pieces, prepared.collection, ids)
-    context = run.context_result(prepared.model, prepared.material.pieces, prepared.collection)
+    ids = list(setup.collection.split('test'))
+    found = retrieval.evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids)
+    context = retrieval.context_result(setup.model, setup.training_data.tokenizer, setup.collection)
     documents = found['vectors'][1]
     return dict(metrics=summarise(found['per_query']), per_query=found['per_query']['ndcg@10'].round(5).tolist(), ndcg=float(found['per_query']['ndcg@10'].mean()),
-                korean=run.language_result(prepared, documents), context={name: value for name, value in context.items() if name != 'pairs'}, pairs=len(context['pairs']),
-                active_terms=found['active_terms'], dead_rows=float(np.mean(documents.getnnz(axis=1) == 0)), moved=moved(prepared))
+                korean=retrieval.language_result(setup, documents), context={name: value for name, value in context.items() if name != 'pairs'}, pairs=len(context['pairs']),
+                active_terms=found['active_terms'], dead_rows=float(np.mean(documents.getnnz(axis=1) == 0)), moved=moved(setup))
 
 
-def measure(name: str, seed: int, prepared: Prepared, cache: Path) -> dict:
+def measure(name: str, seed: int, setup: TrainingSetup, cache: Path) -> dict:
     "Train and judge one variant."
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        done = train(prepared.model, prepared.material, prepared.settings, folder, None, torch.tensor(prepared.masks['korean']), seed, quiet=True, rollbacks=run.rollbacks_of(VARIANTS[name][1]))
-    return dict(name=name, seed=seed, revision=run.revision(), date=date.today().isoformat(), command=f'python experiments/gates.py --seeds {seed} --only "{name}"', threads=torch.get_num_threads(), settings={**SHORT, **VARIANTS[name][2]},
-                collection=prepared.collection.name, seconds=round(time.perf_counter() - begun, 1), steps=done.step, stopped=done.stopped, parameters=sum(p.numel() for p in prepared.model.parameters()), **findings(prepared))
+        done = train(setup.model, setup.training_data, setup.settings, folder, None, torch.tensor(setup.masks['korean']), seed, quiet=True, rollbacks=experiment.rollbacks_of(VARIANTS[name][1]))
+    return dict(name=name, seed=seed, revision=files.revision(), date=date.today().isoformat(), command=f'python experiments/gates.py --seeds {seed} --only "{name}"', threads=torch.get_num_threads(), settings={**SHORT, **VARIANTS[name][2]},
+                collection=setup.collection.name, seconds=round(time.perf_counter() - begun, 1), steps=done.step, stopped=done.stopped, parameters=sum(p.numel() for p in setup.model.parameters()), **findings(setup))
 
 
 @remembered({})
 def experiment(results: Path, seeds: list, names: list) -> None:
     "What is not there yet; what is, stays."
-    collection, bm25 = run.collect('mini'), results/'gates-bm25.json'
-    if not bm25.exists(): write_json(bm25, summarise(run.bm25_metrics(collection, list(collection.split('test')))))
+    collection, bm25 = readers.load_collection('mini'), results/'gates-bm25.json'
+    if not bm25.exists(): write_json(bm25, summarise(retrieval.bm25_metrics(collection, list(collection.split('test')))))
     for seed in seeds:
         base, missing = None, [name for name in names if not place_of(results, name, seed).exists()]
         with tempfile.TemporaryDirectory() as cache:
             for name in missing:
                 settings, alike = settings_of(name), VARIANTS[name][1] == 'corrected'
                 if alike and base is None: base = prepare(settings_of('unfiltered'), collection, seed, Path(cache))
-                prepared = started(base, settings, seed) if alike else prepare(settings, collection, seed, Path(cache))
-                found = measure(name, seed, prepared, Path(cache))
+                setup = started(base, settings, seed) if alike else prepare(settings, collection, seed, Path(cache))
+                found = measure(name, seed, setup, Path(cache))
                 write_json(place_of(results, name, seed), found)
                 print(f'{name} {seed}: nDCG@10 {found["ndcg"]:.4f}, terms {found["active_terms"]}, {found["moved"]}, {found["seconds"]} s', flush=True)
 
@@ -99,29 +104,29 @@ TEXT = """# What each form of the gate is worth
 
 Written by `experiments/gates.py` from `experiments/results/gates-*.json`. {conditions}
 
-What a form does to logits and states stands in the [gate's notebook](../nbs/05_gate.ipynb), what a criterion asks for in the [evaluation's](../nbs/13_evaluation.ipynb).
+What a form does to logits and states stands in the [gate's notebook](../nbs/2_model/04_gate.ipynb), what a criterion asks for in the [evaluation's](../nbs/4_evaluation/01_metrics.ipynb).
 
 ## Ranking and terms
 
-Means over seeds, in brackets smallest and largest; `points` is nDCG@10 in percent less the unfiltered run of the same seed, [95 %] the paired bootstrap over queries and seeds. ▲ ▼ ≈ as by `evaluation.marked`, corrected by Holm over the table. {words} Untrained: not kept; `mini`'s test queries ask for documents that training queries ask for too. Index: postings of eight bytes. Of {revisions}. Silenced and raised: the share of active query terms that the gate takes away, and that are there by the gate alone, on the context pairs.
+Means over seeds, in brackets smallest and largest; `points` is nDCG@10 in percent less the unfiltered run of the same seed, [95 %] the paired bootstrap over queries and seeds. ▲ ▼ ≈ as by `metrics.marked`, corrected by Holm over the table. {words} Untrained: not kept; `mini`'s test queries ask for documents that training queries ask for too. Index: postings of eight bytes. Of {revisions}. Silenced and raised: the share of active query terms that the gate takes away, and that are there by the gate alone, on the context pairs.
 
 {ranking}
 
 ## Language
 
-Documents in Korean. Kept: foreign pieces of the text itself and words of the list, outside every share.
+Documents in Korean. Kept: foreign tokens of the text itself and words of the list, outside every share.
 
 {language}
 
 ## Context
 
-{pairs} pairs of one phrase in two situations. Told apart by active terms and by weights; the texts' own pieces alone differ by {texts}. Found: the right document comes first for the first half, the second, both; same: both halves get one document.
+{pairs} pairs of one phrase in two situations. Told apart by active terms and by weights; the texts' input tokens alone differ by {texts}. Found: the right document comes first for the first half, the second, both; same: both halves get one document.
 
 {context}
 
 ## Criteria
 
-How many seeds meet each; void with its reason where the model collapsed or ranks more than half a point below the unfiltered one, met by the texts alone where a text's own pieces tell as many pairs apart.
+How many seeds meet each; void with its reason where the model collapsed or ranks more than half a point below the unfiltered one, met by the texts alone where a text's input tokens tell as many pairs apart.
 
 {criteria}
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
-from splade_nb import evaluation
-from splade_nb.collection import resplit
-from splade_nb.config import CommandLine, read_json, write_json
-from splade_nb.run import load_encoder, revision
-from splade_nb.systems import Hybrid, dense_system, fitted_on, narrowed, qualities, sparse_system, words_system
-from splade_nb.tokens import remembered
-from splade_nb.versions import markdown_table, percent
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data.records import resplit
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import read_json, write_json
+from splade_nb.config.files import revision
+from splade_nb.model.load import load_encoder
+from splade_nb.evaluation.benchmark import metrics_per_query
+from splade_nb.evaluation.systems import Hybrid, dense_system, fitted_on, narrowed, sparse_system, words_system
+from splade_nb.data.tokenizer import remembered
+from splade_nb.evaluation.compare import markdown_table, percent
 import baselines
 from revisions import told
 from start import HERE
@@ -29,8 +32,8 @@ TEXT = """# Sparse, words and dense together
 
 Written by `experiments/hybrid.py` from `experiments/results/hybrid-*.json`. {date}; models of seeds {seeds}, `splade_ko` trained on these collections' training queries together. Test queries; nDCG@10 in percent, mean of the seeds.
 
-Reciprocal ranks: `evaluation.fuse`, k 60. Weighted: `evaluation.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that neither the model nor the dense teacher learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
-BM25 + bigrams: BM25 with [a second field of character pairs](../nbs/08_lexical.ipynb), which learns nothing. Terms and index: of documents, postings of eight bytes. `-`: not kept; what `splade_ko` has untrained, and its terms, stand in the [leaderboard](leaderboard.md). Of {revisions}.
+Reciprocal ranks: `metrics.fuse`, k 60. Weighted: `metrics.blend`, scores scaled to 0 to 1 a query; the weights are those of the highest nDCG@10 on up to {most} training queries that neither the model nor the dense teacher learned from, a tenth at a time. BM25: over Kiwi morphemes. Dense: the embedded teacher, latent semantic analysis fitted on the collection; no pretrained dense model was at hand.
+BM25 + bigrams: BM25 with [a second field of character pairs](../nbs/1_data/07_bm25.ipynb), which learns nothing. Terms and index: of documents, postings of eight bytes. `-`: not kept; what `splade_ko` has untrained, and its terms, stand in the [leaderboard](leaderboard.md). Of {revisions}.
 
 ## Quality
 
@@ -50,9 +53,9 @@ In points, with the 95 % interval of the paired difference (bootstrap over queri
 """
 
 
-def systems(model, pieces, collection, fitted) -> dict:
+def systems(model, tokenizer, collection, fitted) -> dict:
     texts = collection.texts
-    return dict(sparse=sparse_system(model, pieces, texts), bm25=words_system(texts), dense=dense_system(fitted, texts))
+    return dict(sparse=sparse_system(model, tokenizer, texts), bm25=words_system(texts), dense=dense_system(fitted, texts))
 
 
 def joined(parts: dict, weights: dict) -> dict:  # name -> system
@@ -69,12 +72,14 @@ def chosen(parts: dict, collection, ids) -> dict:  # hybrid -> weights
 
 def measured(source: str, folder: Path, seed: int) -> dict:
     "One model on one collection."
-    (collection, held, _), (model, pieces) = questions(source, 'dev'), load_encoder(folder)
+    (collection, held, _), (model, tokenizer) = questions(source, 'dev'), load_encoder(folder)
     fitted, held = fitted_on(resplit(collection, dict.fromkeys(held, 'dev'), 'held out'), seed), held[:MOST]
-    weights = chosen(systems(model, pieces, narrowed(collection, held), fitted), collection, held)
-    parts, ids = systems(model, pieces, collection, fitted), list(collection.split('test'))
+    weights = chosen(systems(model, tokenizer, narrowed(collection, held), fitted), collection, held)
+    parts, ids = systems(model, tokenizer, collection, fitted), list(collection.split('test'))
+    qrels, queries = {id: collection.qrels[id] for id in ids}, {id: collection.queries[id].text for id in ids}
+    ndcg = {name: metrics_per_query(system, qrels, queries)['ndcg@10'] for name, system in (parts | joined(parts, weights)).items()}
     return dict(seed=seed, date=date.today().isoformat(), revision=revision(), queries=len(ids), held=len(held), weights=weights,
-                found={name: ' '.join(f'{value:.4g}' for value in qualities(system, collection, ids)['ndcg@10']) for name, system in (parts | joined(parts, weights)).items()})
+                found={name: ' '.join(f'{value:.4g}' for value in values) for name, values in ndcg.items()})
 
 
 def results() -> dict:  # collection -> its runs, a seed each

@@ -9,17 +9,21 @@ from datetime import date
 from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
-from splade_nb import data
-from splade_nb.board import BASELINE, FLOOR, board_figure, boards, collection_table, summary_table
-from splade_nb.config import (ABOUT, MINI_CORRECTIONS, VERSIONS, CommandLine, ConfigError, Settings, alternatives, as_dict,
-                              read_json, resolve_quietly, write_json)
-from splade_nb.curriculum import PAIR_TYPES
-from splade_nb.run import machine, revision, rollbacks_of
-from splade_nb.report import write_svg
-from splade_nb.systems import Hybrid, dense_system, fitted_on, model_in, qualities, sparse_system, standing, words_system
-from splade_nb.teacher import digest, teacher_label
-from splade_nb.tokens import remembered
-from splade_nb.versions import markdown_table
+from splade_nb.data import readers as data
+from splade_nb.evaluation.leaderboard import BASELINE, FLOOR, board_figure, boards, collection_table, summary_table
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import ConfigError, alternatives, read_json, write_json
+from splade_nb.config.settings import Settings, as_dict
+from splade_nb.config.versions import ABOUT, MINI_CORRECTIONS, VERSIONS, resolve_quietly
+from splade_nb.data.records import PAIR_TYPES
+from splade_nb.config.files import machine, revision
+from splade_nb.experiment import rollbacks_of
+from splade_nb.evaluation.benchmark import leaderboard_result, metrics_per_query
+from splade_nb.evaluation.figures import write_svg
+from splade_nb.evaluation.systems import Hybrid, dense_system, fitted_on, model_in, sparse_system, words_system
+from splade_nb.training.teacher import digest, teacher_label
+from splade_nb.data.tokenizer import remembered
+from splade_nb.evaluation.compare import markdown_table
 from revisions import told
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +50,7 @@ def entries() -> dict:  # name -> Entry, in the order of work
     model = lambda version, recipe='corrected', about='', **options: Entry(recipe, about or ABOUT[version][0], version=version, **options)
     found |= {'splade_ko-untrained': model('splade_ko', about='its start: no step of training', learns=False), 'splade_ko': model('splade_ko')}
     found |= {f'splade_ko+{other}': Entry('hybrid', 'reciprocal ranks of both', parts=('splade_ko', other)) for other in ('bm25-kiwi', 'lsa')}
-    by_encoder = dict(query_table=False, output_idf=MINI_CORRECTIONS['output_idf'].value)
+    by_encoder = dict(inference_free_query=False, output_idf=MINI_CORRECTIONS['output_idf'].value)
     found |= {'splade_ko-encoded-query': model('splade_ko', about='the same with queries through the encoder', changes=by_encoder), 'splade_v2': model('splade_v2')}
     numbered = [version for version in VERSIONS if version not in ('splade_ko', 'splade_v2')]
     return found | {f'{version}-{recipe}': model(version, recipe) for recipe in ('corrected', 'seed') for version in numbered}
@@ -97,7 +101,7 @@ class Contest:
     def fitted(self): return fitted_on(self.training, self.seed)
 
     @functools.cache
-    def model(self, name: str) -> tuple:  # model, pieces, facts
+    def model(self, name: str) -> tuple:  # model, tokens, facts
         entry, settings = SYSTEMS[name], self.settings(SYSTEMS[name])
         folder = self.work/f'{name}-{self.seed}-{digest([json.dumps(self.label(name))])}'
         return model_in(folder, settings, self.training, self.seed, self.work/'cache', entry.learns, rollbacks=rollbacks_of(entry.kind))
@@ -110,7 +114,10 @@ class Contest:
         return sparse_system(*self.model(name)[:2], texts) if entry.version else dense_system(self.fitted, texts)
 
     @functools.cache
-    def baseline(self, collection: str): return qualities(self.system(BASELINE, collection), *self.judged[collection])
+    def baseline(self, name: str): # DataFrame, a row for each query
+        collection, ids = self.judged[name]
+        qrels, queries = {id: collection.qrels[id] for id in ids}, {id: collection.queries[id].text for id in ids}
+        return metrics_per_query(self.system(BASELINE, name), qrels, queries)
 
 
 def begun(contest: Contest, name: str, path: Path) -> dict:
@@ -132,7 +139,7 @@ def take_part(contest: Contest, name: str, folder: Path) -> dict:
         if record['collections'].get(collection, {}).get('hash') == known.hash: continue
         system = contest.system(name, collection)
         if SYSTEMS[name].version: record['facts'] = contest.model(name)[2]
-        record['collections'][collection] = standing(system, known, ids, contest.baseline(collection))
+        record['collections'][collection] = leaderboard_result(system, known, ids, contest.baseline(collection))
         write_json(path, record)
         tqdm.write(f'{name}, seed {contest.seed}, {collection}: nDCG@10 {record["collections"][collection]["metrics"]["ndcg@10"]["mean"]:.4f}')
     return record

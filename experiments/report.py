@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import baselines
 from revisions import revision_of, told
-from splade_nb.config import read_json
-from splade_nb.evaluation import index_bytes, marked, paired_difference
-from splade_nb.report import canvas, palette, write_svg
-from splade_nb.versions import markdown_table, percent
+from splade_nb.config.files import read_json
+from splade_nb.config.settings import RENAMED
+from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
+from splade_nb.evaluation.report import canvas, palette, write_svg
+from splade_nb.evaluation.compare import markdown_table, percent
 from start import COLUMNS, HERE, SHARE
 from train import LATER
 
@@ -20,12 +21,12 @@ TEXT = """# What helps, and what does not
 
 Written by `experiments/report.py` from `experiments/results/`. nDCG@10 in percent. A fifth of the training queries judges, by hash of the query id, up to the last section.
 Brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries).
-BM25 + bigrams: the same plus 0.4 times BM25 over [pairs of characters](../nbs/08_lexical.ipynb), nothing trained (`python experiments/baselines.py COLLECTION ...`, {baselines}).
-Index: postings of eight bytes (`evaluation.index_bytes`), from terms a document and the number of documents. `-`: not kept. "Of" names the commit whose files the figures are; none was run again since.
+BM25 + bigrams: the same plus 0.4 times BM25 over [pairs of characters](../nbs/1_data/07_bm25.ipynb), nothing trained (`python experiments/baselines.py COLLECTION ...`, {baselines}).
+Index: postings of eight bytes (`metrics.index_bytes`), from terms a document and the number of documents. `-`: not kept. "Of" names the commit whose files the figures are; none was run again since.
 
 ## Before anything is learned
 
-`{command}`, {date}. BM25's formula over {pieces:,} pieces of morphemes, and pairs of neighbouring characters beside them, in hashed columns. Where a row says nothing else: pairs in {columns:,} columns at weight {share}, IDF and mean length of the collection itself. How many terms the mixtures have was not kept. Of {start_of}.
+`{command}`, {date}. BM25's formula over {tokens:,} tokens of morphemes, and pairs of neighbouring characters beside them, in hashed columns. Where a row says nothing else: pairs in {columns:,} columns at weight {share}, IDF and mean length of the collection itself. How many terms the mixtures have was not kept. Of {start_of}.
 
 {start}
 
@@ -34,13 +35,13 @@ Index: postings of eight bytes (`evaluation.index_bytes`), from terms a document
 One model on all collections' training queries but the held-out fifth. Corpus text is used unlabelled for vocabulary, IDF and the start's directions.
 The held-out fifth flatters what is learned from pairs: in `techdocs_ko` it asks for sections of pages whose other sections were trained on, while the test queries ask for other pages.
 `koen_terms` and `koen_parallel` ask Korean texts in English (`experiments/bilingual.py`); where they have a number they were trained along. `mean` is over the collections of all rows; `untrained`: what a variant begins with, no step of gradient descent.
-`translate`: a document also counts as what questions say in place of its pieces, by [Model 1](../nbs/08_translation.ipynb) over the same training pairs. Index: of the four collections together. Of {variants_of}.
+`translate`: a document also counts as what questions say in place of its tokens, by [Model 1](../nbs/1_data/08_model1.ipynb) over the same training pairs. Index: of the four collections together. Of {variants_of}.
 
 {variants}
 
 ## Documents cut short
 
-`python experiments/prune.py MODEL COLLECTION ...`: each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document, MB of its index. `as-declared-100` has no translations, which weigh as own pieces do and take their place.
+`python experiments/prune.py MODEL COLLECTION ...`: each document keeps its heaviest terms only, by weight or by weight times what a query gives. In brackets: active terms of a document, MB of its index. `as-declared-100` has no translations, which weigh as input tokens do and take their place.
 
 {cut}
 
@@ -204,7 +205,7 @@ def untrained_results(runs: list) -> list:
     "What `train.py --untrained` kept of the same variant, else the leaderboard's start where the variant changes nothing before training."
     names = [f'untrained-{run["version"]}-{run["name"]}-{run["seed"]}.json' for run in runs]
     own = [read_json(HERE/'results'/name) for name in names if (HERE/'results'/name).exists()]
-    if own or not set(runs[0]['changes']) <= set(LATER): return own
+    if own or not {RENAMED.get(name, name) for name in runs[0]['changes']} <= {RENAMED.get(name, name) for name in LATER}: return own
     found = board_record(f'{runs[0]["version"]}-untrained').get('collections', {})
     return [dict(untrained=[dict(one, collection=name) for name, one in found.items()])]
 
@@ -370,7 +371,7 @@ def page() -> str:
     start, trained = HERE/'results'/'start.json', trained_results()
     result = read_json(start)
     pruned = [read_json(path) for path in sorted((HERE/'results').glob('prune-*.json'))]
-    return TEXT.format(**{name: result[name] for name in ('command', 'date', 'pieces')}, columns=COLUMNS, share=SHARE,
+    return TEXT.format(**{name: result[name] for name in ('command', 'date')}, tokens=result['pieces'], columns=COLUMNS, share=SHARE,
                        start=markdown_table(start_table(result)), start_of=told([start]), baselines=f'of {baselines_of()}',
                        variants=variants_table(trained), variants_of=told(files_of(trained)), cut='\n\n'.join(map(cut_table, pruned)),
                        judged=judged_often(trained), floor=floor_sentence(trained), equal=equal_start(), tested=tested(trained))

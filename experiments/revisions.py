@@ -5,7 +5,7 @@
 import functools, subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from splade_nb.config import read_json, write_json
+from splade_nb.config.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT/'experiments'/'results'/'revisions.json'

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 from scipy import sparse
 from scipy.special import logsumexp
-from splade_nb import data, evaluation
-from splade_nb.collection import collect, resplit
-from splade_nb.config import ModelSettings, StartSettings
-from splade_nb.material import prepare
-from splade_nb.objective import batch_at, encoded, objective, weights_at
-from splade_nb.run import bm25_metrics, judged
-from splade_nb.tokens import piece_kind
-from splade_nb.training import texts_in_step, train
+from splade_nb.data import readers as data
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data.records import collect, resplit
+from splade_nb.config.settings import ModelSettings, StartSettings
+from splade_nb.training.dataset import prepare
+from splade_nb.training.objective import batch_at, encoded, objective, weights_at
+from splade_nb.evaluation.retrieval import bm25_metrics, evaluate_queries
+from splade_nb.data.tokenizer import token_kind
+from splade_nb.training.trainer import texts_in_step, train
 from start import held_out
 
 ENDS = 5  # the first and last steps that a mean is taken over
@@ -43,54 +44,54 @@ def held_loss(asked, documents, settings) -> float:
     return float((logsumexp(scores, axis=1) - logsumexp(np.where(right, scores, -np.inf), axis=1)).mean())
 
 
-def judge(model, pieces, settings) -> dict:
+def judge(model, tokenizer, settings) -> dict:
     "nDCG@10, held-out loss, and the vectors they come from."
-    found = judged(model, pieces, half_set(), list(half_set().split('dev')))
+    found = evaluate_queries(model, tokenizer, half_set(), list(half_set().split('dev')))
     return dict(found, held=held_loss(*found['vectors'], settings))
 
 
-def standing(rows: list, width: int) -> sparse.csr_array: # [n, width] ones where a piece stands in a text
+def result_row(rows: list, width: int) -> sparse.csr_array: # [n, width] ones where a token stands in a text
     counts = sparse.csr_array((np.ones(sum(map(len, rows))), np.concatenate(rows).astype(int), np.cumsum([0, *map(len, rows)])), shape=(len(rows), width))
     counts.sum_duplicates(); counts.data[:] = 1
     return counts
 
 
 def heaviest(vectors, marked: np.ndarray, number: int = 10) -> float: # marked [V] bool
-    "Share of marked pieces among the heaviest terms of a text."
+    "Share of marked tokens among the heaviest terms of a text."
     rows = [row.indices[np.argsort(-row.data)[:number]] for row in vectors]
     return float(np.mean([marked[row].mean() for row in rows if len(row)] or [np.nan]))
 
 
 def key_weight(vectors, own, rarity: np.ndarray, number: int = 3) -> float:
-    "Weight of each text's rarest own pieces beside its heaviest term; 0 for an empty text."
+    "Weight of each text's rarest input tokens beside its heaviest term; 0 for an empty text."
     rare = [row.indices[np.argsort(-rarity[row.indices])[:number]] for row in own]
     return float(np.mean([vector[ids].mean() / max(vector.max(), 1e-9) for vector, ids in zip(vectors.toarray(), rare) if len(ids)]))
 
 
 @torch.no_grad()
-def bridges(prepared, settings, seed: int, batches: int = 6) -> float:
+def bridges(setup, settings, seed: int, batches: int = 6) -> float:
     "Terms that pairs of the last batches share but not by their words, less those that strangers share."
     met = lambda left, right: float(((left['vectors'] > 0) & (right['vectors'] > 0) & ~(left['own'] & right['own'])).sum(1).float().mean())
     found = []
     for step in range(settings.steps - batches, settings.steps):
-        out = encoded(prepared.model, batch_at(step, settings.steps, 0, prepared.material, settings, seed), settings)
+        out = encoded(setup.model, batch_at(step, settings.steps, 0, setup.training_data, settings, seed), settings)
         right = {name: out['document'][name][:len(out['same'])] for name in ('vectors', 'own')}
         found.append(met(out['query'], right) - met(out['query'], {name: rows.roll(1, 0) for name, rows in right.items()}))
     return float(np.mean(found))
 
 
-def looked_at(prepared, found: dict) -> dict:
+def looked_at(setup, found: dict) -> dict:
     "What the vectors of a trained model show."
     asked, documents = map(sparse.csr_array, found['vectors'])
-    texts, masks, size = list(half_set().texts.values()), prepared.masks, documents.shape[1]
-    ids = [prepared.material.pieces.ids(rows) for rows in ([q.text for q in half_set().split('dev').values()], texts)]
-    own_asked, own_documents = (standing(rows, size) for rows in ids)
-    korean = [row for row, text in enumerate(texts) if piece_kind(text) == 'korean']
+    texts, masks, size = list(half_set().texts.values()), setup.masks, documents.shape[1]
+    ids = [setup.training_data.tokenizer.ids(rows) for rows in ([q.text for q in half_set().split('dev').values()], texts)]
+    own_asked, own_documents = (result_row(rows, size) for rows in ids)
+    korean = [row for row, text in enumerate(texts) if token_kind(text) == 'korean']
     both, own = sparse.vstack([asked, documents]), sparse.vstack([own_asked, own_documents])
     terms = {side: evaluation.active_terms(rows) for side, rows in (('query', asked), ('doc', documents))}
     return dict(ndcg=found['metrics']['ndcg@10'], held=found['held'], dead=evaluation.dead_rows(both), query_terms=terms['query'], doc_terms=terms['doc'],
                 ratio=terms['doc'] / max(terms['query'], 1e-9), stopwords=heaviest(documents, masks['stopword']),
-                key=key_weight(asked, own_asked, prepared.material.idf.numpy()), recall=float(((both > 0).multiply(own).sum(1) / np.maximum(own.sum(1), 1)).mean()),
+                key=key_weight(asked, own_asked, setup.training_data.idf.numpy()), recall=float(((both > 0).multiply(own).sum(1) / np.maximum(own.sum(1), 1)).mean()),
                 special=documents[:, masks['special']].sum() / max(documents.sum(), 1e-9),
                 noise=float((documents[korean][:, ~(masks['korean'] | masks['neutral'])] > 0).sum() / max((documents[korean] > 0).sum(), 1)))
 
@@ -112,17 +113,17 @@ def followed(rows: list, settings) -> dict: # rows of metrics.jsonl
                 self_moved=abs(own[1] - own[0]) / max(abs(own[0]), 1e-9), seen=float(candidates / (texts_in_step(settings) - pairs)))
 
 
-def pull(prepared, settings, seed: int, term: str = 'kd') -> float:
+def pull(setup, settings, seed: int, term: str = 'kd') -> float:
     "A term's share of the summed gradient norms, halfway through the schedule."
-    rows, norms = batch_at(settings.steps // 2, settings.steps, 0, prepared.material, settings, seed), {}
+    rows, norms = batch_at(settings.steps // 2, settings.steps, 0, setup.training_data, settings, seed), {}
     weights = weights_at(settings.steps // 2, settings.steps, settings)
     if not weights[term]: return 0.0
     for name in (name for name, weight in weights.items() if weight):
-        prepared.model.zero_grad()
+        setup.model.zero_grad()
         others = {other: 0.0 for other in weights if other != name}
-        total, _ = objective(encoded(prepared.model, rows, settings), rows, settings.steps // 2, settings.steps, prepared.material, settings, others)
+        total, _ = objective(encoded(setup.model, rows, settings), rows, settings.steps // 2, settings.steps, setup.training_data, settings, others)
         if torch.is_tensor(total) and total.requires_grad: total.backward()
-        norms[name] = sum(float(p.grad.square().sum()) for p in prepared.model.parameters() if p.grad is not None) ** 0.5
+        norms[name] = sum(float(p.grad.square().sum()) for p in setup.model.parameters() if p.grad is not None) ** 0.5
     return norms[term] / max(sum(norms.values()), 1e-9)
 
 
@@ -130,26 +131,26 @@ class Bench:
     "Trains small runs one after another, and knows what a start was worth without judging it again."
     def __init__(self, folder: Path): self.folder, self.starts = folder, {}
 
-    def start(self, prepared, settings, seed: int) -> dict: # ndcg, held
+    def start(self, setup, settings, seed: int) -> dict: # ndcg, held
         key = same_start(settings, seed)
         if key not in self.starts:
-            found = judge(prepared.model, prepared.material.pieces, settings)
+            found = judge(setup.model, setup.training_data.tokenizer, settings)
             self.starts[key] = dict(ndcg=found['metrics']['ndcg@10'], held=found['held'])
         return self.starts[key]
 
     def run(self, settings, seed: int) -> dict:
         "One run's numbers."
         began = time.process_time()
-        prepared = prepare(settings, half_set(), seed, self.folder/'cache')
-        start = self.start(prepared, settings, seed)
-        watch = lambda model: {name: value for name, value in judge(model, prepared.material.pieces, settings).items() if name in ('metrics', 'held')}
-        run = train(prepared.model, prepared.material, settings, self.folder/'run', watch if settings.validations else None, seed=seed, quiet=True, patience=settings.steps + 1)
+        setup = prepare(settings, half_set(), seed, self.folder/'cache')
+        start = self.start(setup, settings, seed)
+        watch = lambda model: {name: value for name, value in judge(model, setup.training_data.tokenizer, settings).items() if name in ('metrics', 'held')}
+        run = train(setup.model, setup.training_data, settings, self.folder/'run', watch if settings.validations else None, seed=seed, quiet=True, patience=settings.steps + 1)
         rows = [json.loads(line) for line in (self.folder/'run'/'metrics.jsonl').read_text(encoding='utf-8').splitlines()]
-        found = looked_at(prepared, judge(prepared.model, prepared.material.pieces, settings))
+        found = looked_at(setup, judge(setup.model, setup.training_data.tokenizer, settings))
         held = [row['held'] for row in run.history] or [start['held'], found['held']]
         curve = dict(loss=[row['loss'] for row in rows[::3]], doc_terms=[row['active_doc'] for row in rows[::3]], ndcg=[row['metrics']['ndcg@10'] for row in run.history])
         return rounded(dict(start=start['ndcg'], **found, **followed(rows, settings), drop=start['ndcg'] - found['ndcg'], held_fall=1 - found['held'] / start['held'], rise=found['held'] / min(*held, found['held']) - 1,
-                            bridges=bridges(prepared, settings, seed), kd_pull=pull(prepared, settings, seed), steps=run.step, share=run.share, guard=sorted({f'{event["name"]} ({event["level"]})' for event in run.events}),
+                            bridges=bridges(setup, settings, seed), kd_pull=pull(setup, settings, seed), steps=run.step, share=run.share, guard=sorted({f'{event["name"]} ({event["level"]})' for event in run.events}),
                             curve=curve, seconds=time.process_time() - began))
 
 

@@ -11,20 +11,22 @@ import numpy as np
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
-from splade_nb import data
-from splade_nb.config import CommandLine, resolve_quietly, write_json
-from splade_nb.encoding import counted, saturated
-from splade_nb.evaluation import paired_difference, rank, retrieval_metrics
-from splade_nb.idf import Frequencies, count, idf
-from splade_nb.lexical import BM25
-from splade_nb.run import revision
-from splade_nb.material import make_pieces
-from splade_nb.own import collection_factor
-from splade_nb.tokens import bigrams, pair_column, remembered, sound_names
+from splade_nb.data import readers as data
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import write_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import counted, saturated
+from splade_nb.evaluation.metrics import paired_difference, rank, retrieval_metrics
+from splade_nb.data.idf import Frequencies, count, idf
+from splade_nb.data.bm25 import BM25
+from splade_nb.config.files import revision
+from splade_nb.training.dataset import make_tokenizer
+from splade_nb.model.term_weights import collection_factor
+from splade_nb.data.tokenizer import bigrams, bigram_column, remembered, phonetic_names
 
 HERE = Path(__file__).resolve().parent
 KO = resolve_quietly('splade_ko')
-COLUMNS, SHARE = KO.pair_columns, KO.pair_share
+COLUMNS, SHARE = KO.hashed_bigrams, KO.bigram_query_weight
 
 
 def held_out(id: str) -> bool:  # collection/query
@@ -33,18 +35,18 @@ def held_out(id: str) -> bool:  # collection/query
 
 
 class Judged:
-    "A collection, the fifth of its training queries that is asked here, and everything as pieces and pairs."
+    "A collection, the fifth of its training queries that is asked here, and everything as tokens and pairs."
     def __init__(self, source: str):
         self.collection = data.load(source)
         self.name, self.texts = self.collection.name, list(self.collection.texts.values())
         self.queries = {id: query.text for id, query in self.collection.split('train').items() if held_out(f'{self.name}/{id}')}
         self.taught = [query.text for id, query in self.collection.split('train').items() if id not in self.queries]
 
-    def cut(self, pieces) -> None:
+    def cut(self, tokenizer) -> None:
         asked = list(self.queries.values())
-        self.pieces = pieces.ids(self.texts), pieces.ids(asked)
+        self.tokenizer = tokenizer.ids(self.texts), tokenizer.ids(asked)
         self.pairs = bigrams(self.texts), bigrams(asked)
-        self.sounds = [[sound_names(pieces.words, row) for row in rows] for rows in self.pieces]
+        self.phonetic_keys = [[phonetic_names(tokenizer.words, row) for row in rows] for rows in self.tokenizer]
 
     def measure(self, scores) -> list:  # nDCG@10 of each query
         "Scores [Q, N], or a run."
@@ -53,15 +55,15 @@ class Judged:
 
 
 class Views:
-    "Pieces and pairs of one collection as one bag, and what the training texts of all say of its columns."
-    def __init__(self, judged: Judged, everything: list, size: int, column, columns: int, sounds: bool = False, lead: float = 0.0):
+    "Tokens and pairs of one collection as one bag, and what the training texts of all say of its columns."
+    def __init__(self, judged: Judged, everything: list, size: int, column, columns: int, phonetic_keys: bool = False, lead_boost: float = 0.0):
         placed = lambda names: [size + column(name) for name in names if column(name) is not None]
-        parts = lambda side: zip(judged.pieces[side], map(placed, judged.pairs[side]), map(placed, judged.sounds[side] if sounds else [()] * len(judged.pieces[side])))
+        parts = lambda side: zip(judged.tokenizer[side], map(placed, judged.pairs[side]), map(placed, judged.sounds[side] if sounds else [()] * len(judged.tokenizer[side])))
         bags = lambda side: [[column for part in each for column in (*part, *part[:int(len(part) * lead)])] for each in parts(side)]
         rows = bags(0)
         self.documents, asked = counted(rows, size + columns), counted(bags(1), size + columns)
         self.queries, self.own, self.size = (asked > 0).astype(float), count(rows, size + columns), size
-        self.mean = float(np.mean([len(ids) + len(pairs) for one in everything for ids, pairs in zip(one.pieces[0], one.pairs[0])]))
+        self.mean = float(np.mean([len(ids) + len(pairs) for one in everything for ids, pairs in zip(one.tokenizer[0], one.pairs[0])]))
 
     def scores(self, share: float = SHARE, trained: Frequencies | None = None, joined: int = 0, alone: bool = False, mean: float = 0.0):
         "Own statistics, or the training texts' beside them, or these alone."
@@ -72,10 +74,10 @@ class Views:
 
 
 def semantic(judged: Judged, dimensions: int = 256):  # [Q, N] cosines
-    "Latent semantic analysis of the collection's own pieces."
-    size = 1 + max(max(ids, default=0) for ids in chain(*judged.pieces))
-    documents, queries = (counted(rows, size) for rows in judged.pieces)
-    weights = idf(count(judged.pieces[0], size))
+    "Latent semantic analysis of the collection's input tokens."
+    size = 1 + max(max(ids, default=0) for ids in chain(*judged.tokenizer))
+    documents, queries = (counted(rows, size) for rows in judged.tokenizer)
+    weights = idf(count(judged.tokenizer[0], size))
     documents, queries = (normalize(rows.multiply(weights).tocsr()) for rows in (saturated(documents), (queries > 0).astype(float)))
     axes = randomized_svd(documents, min(dimensions, documents.shape[0] - 1), n_iter=3, random_state=0)[2].T
     return normalize(queries @ axes) @ normalize(documents @ axes).T
@@ -95,18 +97,18 @@ def systems(judged: Judged, everything: list, size: int) -> dict:  # name -> sco
     "All that is compared."
     bm25 = lambda words: BM25(judged.collection.texts, words).run(judged.queries)
     of = lambda column, columns: Views(judged, everything, size, column, columns)
-    hashed = lambda columns: of(lambda pair: pair_column(pair, columns), columns)
+    hashed = lambda columns: of(lambda pair: bigram_column(pair, columns), columns)
     commonest = Counter(pair for one in everything if one is not judged for pair in chain.from_iterable(map(set, one.pairs[0])))
     listed = {pair: place for place, (pair, _) in enumerate(commonest.most_common(COLUMNS))}
     every = {pair: place for place, pair in enumerate(dict.fromkeys(chain.from_iterable(chain(*judged.pairs))))}
-    views, also = hashed(COLUMNS), lambda **more: Views(judged, everything, size, lambda pair: pair_column(pair, COLUMNS), COLUMNS, **more).scores()
+    views, also = hashed(COLUMNS), lambda **more: Views(judged, everything, size, lambda pair: bigram_column(pair, COLUMNS), COLUMNS, **more).scores()
     trained = sum((hashed_of(one, size).own for one in everything[1:]), hashed_of(everything[0], size).own)
     return {
         'BM25, morphemes': bm25('kiwi'), 'BM25, pairs of characters': bm25('bigrams'), 'BM25, words between spaces': bm25('whitespace'),
-        'pieces': of(lambda pair: None, 1).scores(), 'pieces and all pairs': of(every.get, len(every)).scores(),
-        **{f'pieces and pairs in {columns:,} columns': hashed(columns).scores() for columns in (2048, 8192, 32768)},
-        f'pieces and the {COLUMNS:,} commonest pairs of the others': of(listed.get, COLUMNS).scores(),
-        'and sounds': also(sounds=True), **{f'and the first {lead:.0%} twice': also(lead=lead) for lead in (0.05, 0.1, 0.2)}, f'and sounds, and the first {KO.lead:.0%} twice': also(sounds=True, lead=KO.lead),
+        'tokenizer': of(lambda pair: None, 1).scores(), 'tokens and all pairs': of(every.get, len(every)).scores(),
+        **{f'tokens and pairs in {columns:,} columns': hashed(columns).scores() for columns in (2048, 8192, 32768)},
+        f'tokens and the {COLUMNS:,} commonest pairs of the others': of(listed.get, COLUMNS).scores(),
+        'and sounds': also(phonetic_keys=True), **{f'and the first {lead:.0%} twice': also(lead_boost=lead) for lead in (0.05, 0.1, 0.2)}, f'and sounds, and the first {KO.lead:.0%} twice': also(phonetic_keys=True, lead_boost=KO.lead),
         **{f'weight of a pair {share}': views.scores(share) for share in (0.2, 0.8)},
         'mean length of all training texts': views.scores(mean=views.mean), 'IDF of all training texts': views.scores(trained=trained, alone=True),
         **{f'own IDF and {joined:,} documents like the training texts': views.scores(trained=trained, joined=joined) for joined in (500, 2000, 5000)},
@@ -114,7 +116,7 @@ def systems(judged: Judged, everything: list, size: int) -> dict:  # name -> sco
     }
 
 
-def hashed_of(judged: Judged, size: int) -> Views: return Views(judged, [judged], size, lambda pair: pair_column(pair, COLUMNS), COLUMNS)
+def hashed_of(judged: Judged, size: int) -> Views: return Views(judged, [judged], size, lambda pair: bigram_column(pair, COLUMNS), COLUMNS)
 
 
 @remembered({})
@@ -124,9 +126,9 @@ def main() -> None:
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
     everything = [Judged(source) for source in options.collections]
-    pieces = make_pieces(KO, [text for one in everything for text in (*one.texts, *one.taught)])
-    for one in everything: one.cut(pieces)
-    found, size = {}, len(pieces.tokenizer)
+    tokenizer = make_tokenizer(KO, [text for one in everything for text in (*one.texts, *one.taught)])
+    for one in everything: one.cut(tokenizer)
+    found, size = {}, len(tokenizer.backend)
     for one in everything:
         measured = {name: one.measure(scores) for name, scores in systems(one, everything, size).items()}
         base = measured['BM25, morphemes']

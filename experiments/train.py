@@ -6,18 +6,26 @@ import functools, statistics, tempfile, time
 from datetime import date
 from pathlib import Path
 import torch
-from splade_nb import data, evaluation
-from splade_nb.collection import resplit
-from splade_nb.config import CommandLine, Settings, no_repeats, resolve_quietly, write_json
-from splade_nb.material import Prepared, device, prepare
-from splade_nb.run import bm25_metrics, judged, keep_model, parse_setting, revision, typed
-from splade_nb.tokens import remembered
-from splade_nb.training import mix_with_start, start_weights, train
+from splade_nb.data import readers as data
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data.records import resplit
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import no_repeats, write_json
+from splade_nb.config.settings import Settings
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.config.files import device
+from splade_nb.training.dataset import TrainingSetup, prepare
+from splade_nb.config.files import revision
+from splade_nb.training.dataset import save_model_folder
+from splade_nb.evaluation.retrieval import bm25_metrics, evaluate_queries
+from splade_nb.cli import parse_setting, typed
+from splade_nb.data.tokenizer import remembered
+from splade_nb.training.trainer import average_with_initial, initial_weights, train
 from start import HERE, held_out
 
 LATER = {name: getattr(Settings, name) for name in (  # read by the training alone: variants in these share all that comes before it
     'steps', 'learning_rate', 'temperature', 'batch_size', 'accumulation', 'negatives', 'lambda_flops', 'document_share', 'flops_ramp', 'lambda_positive',
-    'lambda_pull', 'lambda_infonce', 'lambda_self', 'warmup_ratio', 'weight_decay', 'keep_start')}
+    'lambda_initialization', 'lambda_infonce', 'lambda_self', 'warmup_ratio', 'weight_decay', 'weight_averaging')}
 
 
 def without_held_out(sources: list):  # Collection
@@ -34,10 +42,10 @@ def questions(source: str, split: str) -> tuple:  # Collection, ids, BM25's metr
     return collection, ids, bm25_metrics(collection, ids)
 
 
-def judge(model, pieces, source: str, split: str) -> dict:
+def judge(model, tokenizer, source: str, split: str) -> dict:
     "Retrieval on one collection beside BM25 over morphemes."
     collection, ids, bm25 = questions(source, split)
-    found = judged(model, pieces, collection, ids)
+    found = evaluate_queries(model, tokenizer, collection, ids)
     rows, gains = found['per_query'], found['per_query']['ndcg@10'] - bm25['ndcg@10']
     print(f'{collection.name} {split}: {rows["ndcg@10"].mean():.4f}, BM25 {bm25["ndcg@10"].mean():.4f}', flush=True)
     return dict(collection=collection.name, split=split, queries=len(ids), metrics=evaluation.summarise(rows), bm25=evaluation.summarise(bm25),
@@ -49,24 +57,24 @@ class Bench:
     def __init__(self, options, seed: int):
         self.options, self.seed, self.made, self.collection = options, seed, {}, without_held_out(options.collections)
 
-    def prepared(self, settings: Settings) -> tuple:  # Prepared at its start, how the start ranks
+    def setup(self, settings: Settings) -> tuple:  # Prepared at its start, how the start ranks
         common = settings.but(**LATER)
         if common not in self.made:
             with tempfile.TemporaryDirectory() as folder: found = prepare(settings, self.collection, self.seed, folder)
-            self.made = {common: (found, start_weights(found.model), [judge(found.model, found.material.pieces, source, 'dev') for source in self.options.collections])}
+            self.made = {common: (found, initial_weights(found.model), [judge(found.model, found.training_data.tokenizer, source, 'dev') for source in self.options.collections])}
         found, weights, start = self.made[common]
-        mix_with_start(found.model, weights, weights, 1.0)
+        average_with_initial(found.model, weights, weights, 1.0)
         found.model.settings = settings
-        return Prepared(settings, found.collection, found.material, found.model, found.masks, found.held), start
+        return TrainingSetup(settings, found.collection, found.training_data, found.model, found.masks, found.held), start
 
-    def on_dev(self, pieces):  # what chooses the share of the start
+    def on_dev(self, tokenizer):  # what chooses the share of the start
         def mean(model):
-            rows = [judge(model, pieces, source, 'dev') for source in self.options.collections]
+            rows = [judge(model, tokenizer, source, 'dev') for source in self.options.collections]
             return dict(metrics={'ndcg@10': statistics.mean(row['metrics']['ndcg@10']['mean'] for row in rows)}, active_terms=rows[0]['terms'])
         return mean
 
     def settings(self, changes: dict) -> Settings:
-        return resolve_quietly(self.options.version, **dict(validations=0, keep_start=(0.0,)) | changes)
+        return resolve_quietly(self.options.version, **dict(validations=0, weight_averaging=(0.0,)) | changes)
 
     def asked_last(self) -> list:  # (collection, split)
         "Test queries; all queries of a collection that nothing is learned from."
@@ -75,22 +83,22 @@ class Bench:
     def untrained(self, name: str, changes: dict) -> dict:
         "Judge a variant as it starts."
         with tempfile.TemporaryDirectory() as folder:
-            prepared = prepare(self.settings(changes), self.collection, self.seed, folder)
-        found = [judge(prepared.model, prepared.material.pieces, *each) for each in self.asked_last()]
+            setup = prepare(self.settings(changes), self.collection, self.seed, folder)
+        found = [judge(setup.model, setup.training_data.tokenizer, *each) for each in self.asked_last()]
         return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(),
                     revision=revision(), untrained=found)
 
     def run(self, name: str, changes: dict) -> dict:
         "Train a variant and judge it."
         settings = self.settings(changes)
-        prepared, start = self.prepared(settings)
-        model, pieces = prepared.model, prepared.material.pieces
+        setup, start = self.setup(settings)
+        model, tokenizer = setup.model, setup.training_data.tokenizer
         began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder: run = train(model, prepared.material, settings, folder, self.on_dev(pieces) if len(settings.keep_start) > 1 else None, seed=self.seed, rollbacks=0)
+        with tempfile.TemporaryDirectory() as folder: run = train(model, setup.training_data, settings, folder, self.on_dev(tokenizer) if len(settings.weight_averaging) > 1 else None, seed=self.seed, rollbacks=0)
         seconds = time.monotonic() - began
-        if self.options.out: keep_model(prepared, self.options.out/f'{name}-{self.seed}')
+        if self.options.out: save_model_folder(setup, self.options.out/f'{name}-{self.seed}')
         asked = [(source, 'dev') for source in self.options.collections] + self.asked_last()
-        found = [judge(model, pieces, *each) for each in asked]
+        found = [judge(model, tokenizer, *each) for each in asked]
         return dict(version=self.options.version, name=name, seed=self.seed, changes=changes, date=date.today().isoformat(), steps=run.step, stopped=run.stopped, shares=run.shares,
                     seconds=round(seconds), threads=torch.get_num_threads(), device=device(), revision=revision(), start=start, found=found)
 

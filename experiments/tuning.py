@@ -7,9 +7,12 @@ import json, re, sys, tempfile
 from datetime import date
 from pathlib import Path
 import pandas as pd
-from splade_nb.config import CommandLine, as_dict, choose, read_json, resolve_quietly, write_json
-from splade_nb.report import palette
-from splade_nb.versions import markdown_table
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import choose, read_json, write_json
+from splade_nb.config.settings import current_names, as_dict
+from splade_nb.config.versions import current_recipe, resolve_quietly
+from splade_nb.evaluation.report import palette
+from splade_nb.evaluation.compare import markdown_table
 from symptoms import CASES, MEASURES, SMALL, Case
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +43,7 @@ def kept() -> dict: # identity -> numbers
     found = {}
     for result in map(result_of, CASES):
         for run in result.get('runs', ()):
-            key = identity(resolve_quietly(result['version'], result['recipe'], 'mini', **{**result['settings'], **run['changes']}), result['recipe'], run['seed'])
+            key = identity(resolve_quietly(result['version'], current_recipe(result['recipe']), 'mini', **{**result['settings'], **run['changes']}), current_recipe(result['recipe']), run['seed'])
             found[key] = found.get(key, {}) | run['found']
     return found
 
@@ -101,7 +104,7 @@ def mean(runs: list, name: str) -> float: return sum(found[name] for found in ru
 
 def tried_by(case: Case) -> dict: # seed -> runs in the order of `wanted`
     "The seeds of which every run is there."
-    made = [(run['seed'], run['changes'], run['found']) for run in result_of(case).get('runs', ())]
+    made = [(run['seed'], current_names(run['changes']), run['found']) for run in result_of(case).get('runs', ())]
     of = lambda seed: [found for changes in json.loads(json.dumps(wanted(case))) for other, said, found in made if (other, said) == (seed, changes) and {case.measure, case.beside or case.measure} <= found.keys()]
     return {seed: runs for seed in SEEDS if len(runs := of(seed)) == len(wanted(case))}
 
@@ -193,21 +196,21 @@ def warned(runs: list) -> str:
 
 def section(case: Case) -> str:
     _, _, before = sides(case)[0]
-    return SECTION.format(heading=heading(case), why=case.why, quote=quoted(case), version=f'`{case.version}`, {"as written" if case.recipe == "seed" else "corrected"}', settings=f', {spelled(case.settings)}' if case.settings else '',
+    return SECTION.format(heading=heading(case), why=case.why, quote=quoted(case), version=f'`{case.version}`, {"as written" if case.recipe == "original" else "corrected"}', settings=f', {spelled(case.settings)}' if case.settings else '',
                           measure=MEASURES[case.measure], sign='above' if case.sign == '>' else 'below', limit=case.limit, shown=spread(before, case.measure) + f'; untrained nDCG@10 {mean(before, "start"):.3f}', guard=warned(before), seeds=', '.join(map(str, tried_by(case))),
                           table=markdown_table(tried(case)), picture=f'\n![{heading(case)}: before and after](tuning-{case.name}.svg)\n' if case.picture else '')
 
 
 def whole() -> list: # cases
     "The cases that were run with their present settings."
-    return [case for case in CASES if tried_by(case) and result_of(case)['settings'] == json.loads(json.dumps({**SMALL, **case.settings}))]
+    return [case for case in CASES if tried_by(case) and current_names(result_of(case)['settings']) == json.loads(json.dumps({**SMALL, **case.settings}))]
 
 
 def page() -> str:
     cases, about, spent = whole(), read_json(RESULTS/'collection.json'), sum(found['seconds'] for found in kept().values()) / 60
     missing = ', '.join(heading(case).lower() for case in CASES if case not in cases)
     return TEXT.format(**{name: about[name] for name in ('documents', 'queries')}, command='python experiments/tuning.py', minutes=spent, missing=f' Not run yet: {missing}.' if missing else '', date=max(result_of(case)['date'] for case in cases), files=SEEN, steps=SMALL['steps'],
-                       bm25=f'{about["bm25"]:.3f}', config='../nbs/00_config.ipynb', table=markdown_table(overview(cases, about['bm25'])), small=spelled(SMALL), sections='\n'.join(map(section, cases)))
+                       bm25=f'{about["bm25"]:.3f}', config='../nbs/0_config/03_settings.ipynb', table=markdown_table(overview(cases, about['bm25'])), small=spelled(SMALL), sections='\n'.join(map(section, cases)))
 
 
 # A picture: one line a side, the mean of its seeds

@@ -13,16 +13,21 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import sparse
-from splade_nb import evaluation, lexical, tokens
-from splade_nb.config import SEED, CommandLine, Settings, read_json, resolve_quietly, root, write_json
-from splade_nb.encoding import encode
-from splade_nb.material import Prepared, prepare
-from splade_nb.report import canvas, palette, write_svg
-from splade_nb.run import revision
-from splade_nb.surgery import cut_tokenizer
-from splade_nb.tokens import remembered
-from splade_nb.training import train
-from splade_nb.versions import markdown_table, percent, write_labels
+from splade_nb.evaluation import metrics as evaluation
+from splade_nb.data import bm25 as lexical
+from splade_nb.data import tokenizer as tokens
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import SEED, read_json, root, write_json
+from splade_nb.config.settings import Settings
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.training.dataset import TrainingSetup, prepare
+from splade_nb.evaluation.report import canvas, palette, write_svg
+from splade_nb.config.files import revision
+from splade_nb.model.prune_vocabulary import cut_tokenizer
+from splade_nb.data.tokenizer import remembered
+from splade_nb.training.trainer import train
+from splade_nb.evaluation.compare import markdown_table, percent, write_labels
 import baselines
 from revisions import told
 from start import HERE, Judged
@@ -33,10 +38,10 @@ from measure import peak
 PAGE, PLOT = (HERE.parent/'docs'/f'vocabulary.{kind}' for kind in ('md', 'svg'))
 XLMR = 'xlm-roberta-base'
 VOCABULARIES = {'xlmr': ('XLM-R', XLMR), 'xlmr-cut': ('XLM-R cut', XLMR), 'ax': ('A.X', 'ax-encoder-base'),
-                **{f'own-{size}k': (f'own, {size}k', 1000 * size) for size in (8, 16, 32)}}  # name -> (for readers, folder of the tokenizer or pieces to learn)
+                **{f'own-{size}k': (f'own, {size}k', 1000 * size) for size in (8, 16, 32)}}  # name -> (for readers, folder of the tokenizer or tokens to learn)
 SEGMENTS = {'none': 'texts', 'kiwi': 'morphemes'}
-COMMON = dict(max_length=128, validations=0, keep_start=(0.0,), checkpoint_epochs=25)
-SAMPLE = 50  # documents of each collection, encoded with all pieces
+COMMON = dict(max_length=128, validations=0, weight_averaging=(0.0,), checkpoint_epochs=25)
+SAMPLE = 50  # documents of each collection, encoded with all tokens
 
 
 # One vocabulary
@@ -89,37 +94,37 @@ def settings_for(name: str, segment: str, options, collection, folder: Path) -> 
     return resolve_quietly('splade_v2', vocabulary=0, backbone=str(folder/name if name == 'xlmr-cut' else options.tokenizers/source), **common)
 
 
-def judged(prepared: Prepared, parts: list) -> tuple:  # nDCG@10 by collection, query vectors
-    "Documents are encoded in the pieces that some query holds: a dot product reads no others."
-    model, pieces, found, asked = prepared.model, prepared.material.pieces, {}, []
+def evaluate_queries(setup: TrainingSetup, parts: list) -> tuple:  # nDCG@10 by collection, query vectors
+    "Documents are encoded in the tokens that some query holds: a dot product reads no others."
+    model, tokenizer, found, asked = setup.model, setup.training_data.tokenizer, {}, []
     for part in parts:
-        asked.append(encode(model, pieces, list(part.queries.values()), document=False))
-        found[part.name] = packed(part.measure(asked[-1] @ encode(model, pieces, part.texts, keep=np.unique(asked[-1].indices), whole=True).T))
+        asked.append(encode(model, tokenizer, list(part.queries.values()), document=False))
+        found[part.name] = packed(part.measure(asked[-1] @ encode(model, tokenizer, part.texts, keep=np.unique(asked[-1].indices), whole=True).T))
     return found, sparse.vstack(asked)
 
 
-def split_of(prepared: Prepared, parts: list) -> dict:
+def split_of(setup: TrainingSetup, parts: list) -> dict:
     "How a vocabulary splits the corpora, and the queries that nobody trained on."
-    material, unknown = prepared.material, prepared.material.pieces.tokenizer.unk_token_id
-    asked = material.pieces.ids([text for part in parts for text in part.queries.values()])
+    training_data, unknown = setup.training_data, setup.training_data.tokenizer.backend.unk_token_id
+    asked = training_data.tokenizer.ids([text for part in parts for text in part.queries.values()])
     share = lambda rows: sum(row.count(unknown) for row in rows) / sum(map(len, rows))
     words = sum(len(text.split()) for part in parts for text in part.texts)
-    return dict(pieces=len(material.pieces), seen=int((material.frequencies.counts > 0).sum()), document=statistics.mean(map(len, material.documents)),
-                word=sum(map(len, material.documents)) / words, unknown=dict(documents=share(material.documents), queries=share(asked)))
+    return dict(pieces=len(training_data.tokenizer), seen=int((training_data.frequencies.counts > 0).sum()), document=statistics.mean(map(len, training_data.documents)),
+                word=sum(map(len, training_data.documents)) / words, unknown=dict(documents=share(training_data.documents), queries=share(asked)))
 
 
-def learned(prepared: Prepared, folder: Path, seed: int) -> dict:
+def learned(setup: TrainingSetup, folder: Path, seed: int) -> dict:
     "Training with its time, and the resident memory at its peak."
     began, runs = time.process_time(), []
-    most = peak(lambda: runs.append(train(prepared.model, prepared.material, prepared.settings, folder, seed=seed, rollbacks=0)), base=0)
+    most = peak(lambda: runs.append(train(setup.model, setup.training_data, setup.settings, folder, seed=seed, rollbacks=0)), base=0)
     return dict(steps=runs[0].step, stopped=runs[0].stopped, peak=most, training=time.process_time() - began)
 
 
-def described(prepared: Prepared, asked, texts: list) -> dict:
+def described(setup: TrainingSetup, asked, texts: list) -> dict:
     "Sparsity and language of queries and of some documents, with the speed of encoding these."
     began = time.process_time()
-    documents = encode(prepared.model, prepared.material.pieces, texts)
-    speed, korean = len(texts) / (time.process_time() - began), evaluation.korean_share(documents, prepared.masks['korean'], prepared.masks['neutral'])
+    documents = encode(setup.model, setup.training_data.tokenizer, texts)
+    speed, korean = len(texts) / (time.process_time() - began), evaluation.korean_share(documents, setup.masks['korean'], setup.masks['neutral'])
     return dict(speed=speed, terms=dict(query=evaluation.active_terms(asked), doc=evaluation.active_terms(documents)), dead=evaluation.dead_rows(sparse.vstack([asked, documents])),
                 korean=korean['count_share']['mean'], noise=korean['noise']['mean'])
 
@@ -130,13 +135,13 @@ def measured(name: str, segment: str, seed: int, options) -> dict:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place); settings = settings_for(name, segment, options, collection, folder)
         began = time.process_time()
-        prepared = prepare(settings, collection, seed, folder/'cache')
-        preparation, (start, _) = time.process_time() - began, judged(prepared, parts)
-        training = learned(prepared, folder/'run', seed)
-        found, asked = judged(prepared, parts)
+        setup = prepare(settings, collection, seed, folder/'cache')
+        preparation, (start, _) = time.process_time() - began, evaluate_queries(setup, parts)
+        training = learned(setup, folder/'run', seed)
+        found, asked = evaluate_queries(setup, parts)
     return dict(vocabulary=name, segment=segment, seed=seed, revision=revision(), date=date.today().isoformat(), threads=torch.get_num_threads(), hidden=settings.hidden, layers=settings.layers, batch=settings.batch_size,
-                length=settings.max_length, parameters=sum(value.numel() for value in prepared.model.parameters()), preparation=preparation, **training, **split_of(prepared, parts),
-                **described(prepared, asked, some_texts(parts)), start=start, found=found)
+                length=settings.max_length, parameters=sum(value.numel() for value in setup.model.parameters()), preparation=preparation, **training, **split_of(setup, parts),
+                **described(setup, asked, some_texts(parts)), start=start, found=found)
 
 
 def baseline(options) -> dict:
@@ -158,28 +163,28 @@ def once(path: Path, options, work, *arguments) -> None:
 
 TEXT = """# Which vocabulary
 
-Written by `experiments/vocabulary.py` from its results. `{command}`: the control `splade_v2` at mini scale (hidden size {hidden}, {layers} layers, texts of {length} pieces a window) from the near-identity start,
+Written by `experiments/vocabulary.py` from its results. `{command}`: the control `splade_v2` at mini scale (hidden size {hidden}, {layers} layers, texts of {length} tokens a window) from the near-identity start,
 {steps} steps of {batch} pairs on the training queries of all collections but a held-out fifth, which judges; no test query. Same data, loss, steps and seed in every row; only the vocabulary differs.
-XLM-R's and A.X's tokenizers are the published ones, without their weights. XLM-R cut: the same tokenizer cut by `splade_nb.surgery` to what documents and training queries hold. Own: Unigram learned from the same texts.
+XLM-R's and A.X's tokenizers are the published ones, without their weights. XLM-R cut: the same tokenizer cut by `splade_nb.model.prune_vocabulary` to what documents and training queries hold. Own: Unigram learned from the same texts.
 Morphemes: Kiwi's content morphemes are the words that the tokenizer sees. Measured: {done} of {planned} pairs of vocabulary and words.
 
 ## Quality
 
-nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries); ▲ above, ▼ below: p of the paired t-test, corrected by Holm over the table, is below 0.05. BM25 + bigrams: with [a second field of character pairs](../nbs/08_lexical.ipynb), nothing trained. Terms a document: the model's of a sample, BM25's of all; the size of an index was not kept. Of {revisions}. All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
+nDCG@10 in percent, brackets: 95 % interval of the paired difference to BM25 over Kiwi morphemes (bootstrap over queries); ▲ above, ▼ below: p of the paired t-test, corrected by Holm over the table, is below 0.05. BM25 + bigrams: with [a second field of character pairs](../nbs/1_data/07_bm25.ipynb), nothing trained. Terms a document: the model's of a sample, BM25's of all; the size of an index was not kept. Of {revisions}. All: {queries:,} queries together; the last column is the paired difference to XLM-R's whole vocabulary on the same words.
 
 {quality}
 
-![Quality and memory by the number of pieces](vocabulary.svg)
+![Quality and memory by the number of tokens](vocabulary.svg)
 
 ## Sparsity
 
-Seen: pieces that stand in a document. A word: between spaces. Unknown: share of pieces, in documents and in the held-out queries. Terms, language and texts without a term: the held-out queries and {sample} documents of each collection.
+Seen: tokens that stand in a document. A word: between spaces. Unknown: share of tokens, in documents and in the held-out queries. Terms, language and texts without a term: the held-out queries and {sample} documents of each collection.
 
 {sparsity}
 
 ## Cost
 
-{threads} thread of a CPU; times are the process's own, which other work on the machine disturbs less than the wall clock. Memory: the process's resident peak in training. Preparation: splitting, learning a vocabulary, the start's directions. Encoding: documents a second with all pieces; where morphemes are words, Kiwi's {kiwi:.0f} documents a second come before.
+{threads} thread of a CPU; times are the process's own, which other work on the machine disturbs less than the wall clock. Memory: the process's resident peak in training. Preparation: splitting, learning a vocabulary, the start's directions. Encoding: documents a second with all tokens; where morphemes are words, Kiwi's {kiwi:.0f} documents a second come before.
 
 {cost}
 """
@@ -196,7 +201,7 @@ class Results:
 
     def label(self, row: dict) -> dict:
         seed = {'seed': str(row['seed'])} if len({row['seed'] for row in self.rows}) > 1 else {}
-        return {'vocabulary': VOCABULARIES[row['vocabulary']][0], 'pieces': f'{row["pieces"]:,}', 'words': SEGMENTS[row['segment']], **seed}
+        return {'vocabulary': VOCABULARIES[row['vocabulary']][0], 'tokens': f'{row["pieces"]:,}', 'words': SEGMENTS[row['segment']], **seed}
 
     def all(self, found: dict) -> np.ndarray: return np.concatenate([unpacked(found[name]) for name in self.bm25['found']])
 
@@ -216,7 +221,7 @@ def words_rows(results: Results, seed: dict) -> list:
     found, known = results.bm25['found'], baselines.known()
     of = lambda name, system: known[name]['splits']['dev'][system]['ndcg@10']['mean']
     terms = lambda system: f'{np.mean([known[name]["index"][system]["terms"] for name in found]):.0f}'
-    empty = {'vocabulary': 'BM25', 'pieces': '', 'words': SEGMENTS['kiwi'], **seed}
+    empty = {'vocabulary': 'BM25', 'tokens': '', 'words': SEGMENTS['kiwi'], **seed}
     rest = {'all, untrained': '', 'over BM25': '', 'over XLM-R': ''}
     known_all = all('dev' in known.get(name, {}).get('splits', {}) for name in found)
     first = {**empty, **{name: percent(unpacked(values).mean()) for name, values in found.items()}, **rest, 'all': percent(results.all(found).mean())}
@@ -241,7 +246,7 @@ def quality(results: Results) -> pd.DataFrame:
 
 
 def sparsity(results: Results) -> pd.DataFrame:
-    return pd.DataFrame([{**results.label(row), 'seen': f'{row["seen"]:,} ({row["seen"] / row["pieces"]:.0%})', 'pieces a document': f'{row["document"]:.1f}', 'a word': f'{row["word"]:.2f}',
+    return pd.DataFrame([{**results.label(row), 'seen': f'{row["seen"]:,} ({row["seen"] / row["pieces"]:.0%})', 'tokens a document': f'{row["document"]:.1f}', 'a word': f'{row["word"]:.2f}',
                           'unknown': ' / '.join(f'{share:.3%}' for share in row['unknown'].values()), 'terms': f'{row["terms"]["query"]:.0f} / {row["terms"]["doc"]:.0f}',
                           'Korean': f'{row["korean"]:.0%}', 'of other languages': f'{row["noise"]:.1%}', 'texts without a term': f'{row["dead"]:.1%}'} for row in results.rows])
 
@@ -260,7 +265,7 @@ def page(results: Results | None = None) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    "Quality and memory by the number of pieces."
+    "Quality and memory by the number of tokens."
     panels = {'nDCG@10 of all held-out queries': lambda row: results.all(row['found']).mean(), 'resident peak in training, GB': lambda row: row['peak'] / 1e9}
     figure, axes = canvas(1, 2, height=4)
     axes[0].axhline(results.all(results.bm25['found']).mean(), color=palette['orange'], linestyle='--', label='BM25')
@@ -273,7 +278,7 @@ def draw(results: Results, path: Path) -> None:
         points = {(row['vocabulary'], row['segment'], row['seed']): (row['pieces'], value(row)) for row in results.rows}
         for segment, colour in zip(SEGMENTS, (palette['red'], palette['blue'])):
             axis.plot(*np.array([point for (_, words, _), point in points.items() if words == segment]).reshape(-1, 2).T, 'o', color=colour, markersize=5, label=SEGMENTS[segment])
-        axis.set_xscale('log'); axis.set_xlabel('pieces'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
+        axis.set_xscale('log'); axis.set_xlabel('tokenizer'); axis.set_title(said); axis.xaxis.set_major_formatter('{x:,.0f}'); axis.margins(0.12)
         named = {VOCABULARIES[name][0]: point for (name, *_), point in points.items()}
         write_labels(axis, np.array(list(named.values())), list(named), np.array(list(points.values())))
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)

@@ -73,7 +73,7 @@ def workshop() -> tempfile.TemporaryDirectory: return tempfile.TemporaryDirector
 @functools.cache
 def made_collection() -> Path:
     "The embedded set as a folder in BEIR form."
-    from splade_nb.data import load
+    from splade_nb.data.readers import load
     found, folder = load('mini'), Path(workshop().name)/'collection'
     folder.mkdir()
     def write(name: str, rows) -> None:
@@ -88,9 +88,9 @@ def made_collection() -> Path:
 
 @functools.cache
 def made_tokenizer() -> Path:
-    "A tokenizer in XLM-R's form, Unigram with its special pieces, of the embedded set."
-    from splade_nb.data import load
-    from splade_nb.tokens import train_unigram
+    "A tokenizer in XLM-R's form, Unigram with its special tokens, of the embedded set."
+    from splade_nb.data.readers import load
+    from splade_nb.data.tokenizer import train_unigram
     folder = Path(workshop().name)/'tokenizer'
     train_unigram(list(load('mini').texts.values()), 4000).save_pretrained(folder)
     return folder
@@ -106,7 +106,7 @@ def browser(tmp_path_factory):
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = 'wires faults run memory neighbours cut_wires formats lexical surgery fullscale site'.split()
+LONG = 'wires faults run memory neighbours cut_wires formats bm25_and_negatives surgery fullscale site'.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 

@@ -1,9 +1,11 @@
-"""Faults that a run survives. Each function lets one really happen, in processes of its own, asserts what must hold, and tells what it saw.
+"""Fault injection tests. Each function makes a fault happen to a run in processes of its own, asserts what must hold,
+and returns a row for the table.
 
-A fault comes at a chosen moment, never after some time: a process kills or interrupts itself, or fills its disk, at the n-th
-call of the model or the n-th change on the disk. Where one process waits for another, it waits for what the other one does.
+A fault comes at a chosen moment, never after some time: a process kills or interrupts itself, or fills its disk, at the
+n-th call of the model or the n-th change on the disk. Where one process waits for another, it waits for what that one does.
 
-`test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the ranks that torchrun starts.
+`test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the ranks
+that torchrun starts.
 """
 import functools, hashlib, itertools, json, multiprocessing, os, resource
 import shutil, signal, subprocess, sys, tempfile, threading, time
@@ -16,18 +18,26 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 from moments import TEXTS, die_at_change
-from splade_nb import checkpoints, material, objective, run, training
-from splade_nb.config import ConfigError, read_json, resolve_quietly
-from splade_nb.collection import toy_corpus
-from splade_nb.tokens import morphemes, remembered
+from splade_nb.training import checkpoints
+from splade_nb.training import dataset as training_data
+from splade_nb.training import objective
+from splade_nb.data import readers
+from splade_nb import experiment
+from splade_nb import cli
+from splade_nb.training import trainer as training
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.data.records import toy_corpus
+from splade_nb.data.tokenizer import morphemes, remembered
 
 SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
 FOREVER = 100_000  # steps: until something ends the run
-HANGS = 600  # seconds: only what hangs takes so long, on whatever machine
-# Imported once, in a process that never trains; every child is forked from it and begins within a tenth of a second.
-NURSERY = multiprocessing.get_context('forkserver')
-NURSERY.set_forkserver_preload(['splade_nb.run', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s', 'kiwipiepy',
-                                'transformers.models.xlm_roberta.modeling_xlm_roberta'])
+HANGS = 600  # seconds: only a process that hangs takes so long, on any machine
+# Imports happen once, in a process that never trains; every child is forked from it within a tenth of a second.
+FORKSERVER = multiprocessing.get_context('forkserver')
+FORKSERVER.set_forkserver_preload([
+    'splade_nb.cli', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s',
+    'kiwipiepy', 'transformers.models.xlm_roberta.modeling_xlm_roberta'])
 
 
 @dataclass(frozen=True)
@@ -40,32 +50,35 @@ class Seen:
 
 # What a child does
 
-def settings_of(**changes): return resolve_quietly('v28', **{**dict(batch_size=6, log_every=1, validations=1, dropout=0.1), **changes})
+def settings_of(**changes):
+    return resolve_quietly('v28', **dict(batch_size=6, log_every=1, validations=1, dropout=0.1) | changes)
 
 
-def train_toy(folder: Path, changes: dict, options: dict, crew) -> training.Run:
+def train_toy(folder: Path, changes: dict, options: dict, process_group) -> training.Run:
     "The toy of the notebooks, from one seed."
-    material.fix_seeds(42); torch.set_num_threads(1)
+    training_data.fix_seeds(42); torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())  # its own lock is a semaphore that outlives a kill
-    stuff, model = material.toy_material()
-    return training.train(model, stuff, settings_of(**changes), folder, quiet=True, crew=crew, **options)
+    data, model = training_data.toy_training_data()
+    return training.train(model, data, settings_of(**changes), folder, quiet=True, process_group=process_group, **options)
 
 
-def toy(folder: Path, changes: dict, options: dict, before=None, crew=objective.Crew()) -> None:
+def toy(folder: Path, changes: dict, options: dict, before=None, process_group=objective.ProcessGroup()) -> None:
     "A child that trains the toy and ends as the command line does; `before` prepares the fault inside it."
     if before: before[0](*before[1:])
-    try: train_toy(folder, changes, options, crew)
+    try: train_toy(folder, changes, options, process_group)
     except KeyboardInterrupt: sys.exit(130)
-    except ConfigError as error: folder.with_name('said').write_text(str(error), encoding='utf-8'); sys.exit(2)
+    except ConfigError as error:
+        folder.with_name('said').write_text(str(error), encoding='utf-8')
+        sys.exit(2)
 
 
 def command(arguments: list, folder: Path, before=None) -> None:
-    "A child that is the command line; what it prints goes to `said` beside the run folder. The live-wire check has tests of its own."
+    "A child that is the command line; its output goes to a file `said` beside the run folder. No settings check."
     if before: before[0](*before[1:])
-    run.require_wires = lambda *settings: ()
+    experiment.require_acting_settings = lambda *settings: ()
     with open(folder.with_name('said'), 'w', encoding='utf-8') as file:
         sys.stdout = sys.stderr = file
-        code = run.main(arguments)
+        code = cli.main(arguments)
     sys.exit(code)
 
 
@@ -88,7 +101,7 @@ def interrupt_at(step: int) -> None:
 
 
 def fill_from(disk: Path, call: int) -> None:
-    "No byte is free on the disk from the `call`-th call of the model on: every later call takes what has become free."
+    "The disk is full from the `call`-th call of the model on: every later call fills what has become free."
     true, calls = objective.pass_through, itertools.count()
     def filling(*arguments):
         if next(calls) >= call: fill(disk)
@@ -112,14 +125,14 @@ def die_saving(number: int) -> None: die_at_change(number, training, 'save_check
 
 
 def die_replacing(number: int) -> None:
-    "While a checkpoint takes its place, where one of the same step stands already: each is saved twice, as by Ctrl-C."
+    "While a checkpoint replaces one of the same step: each is saved twice, as by Ctrl-C."
     true = training.save_checkpoint
     training.save_checkpoint = lambda *arguments: [true(*arguments) for _ in range(2)]
     die_at_change(number, checkpoints, 'put_in_place')
 
 
 def spoil(call: int) -> None:
-    "Not a number in what the model says at its `call`-th call, and only there."
+    "NaN in the vectors of the model's `call`-th call only."
     true, calls = objective.pass_through, iter(range(call + 1))
     def spoiling(*arguments):
         vectors, logits = true(*arguments)
@@ -128,12 +141,12 @@ def spoil(call: int) -> None:
 
 
 def limit_files(size: int) -> None:
-    "No file of this process grows beyond `size` bytes: what the disk refuses, without a disk of its own."
+    "No file of this process grows beyond `size` bytes: a refusal without a disk of its own."
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def give_up_rights() -> None:
-    "Root writes anywhere; nobody does not."
+    "Root may write anywhere; the user nobody may not."
     if os.getuid() == 0: os.setgid(65534); os.setuid(65534)
 
 
@@ -141,9 +154,10 @@ def give_up_rights() -> None:
 
 @functools.cache
 def toy_morphemes() -> dict:
-    "What the analyser says of the toy corpus: to load it takes longer than a small run."
+    "The morphemes of the toy corpus: loading the analyser takes longer than a small run."
     corpus = toy_corpus()
-    with remembered({}) as known: morphemes([*corpus.texts.values(), *(query.text for query in corpus.queries.values()), *(text for pair in corpus.context_pairs for text in pair.queries)])
+    pairs = [text for pair in corpus.context_pairs for text in pair.queries]
+    with remembered({}) as known: morphemes([*corpus.texts.values(), *(q.text for q in corpus.queries.values()), *pairs])
     return known
 
 
@@ -152,13 +166,18 @@ def knowing(known: dict | None, target, *arguments) -> None:
 
 
 def begin(target, *arguments) -> multiprocessing.Process:
-    child = NURSERY.Process(target=knowing, args=(toy_morphemes() if target is command else None, target, *arguments), daemon=True); child.start()
+    known = toy_morphemes() if target is command else None
+    child = FORKSERVER.Process(target=knowing, args=(known, target, *arguments), daemon=True)
+    child.start()
     return child
 
 
 def end(child) -> int:  # exit code; minus the number of a signal
     child.join(HANGS)
-    if child.is_alive(): child.kill(); child.join(); raise AssertionError('the child hung')
+    if child.is_alive():
+        child.kill()
+        child.join()
+        raise AssertionError('the child hung')
     return child.exitcode
 
 
@@ -169,7 +188,7 @@ def said(folder: Path) -> str: return folder.with_name('said').read_text(encodin
 
 
 def wait_for(seen, child=None, pause: float = 0.002):
-    "What `seen()` gives, once it gives something; nothing where the child ended before."
+    "The first true result of `seen()`; None where the child ended before."
     until = time.monotonic() + HANGS
     while time.monotonic() < until:
         if found := seen(): return found
@@ -194,11 +213,11 @@ def done(folder: Path) -> int:  # steps
 def lost(folder: Path) -> int:
     "Steps that a resume does again. Every checkpoint that a resume could take is whole."
     for path in kept(folder): checkpoints.verify(path)
-    return done(folder) - (checkpoints.number(kept(folder)[-1]) if kept(folder) else 0)
+    return done(folder) - (checkpoints.step_of(kept(folder)[-1]) if kept(folder) else 0)
 
 
 def written(folder: Path) -> dict:  # file -> size and digest
-    "The last checkpoint: weights, optimizer, random state, and what the run knows of itself."
+    "The last checkpoint: weights, optimizer, rng state and the run's state."
     last = kept(folder)[-1]
     checkpoints.verify(last)
     tensors = {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in load_file(last/'model.safetensors').items()}
@@ -216,15 +235,15 @@ def options_of(folder: Path, **changes) -> list:
 # Kills
 
 def left_half(folder: Path) -> bool:
-    "Whether something lies there that a kill left: a checkpoint half written, half replaced or half deleted."
+    "Whether a kill left a checkpoint that is half written, half replaced or half deleted."
     return any(path.name.startswith(('part-', 'old-')) for path in (folder/'checkpoints').glob('*'))
 
 
 def killed_in_turn(strike, folder: Path, changes: dict, options: dict, steps: int, enough=bool):  # (steps lost, half left)
-    """Runs into one folder, each struck one moment later in its writing of checkpoints than the one before, until
+    """Runs into one folder, each killed one moment later in its writing of checkpoints than the one before, until
     `enough()` or no moment is left."""
     for number in itertools.count():
-        last = dict(max_steps=(checkpoints.number(kept(folder)[-1]) if kept(folder) else 0) + steps)
+        last = dict(max_steps=(checkpoints.step_of(kept(folder)[-1]) if kept(folder) else 0) + steps)
         code = once(toy, folder, changes, {**options, **last, 'resume': True}, (strike, number))
         if code == 0 or enough(): return
         assert code == -signal.SIGKILL
@@ -232,7 +251,7 @@ def killed_in_turn(strike, folder: Path, changes: dict, options: dict, steps: in
 
 
 def kills(folder: Path, every: int = 2) -> Seen:
-    "kill -9 at every moment at which a checkpoint is written: the first, a later one, one that stands there already"
+    "kill -9 at every moment of writing a checkpoint: the first, a later one, one that exists already"
     changes, options, target = dict(steps=400), dict(save_every=every), folder/'run'
     seen = list(killed_in_turn(die_saving, target, changes, options, 1, lambda: kept(target)))
     assert len(seen) > 15 and once(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
@@ -251,7 +270,7 @@ def kills(folder: Path, every: int = 2) -> Seen:
 
 @contextmanager
 def small_disk(folder: Path, size: str):
-    "A tmpfs of its own; gives nothing where this machine forbids to mount one."
+    "A tmpfs of its own; None where this machine does not allow mounting one."
     folder.mkdir()
     mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)], capture_output=True).returncode == 0
     try: yield folder if mounted else None
@@ -269,15 +288,15 @@ def file_limit(folder: Path) -> Seen:
     assert lost(target) == 8 and kept(target)[-1].name == 'step-4' and done(target) == 12
     assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and once(toy, folder/'whole', changes, dict(save_every=2)) == 0
     assert written(target) == written(folder/'whole')
-    return Seen(1, 8, 'an event for each refused checkpoint, the run goes on, earlier checkpoints are whole; resumed with room, it equals the uninterrupted run')
+    return Seen(1, 8, 'an event for each refused checkpoint, the run continues, earlier checkpoints are complete; resumed with free space, it equals the uninterrupted run')
 
 
 def disk_full(folder: Path) -> Seen:
     "disk full (a small tmpfs)"
     with small_disk(folder/'disk', '2m') as disk:
         if not disk: return Seen(0, None, 'not tried: a tmpfs cannot be mounted here')
-        target, changes, options, said_in = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
-        said_in.touch(); (disk/'said').symlink_to(said_in)
+        target, changes, options, declared_settings = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
+        declared_settings.touch(); (disk/'said').symlink_to(declared_settings)
         seven = 2 * 7  # calls of the model until step 7
         assert once(toy, target, changes, options, (fill_from, disk, seven)) == 2
         assert 'No space left on device' in said(target) and said(target).startswith(f'{target}: cannot be written')
@@ -286,7 +305,7 @@ def disk_full(folder: Path) -> Seen:
         assert len(kept(target)) >= 3
         assert once(toy, target, changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
         assert {**written(target), 'state.json': ''} == {**written(folder/'whole'), 'state.json': ''}  # which may hold an event of the disk
-    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are whole; resumed with room, it equals the uninterrupted run')
+    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are complete; resumed with free space, it equals the uninterrupted run')
 
 
 def full_at_the_end(folder: Path) -> Seen:
@@ -296,7 +315,7 @@ def full_at_the_end(folder: Path) -> Seen:
     assert once(command, [*options_of(target, max_steps=4), '--resume'], target, (limit_files, 100_000)) == 2
     assert said(target).splitlines()[-1].startswith(f'{target}: cannot be written'), said(target)
     assert once(command, [*options_of(target, max_steps=4), '--resume'], target) == 0
-    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with room, the same command ends it without another step')
+    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with free space, the same command ends it without another step')
 
 
 # Checkpoints that are not what was written
@@ -331,7 +350,7 @@ def broken(folder: Path) -> Seen:
     refused(target, changes, 'random.safetensors is missing', f'resume_from={before}')
     assert once(toy, target, changes, dict(resume_from=str(before))) == 0 and once(toy, folder/'whole', changes, {}) == 0
     assert written(target) == written(folder/'whole')
-    return Seen(len(tries) + 1, checkpoints.number(last) - checkpoints.number(before), 'the file is named, the checkpoint refused, the one before it offered; resumed from that one, the run equals the uninterrupted one')
+    return Seen(len(tries) + 1, checkpoints.step_of(last) - checkpoints.step_of(before), 'the checkpoint is refused, the message names the file and the checkpoint before; resumed from that one, the run equals the uninterrupted one')
 
 
 def foreign(folder: Path) -> Seen:
@@ -346,7 +365,7 @@ def foreign(folder: Path) -> Seen:
         refused(target, changes, 'has other', resume_from=str(folder/name/'checkpoints'/'step-5'))
         shutil.rmtree(stranger)
     assert once(toy, target, changes, dict(resume=True)) == 0
-    return Seen(2 * len(others), 0, 'refused with what differs; the last checkpoint of the run itself is offered')
+    return Seen(2 * len(others), 0, 'refused with what differs; the message names the last checkpoint of the run itself')
 
 
 # Batches and data
@@ -362,7 +381,7 @@ def not_a_number(folder: Path) -> Seen:
         rows = lines(target/'metrics.jsonl')
         assert [row['step'] for row in rows if row['gradient_norm'] is None] == [5] and len(rows) == 10
         assert all(torch.isfinite(value).all() for value in load_file(kept(target)[-1]/'model.safetensors').values())
-    return Seen(len(tries), 1, 'the step is skipped and an event written; the run goes on to its end with finite weights')
+    return Seen(len(tries), 1, 'the step is skipped and an event is written; the run continues to its end with finite weights')
 
 
 def write_toy(folder: Path) -> Path:
@@ -386,11 +405,11 @@ def other_data(folder: Path) -> Seen:
     text = (data/'corpus.jsonl').read_text(encoding='utf-8')
     (data/'corpus.jsonl').write_text(text.replace('다', '까', 1), encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 2
-    second = run.collect(str(data)).hash
+    second = readers.load_collection(str(data)).hash
     assert first != second and first in said(target) and second in said(target), said(target)
     (data/'corpus.jsonl').write_text(text, encoding='utf-8')
     assert once(command, [*options_of(target, data=data), '--resume'], target) == 0
-    return Seen(1, 0, 'refused with both hashes; with the file as it was, the run goes on')
+    return Seen(1, 0, 'refused with both hashes; with the original file the run resumes')
 
 
 # People and other processes
@@ -410,7 +429,7 @@ def ctrl_c(folder: Path) -> Seen:
 def two_runs(folder: Path) -> Seen:
     "two runs aimed at one folder"
     target = folder/'run'
-    child = begin(command, options_of(target, steps=FOREVER, keep_start='[0.0]'), target)
+    child = begin(command, options_of(target, steps=FOREVER, weight_averaging='[0.0]'), target)
     wait_for(lambda: done(target) >= 2, child)
     config = (target/'config.json').read_bytes()
     second = begin(command, options_of(target, steps=5), target)
@@ -419,19 +438,19 @@ def two_runs(folder: Path) -> Seen:
     assert (target/'config.json').read_bytes() == config
     os.kill(child.pid, signal.SIGTERM)
     assert end(child) == 130 and lost(target) == 0
-    return Seen(1, 0, 'the second is refused with the number of the first one\'s process, exit code 2; the first goes on')
+    return Seen(1, 0, 'the second is refused with the process id of the first, exit code 2; the first continues')
 
 
 def read_only(folder: Path) -> Seen:
     "a read-only output folder"
     public = Path(tempfile.mkdtemp()); public.chmod(0o755)  # a place where nobody could read, were it not for the folder's own mode
     try:
-        sealed, said_in = public/'sealed', public/'said'
-        sealed.mkdir(); sealed.chmod(0o555); said_in.touch(); said_in.chmod(0o666); (public/'file').touch()
+        sealed, declared_settings = public/'sealed', public/'said'
+        sealed.mkdir(); sealed.chmod(0o555); declared_settings.touch(); declared_settings.chmod(0o666); (public/'file').touch()
         for target in (sealed/'run', sealed, public/'file', public/'file'/'run'):
-            said_in.write_text('')
+            declared_settings.write_text('')
             assert once(command, options_of(target), public/'run', (give_up_rights,)) == 2
-            told = said_in.read_text(encoding='utf-8')
+            told = declared_settings.read_text(encoding='utf-8')
             assert told.startswith(f'{target}: cannot be written') and 'out=' in told and len(told.splitlines()) == 1, told
         assert not list(sealed.iterdir())
     finally: shutil.rmtree(public)
@@ -445,19 +464,19 @@ STRIKES = dict(die=die_at, interrupt=interrupt_at)
 
 def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None:
     "A process of a run; its gradient of a batch goes to `gradient.pt`. `strike`: what befalls the second, and when."
-    crew = run.processes()[1]
-    found = gradient(crew)
-    if crew.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
-    toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and crew.rank == 1 else None, crew)
+    process_group = experiment._processes()[1]
+    found = gradient(process_group)
+    if process_group.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
+    toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and process_group.rank == 1 else None, process_group)
 
 
-def gradient(crew=objective.Crew()) -> tuple: # loss, gradients
+def gradient(process_group=objective.ProcessGroup()) -> tuple: # loss, gradients
     "Of one batch of sixteen pairs."
-    material.fix_seeds(42); torch.set_num_threads(1)
-    (stuff, model), settings = material.toy_material(), settings_of(batch_size=16)
+    training_data.fix_seeds(42); torch.set_num_threads(1)
+    (data, model), settings = training_data.toy_training_data(), settings_of(batch_size=16)
     model.eval()
-    rows = objective.batch_at(3, 20, 0, stuff, settings, 42)
-    loss = objective.backward(model, rows, 3, 20, stuff, settings, None, crew)[0]
+    rows = objective.batch_at(3, 20, 0, data, settings, 42)
+    loss = objective.backward(model, rows, 3, 20, data, settings, None, process_group)[0]
     return loss, [value.grad for value in model.parameters() if value.grad is not None]
 
 
@@ -469,17 +488,24 @@ def check_gradient(folder: Path) -> float: # largest difference
     return worst
 
 
-def as_rank(rank: int, meeting: int, *arguments) -> None:
-    "What torchrun tells its children: among the rest, that the store where they meet is there already."
+def join_as(rank: int, port: int) -> None:
+    "The environment that torchrun gives its children: among the rest, that the store where they meet exists already."
     os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
-    os.environ |= dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(meeting), TORCHELASTIC_USE_AGENT_STORE='True')
+    os.environ |= dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE='True')
+
+
+def as_rank(rank: int, port: int, *arguments) -> None:
+    join_as(rank, port)
     ranks(*arguments)
 
 
-def two_ranks(*arguments) -> list:  # exit codes
-    "A run in two processes. The place where they meet takes a free port and keeps it, so that nobody else can."
-    meeting = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    return [end(child) for child in [begin(as_rank, rank, meeting.port, *arguments) for rank in (0, 1)]]
+def in_two_processes(target, *arguments) -> list:  # exit codes
+    "`target(rank, port, *arguments)` in two processes. The store where they meet takes a free port and keeps it."
+    store = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    return [end(child) for child in [begin(target, rank, store.port, *arguments) for rank in (0, 1)]]
+
+
+def two_ranks(*arguments) -> list: return in_two_processes(as_rank, *arguments)  # exit codes
 
 
 def torchrun(folder: Path, *arguments) -> int:  # exit code
@@ -501,7 +527,7 @@ def worker_dies(folder: Path) -> Seen:
     for name, resume in ((target, True), (folder/'whole', False)):
         assert two_ranks(name, changes, {**options, 'resume': resume}) == [0, 0]
     assert written(target) == written(folder/'whole')
-    return Seen(1, worst, 'torchrun ends all with an error; resumed with one process the run goes on, with two it equals the uninterrupted one')
+    return Seen(1, worst, 'torchrun ends all with an error; resumed with one process the run continues, with two it equals the uninterrupted one')
 
 
 # A loss that ruins a run
@@ -510,17 +536,17 @@ def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
     "The first steps of V28 on the embedded set, of the 400 that it takes."
     settings = resolve_quietly('v28', recipe, 'mini', log_every=1, validations=1)
     assert settings.steps == 400
-    prepared = material.prepare(settings, run.collect('mini'), 42, folder/'cache')
-    return training.train(prepared.model, prepared.material, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=run.rollbacks_of(recipe))
+    setup = training_data.prepare(settings, readers.load_collection('mini'), 42, folder/'cache')
+    return training.train(setup.model, setup.training_data, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=experiment.rollbacks_of(recipe))
 
 
 def collapse(folder: Path, steps: int = 8) -> Seen:
     "the collapse of V28 as written, from random weights (embedded set, the first 5 % of the steps)"
     with remembered({}):
-        named = {recipe: [event['step'] for event in start_of(folder, recipe, steps).events if event['name'] == 'imbalance'] for recipe in ('seed', 'corrected')}
-    assert named['seed'] and named['seed'][0] < 0.05 * 400 and not named['corrected']
-    first = lines(folder/'seed'/'metrics.jsonl')[named['seed'][0]]
-    return Seen(1, None, f'named at step {first["step"]} of 400: the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f}; the corrected recipe is not accused')
+        named = {recipe: [event['step'] for event in start_of(folder, recipe, steps).events if event['name'] == 'imbalance'] for recipe in ('original', 'corrected')}
+    assert named['original'] and named['original'][0] < 0.05 * 400 and not named['corrected']
+    first = lines(folder/'original'/'metrics.jsonl')[named['original'][0]]
+    return Seen(1, None, f'named at step {first["step"]} of 400: the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f}; the corrected recipe triggers no such event')
 
 
 def same_seed(folder: Path) -> Seen:

@@ -3,12 +3,19 @@ name is told what is near."""
 import ast, importlib, json, re, subprocess, sys
 import pytest
 from conftest import ROOT
-from splade_nb import box, run, service, surgery
-from splade_nb.config import CommandLine, ConfigError, from_text, nearest, read_overrides, resolve
-from splade_nb.run import OPTIONS, SETTINGS, check_parameters, sort_changes
+from splade_nb.serving import searcher as box
+from splade_nb import cli as run
+from splade_nb.serving import web as service
+from splade_nb.model import prune_vocabulary as surgery
+from splade_nb.config.command_line import CommandLine
+from splade_nb.config.files import ConfigError, nearest
+from splade_nb.config.settings import cast, read_overrides
+from splade_nb.config.versions import resolve
+from splade_nb.experiment import SETTINGS, check_parameters
+from splade_nb.cli import OPTIONS, sort_changes
 
 PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'experiments', 'benchmarks', 'docs')
-                  for path in (ROOT/folder).glob('*.py'))
+                  for path in (ROOT/folder).rglob('*.py'))
 
 
 def options_of(program: str) -> list[ast.Call]:
@@ -25,14 +32,14 @@ def given(call: ast.Call) -> dict: return {part.arg: ast.unparse(part.value).str
 @pytest.mark.parametrize('program', PROGRAMS)
 def test_every_parser_refuses_or_adds_up(program):
     source = (ROOT/program).read_text(encoding='utf-8')
-    if program != 'splade_nb/config.py': assert 'ArgumentParser' not in source, 'a CommandLine loses nothing'
+    if program != 'splade_nb/config/command_line.py': assert 'ArgumentParser' not in source, 'a CommandLine loses nothing'
     lists = [call for call in options_of(program) if given(call).get('nargs') in ('*', '+')]
     assert [ast.unparse(call) for call in lists if given(call).get('action') not in ('append', 'extend')] == []
 
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    known = ('splade_nb/run', 'splade_nb/box', 'experiments/train', 'benchmarks/run')
+    known = ('splade_nb/cli', 'splade_nb/serving/searcher', 'experiments/train', 'benchmarks/run')
     assert all(found[f'{name}.py'] for name in known)
 
 
@@ -77,7 +84,7 @@ def test_json_that_names_a_setting_twice_is_refused(tmp_path):
     for source in (str(file), file.read_text(encoding='utf-8')):
         with pytest.raises(ConfigError, match='steps is given twice: 6 and 7'): read_overrides(source)
     phases = '[{"first": 1, "first": 2}]'
-    with pytest.raises(ConfigError, match='first is given twice: 1 and 2'): from_text('phases', phases)
+    with pytest.raises(ConfigError, match='first is given twice: 1 and 2'): cast("phases", phases, ())
     file.write_bytes('{"backbone": "한글"}'.encode('cp949'))
     with pytest.raises(ConfigError, match='no JSON'): read_overrides(str(file))
 
@@ -203,3 +210,10 @@ def test_an_unknown_setting_is_told_what_there_is(given, said):
 
 def test_an_unknown_setting_of_a_version_is_told_what_there_is():
     with pytest.raises(ConfigError, match="unknown setting 'banana': Known: negatives"): resolve('v28', banana=1)
+
+
+def test_an_earlier_name_of_a_setting_is_accepted():
+    run_parameters, settings = sort_changes(['own_floor=4', 'settings={"lead": 0.2}', 'scale=mini'])
+    assert run_parameters == dict(scale='mini')
+    with pytest.warns(FutureWarning): resolved = resolve('splade_ko', **settings)
+    assert (resolved.min_input_logit, resolved.lead_boost) == (4.0, 0.2)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from conftest import real
-from splade_nb.config import root
-from splade_nb.collection import DataError, toy_corpus, train_triplets, with_splits, write_triplets
-from splade_nb.data import load
+from splade_nb.config.files import root
+from splade_nb.data.records import DataError, toy_corpus, train_triplets, with_splits, write_triplets
+from splade_nb.data.readers import load
 
 CORPUS = [{'_id': 'd1', 'title': '나주 배', 'text': '나주 배는 달다.'}, {'_id': 'd2', 'text': '제주로 가는 배가 떠난다.'}]
 QUERIES = [{'_id': 'q1', 'text': '과일 배'}, {'_id': 'q2', 'text': '제주 배편', 'metadata': {'kind': 'travel', 'split': 'train'}}]
@@ -251,7 +251,7 @@ def test_unknown_pair_type_of_a_query(tmp_path):
 
 
 def test_the_curriculum_allows_what_the_embedded_sets_hold():
-    from splade_nb.curriculum import PAIR_TYPES
+    from splade_nb.data.records import PAIR_TYPES
     assert load('mini', pair_types=PAIR_TYPES).hash == load('mini').hash
     assert {query.kind for query in toy_corpus().queries.values()} <= set(PAIR_TYPES)
 

@@ -7,16 +7,22 @@ import pytest
 import torch
 from scipy import sparse
 from conftest import ROOT
-from splade_nb import encoding
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, read_json, resolve
-from splade_nb.encoding import encode, encode_shards, prepared_decoder, read_shards, shard_ids
-from splade_nb.evaluation import rank, retrieval_metrics
-from splade_nb.formats import read_vectors
-from splade_nb.material import prepare
-from splade_nb.run import collect, keep_model, load_encoder, main, retrieve
+from splade_nb.model import encode_shards as encoding
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.versions import resolve
+from splade_nb.model.encode import encode, prepared_decoder
+from splade_nb.model.encode_shards import encode_shards, read_shards, shard_ids
+from splade_nb.evaluation.metrics import rank, retrieval_metrics
+from splade_nb.serving.formats import read_vectors
+from splade_nb.training.dataset import prepare
+from splade_nb.data.readers import load_collection
+from splade_nb.model.load import load_encoder
+from splade_nb.training.dataset import save_model_folder
+from splade_nb.evaluation.retrieval import retrieve
+from splade_nb.cli import main
 
-VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'seed'}  # the last scores by cosine
+VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'original'}  # the last scores by cosine
 SMALL = dict(hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
 DOCUMENTS, SIZE = 60, 8  # of the collection, of a shard
 
@@ -28,7 +34,7 @@ def models(tmp_path_factory):
     def made(version: str) -> Path:
         if (folder/version).exists(): return folder/version
         settings = resolve(version, VERSIONS[version], 'mini', **SMALL)
-        keep_model(prepare(settings, toy_corpus(), 42, folder/'cache'), folder/version)
+        save_model_folder(prepare(settings, toy_corpus(), 42, folder/'cache'), folder/version)
         return folder/version
     return made
 
@@ -66,7 +72,7 @@ def ranked(documents: Path, queries: Path) -> tuple:
 
 @pytest.mark.parametrize('version', VERSIONS)
 def test_shards_have_the_scores_that_are_judged(version, models, source, tmp_path, capsys):
-    model, collection = models(version), collect(str(source))
+    model, collection = models(version), load_collection(str(source))
     command('evaluate', '--model', model, '--data', source, '--split', 'all')
     wanted = json.loads(capsys.readouterr().out.splitlines()[-1])
     queries = {id: collection.queries[id].text for id in collection.qrels}
@@ -106,7 +112,7 @@ def test_a_query_needs_its_collection(models, source, tmp_path, capsys):
     assert 'not whole' in refused(capsys, 'convert', '--vectors', documents, '--format', 'csr', '--out', tmp_path/'csr')
     command(*half, 1)
     command(*over(documents, tmp_path/'queries'))
-    texts = [query.text for query in collect(str(source)).queries.values()]
+    texts = [query.text for query in load_collection(str(source)).queries.values()]
     found = sparse.vstack(list(read_shards(tmp_path/'queries')))
     plain = encode(*load_encoder(model), texts, document=False)
     assert abs(plain - found).max() > 0.1, 'the IDF of the collection acts'
@@ -143,20 +149,20 @@ def test_an_interrupted_encoding_goes_on(version, moment, models, source, tmp_pa
 
 
 def test_the_mean_length_is_that_of_the_whole_collection(models, source, tmp_path, monkeypatch):
-    model, pieces = load_encoder(models('splade_ko'))
-    texts, counts = list(collect(str(source)).texts.values()), []
+    model, tokenizer = load_encoder(models('splade_ko'))
+    texts, counts = list(load_collection(str(source)).texts.values()), []
     true = encoding.count_collection
     monkeypatch.setattr(encoding, 'count_collection', lambda *given: counts.append(1) or true(*given))
-    for part in range(3): encode_shards(model, pieces, texts, tmp_path, SIZE, part, 3)
-    lengths = [len(bag) for bag in pieces.bags(texts)]
+    for part in range(3): encode_shards(model, tokenizer, texts, tmp_path, SIZE, part, 3)
+    lengths = [len(bag) for bag in tokenizer.bags(texts)]
     assert read_json(tmp_path/'shards.json')['mean_length'] == np.mean(lengths)
     assert np.mean(lengths) > 1.2 * np.mean(lengths[:SIZE]), 'the shortest come first'
     assert len(counts) == 1, 'later parts read what the first has counted'
-    whole = encode(model, pieces, texts, whole=True, cut={})
+    whole = encode(model, tokenizer, texts, whole=True, cut={})
     assert abs(sparse.vstack(list(read_shards(tmp_path))) - whole).max() < 1e-5
     with pytest.raises(ConfigError, match='only once'):
-        encode_shards(model, pieces, iter(texts), tmp_path/'stream', SIZE)
-    assert encode_shards(model, pieces, iter(texts), tmp_path/'given', SIZE, mean_length=float(np.mean(lengths))) == 8
+        encode_shards(model, tokenizer, iter(texts), tmp_path/'stream', SIZE)
+    assert encode_shards(model, tokenizer, iter(texts), tmp_path/'given', SIZE, mean_length=float(np.mean(lengths))) == 8
     assert contents(tmp_path/'given') == contents(tmp_path)
 
 
@@ -179,32 +185,48 @@ def test_texts_that_change_between_processes_are_refused(version, change, models
 def test_texts_that_are_added_to_whole_shards(version, models, tmp_path):
     "They join, unless the mean length that made the others has changed."
     texts, more = ([f'{number}번 버스는 어디서 타나요' for number in range(number)] for number in (16, 20))
-    model, pieces = load_encoder(models(version))
-    encode_shards(model, pieces, texts, tmp_path, size=4)
+    model, tokenizer = load_encoder(models(version))
+    encode_shards(model, tokenizer, texts, tmp_path, size=4)
     if version == 'splade_ko':
         with pytest.raises(ConfigError, match='16 texts were counted, and more'):
-            encode_shards(model, pieces, more, tmp_path, size=4)
+            encode_shards(model, tokenizer, more, tmp_path, size=4)
         assert sum(part.shape[0] for part in read_shards(tmp_path)) == 16
     else:
-        assert encode_shards(model, pieces, more, tmp_path, size=4) == 1
+        assert encode_shards(model, tokenizer, more, tmp_path, size=4) == 1
         assert read_json(tmp_path/'shards.json')['collection']['documents'] == 20 and len(list(shard_ids(tmp_path))) == 20
     shutil.copy(tmp_path/'shard-000000.npz', tmp_path/'shard-000005.npz')
     with pytest.raises(ConfigError, match='shard-000005.npz is none of'): list(read_shards(tmp_path))
+
+
+@pytest.mark.parametrize('version', ('splade_ko', 'v28'))
+def test_shards_of_an_earlier_version_are_continued(version, models, tmp_path):
+    "It wrote `pieces` where `tokens` stands now."
+    texts = ['부산 바다 ' * 200, *(f'{number}번 버스는 어디서 타나요' for number in range(7))]
+    model, tokenizer = load_encoder(models(version))
+    encode_shards(model, tokenizer, texts, tmp_path, size=4)
+    label, vectors = read_json(tmp_path/'shards.json'), contents(tmp_path)
+    for path in tmp_path.glob('*.json'):
+        path.write_text(path.read_text(encoding='utf-8').replace('"tokens"', '"pieces"'), encoding='utf-8')
+    (tmp_path/'shard-000001.npz').unlink()
+    assert encode_shards(model, tokenizer, texts, tmp_path, size=4) == 1 and contents(tmp_path) == vectors
+    continued = read_json(tmp_path/'shards.json')
+    assert continued['collection'] == label['collection'] and label['collection']['cut']['tokens'] > 0
+    assert encoding.shard_notes(continued) == encoding.shard_notes(label) != []
 
 
 def test_cut_texts_are_counted_and_can_be_read_to_their_end(models, tmp_path, capsys):
     texts = ['짧은 글', '서울에서 제주도로 가는 배편과 비행기 ' * 60, '', '부산 바다 ' * 200]
     file, model = tmp_path/'texts.txt', models('v28')
     file.write_text('\n'.join(texts), encoding='utf-8')
-    pieces = load_encoder(model)[1]
-    lost = [max(0, len(row) - 8 * 30) for row in pieces.ids(texts)]
+    tokenizer = load_encoder(model)[1]
+    lost = [max(0, len(row) - 8 * 30) for row in tokenizer.ids(texts)]
     command('encode', '--model', model, '--data', file, '--out', tmp_path/'cut', '--size', 2)
     said = capsys.readouterr()
     cut = json.loads(said.out.splitlines()[-1])['collection']['cut']
-    assert cut == dict(texts=2, pieces=sum(lost)) and min(lost[1], lost[3]) > 0
-    assert '2 of 4 texts are longer than 8 windows of 30 pieces' in said.err and '1 of 4 texts are empty' in said.err
+    assert cut == dict(texts=2, tokens=sum(lost)) and min(lost[1], lost[3]) > 0
+    assert '2 of 4 texts are longer than 8 windows of 30 tokens' in said.err and '1 of 4 texts are empty' in said.err
     command('encode', '--model', model, '--data', file, '--out', tmp_path/'all', '--size', 2, '--windows', 0)
-    assert read_json(tmp_path/'all'/'shards.json')['collection']['cut'] == dict(texts=0, pieces=0)
+    assert read_json(tmp_path/'all'/'shards.json')['collection']['cut'] == dict(texts=0, tokens=0)
     cut, whole = (sparse.vstack(list(read_shards(tmp_path/name))) for name in ('cut', 'all'))
     far = abs(cut - whole).max(axis=1).toarray().ravel()
     assert far[[0, 2]].max() < 1e-6 < far[[1, 3]].min(), 'only long texts differ'
@@ -218,13 +240,13 @@ def test_an_evaluation_says_what_of_its_documents_was_cut(models, source, tmp_pa
     record = json.loads(first)
     long = json.dumps(record | dict(text=record['text'] + ' 아주 긴 글' * 400), ensure_ascii=False)
     (folder/'corpus.jsonl').write_text('\n'.join([long, *others]), encoding='utf-8')
-    told, pieces = {}, load_encoder(models('v28'))[1]
-    long = sum(len(row) > 8 * 30 for row in pieces.ids(list(collect(str(folder)).texts.values())))
+    told, tokenizer = {}, load_encoder(models('v28'))[1]
+    long = sum(len(row) > 8 * 30 for row in tokenizer.ids(list(load_collection(str(folder)).texts.values())))
     for windows in (8, 0):
         command('evaluate', '--model', models('v28'), '--data', folder, '--split', 'all', '--windows', windows)
         told[windows] = json.loads(capsys.readouterr().out.splitlines()[-1])
     cut = told[8]['cut']
-    assert cut['texts'] == long > 0 and cut['pieces'] > 500 and f'{long} of {DOCUMENTS} texts' in cut['note']
+    assert cut['texts'] == long > 0 and cut['tokens'] > 500 and f'{long} of {DOCUMENTS} texts' in cut['note']
     assert 'cut' not in told[0]
 
 
@@ -267,7 +289,7 @@ def test_a_queries_file_holds_each_id_once(models, source, tmp_path, capsys):
 
 
 def test_converted_shards_keep_ids_and_take_only_their_own_texts(models, source, tmp_path, capsys):
-    model, collection, documents = models('v28'), collect(str(source)), tmp_path/'documents'
+    model, collection, documents = models('v28'), load_collection(str(source)), tmp_path/'documents'
     command('encode', '--model', model, '--data', source, '--out', documents, '--size', SIZE)
     command('encode', '--model', model, '--queries', source, '--collection', documents, '--out', tmp_path/'queries')
     asked = {id: query.text for id, query in collection.queries.items()}

@@ -6,15 +6,15 @@ import pytest
 from scipy import sparse
 from conftest import real_or_made
 from moments import die_at_change, every_moment
-from splade_nb import data
-from splade_nb.config import ConfigError
-from splade_nb.encoding import lookup_documents, lookup_queries
-from splade_nb.embedded import EdgeShelf, MilvusShelf
-from splade_nb.engines import ENGINES, INSIDE, new_index, open_index, resume_index
-from splade_nb.idf import count, idf
-from splade_nb.search import ExactIndex, Label, RowsIndex
-from splade_nb.systems import narrowed
-from splade_nb.tokens import load_pieces, vocabulary_hash
+from splade_nb.data import readers as data
+from splade_nb.config.files import ConfigError
+from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.serving.embedded_engines import QdrantEdgeBackend, MilvusBackend
+from splade_nb.serving.engines import ENGINES, INSIDE, new_index, open_index, resume_index
+from splade_nb.data.idf import count, idf
+from splade_nb.serving.index import ExactIndex, Label, RowsIndex
+from splade_nb.evaluation.systems import narrowed
+from splade_nb.data.tokenizer import load_tokenizer, vocabulary_hash
 
 every = pytest.mark.parametrize('engine', INSIDE)
 LABEL = Label('5e1f00', 400, '77aa00')
@@ -28,14 +28,14 @@ def made_up() -> tuple:  # [300, 400], [20, 400]
 
 
 @functools.cache
-def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each piece in each document, [200, V] IDF of the pieces of real queries
-    "Technical documents in Korean, in XLM-R's pieces: nothing is trained, lengths and frequencies are true. Made data without them."
-    found, pieces = data.load(str(real_or_made('data/techdocs_ko'))), load_pieces(real_or_made('tokenizers/xlm-roberta-base'))
+def collection() -> tuple:  # Label, ids, [N, V] BM25's weight of each token in each document, [200, V] IDF of the tokens of real queries
+    "Technical documents in Korean, in XLM-R's tokens: nothing is trained, lengths and frequencies are true. Made data without them."
+    found, tokenizer = data.load(str(real_or_made('data/techdocs_ko'))), load_tokenizer(real_or_made('tokenizers/xlm-roberta-base'))
     asked = list(found.split('test'))[:200]
     found = narrowed(found, asked, 700)
     texts = list(found.texts.values())
-    weights = idf(count(pieces.ids(texts), len(pieces)))
-    return Label(vocabulary_hash(pieces), len(pieces), 'none'), list(found.texts), lookup_documents(pieces, texts), lookup_queries(pieces, weights, [found.queries[id].text for id in asked])
+    weights = idf(count(tokenizer.ids(texts), len(tokenizer)))
+    return Label(vocabulary_hash(tokenizer), len(tokenizer), 'none'), list(found.texts), lookup_documents(tokenizer, texts), lookup_queries(tokenizer, weights, [found.queries[id].text for id in asked])
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def test_another_vocabulary_is_refused(engine, tmp_path):
     for field, other in (('vocabulary', 'c0de'), ('model', 'b0b0'), ('size', 500)):
         wrong = Label(**{'vocabulary': '5e1f00', 'size': 400, 'model': '77aa00', field: other})
         with pytest.raises(ConfigError, match=f'{field}.*{getattr(LABEL, field)}.*{other}'): open_index(tmp_path/'색인', wrong)
-    with open_index(tmp_path/'색인') as index, pytest.raises(ConfigError, match='300 pieces.*400'): index.search(sparse.csr_matrix((1, 300)))
+    with open_index(tmp_path/'색인') as index, pytest.raises(ConfigError, match='300 tokens.*400'): index.search(sparse.csr_matrix((1, 300)))
 
 
 # Damage
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named(engine, damage, tmp_path):
 # A process that is killed, a disk that is full: in children of a process that has the engines imported and none of them begun
 
 CHILDREN = multiprocessing.get_context('forkserver')
-CHILDREN.set_forkserver_preload(['splade_nb.data', 'splade_nb.engines', 'splade_nb.systems', 'pymilvus', 'milvus_lite', 'qdrant_edge',
+CHILDREN.set_forkserver_preload(['splade_nb.data.readers', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'pymilvus', 'milvus_lite', 'qdrant_edge',
                                 'seismic', 'pytest'])  # installed ones alone: a forkserver does not find what lies beside a test
 
 
@@ -181,8 +181,8 @@ def add_some(index, told: Path) -> None:
 
 def ingest(engine: str, folder: Path, told: Path, number: int, watched: str) -> None:
     "Opens an index and adds to it; dies at the `number`-th moment of a function."
-    kind, shelf = ENGINES[engine], EdgeShelf if engine == 'qdrant' else MilvusShelf
-    calls = [(kind, 'add'), (kind, 'save')] + ([] if issubclass(kind, RowsIndex) else [(shelf, name) for name in ('upsert', 'flush', 'close')])
+    kind, backend = ENGINES[engine], QdrantEdgeBackend if engine == 'qdrant' else MilvusBackend
+    calls = [(kind, 'add'), (kind, 'save')] + ([] if issubclass(kind, RowsIndex) else [(backend, name) for name in ('upsert', 'flush', 'close')])
     die_at_change(number, sys.modules[__name__], watched, calls=calls)
     with resume_index(engine, folder, LABEL) as index:
         assert len(index) >= told_by(told)

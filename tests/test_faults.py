@@ -5,9 +5,9 @@ pytest.register_assert_rewrite('faults')
 import faults
 from faults import die_at, done, kept, lines, once, toy, two_ranks, written
 from moments import die_at_change, every_moment
-from splade_nb import checkpoints
-from splade_nb.curriculum import epoch_at, phase_at
-from splade_nb.training import cut
+from splade_nb.training import checkpoints
+from splade_nb.training.curriculum import epoch_at, phase_at
+from splade_nb.training.trainer import truncate_log
 
 
 SLOW = {faults.worker_dies: [pytest.mark.slow], faults.collapse: [pytest.mark.slow]} # twenty seconds each
@@ -54,8 +54,8 @@ def test_what_follows_the_named_checkpoint_goes(tmp_path):
     target, changes = tmp_path/'run', dict(steps=9)
     assert once(toy, target, changes, dict(save_every=2)) == 0
     first = kept(target)[0]
-    assert once(toy, target, changes, dict(resume_from=str(first), max_steps=checkpoints.number(first) + 1)) == 0
-    assert [path.name for path in kept(target)] == [first.name, f'step-{checkpoints.number(first) + 1}'] and done(target) == checkpoints.number(first) + 1
+    assert once(toy, target, changes, dict(resume_from=str(first), max_steps=checkpoints.step_of(first) + 1)) == 0
+    assert [path.name for path in kept(target)] == [first.name, f'step-{checkpoints.step_of(first) + 1}'] and done(target) == checkpoints.step_of(first) + 1
 
 
 def test_a_broken_checkpoint_that_nobody_loads_harms_nobody(tmp_path):
@@ -93,5 +93,5 @@ def test_a_clean_up_that_is_killed_anywhere_is_finished_by_the_next(tmp_path):
 def test_a_line_that_was_cut_short_is_dropped(tmp_path):
     path = tmp_path/'metrics.jsonl'
     path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "parts": {"infonce": 1.0}', encoding='utf-8')  # ends as a whole line does
-    cut(path, 5)
+    truncate_log(path, 5)
     assert [row['step'] for row in lines(path)] == [0, 1]

@@ -4,7 +4,7 @@ import pytest, torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from splade_nb.head import max_logits, naive_max, rows_in_cache
+from splade_nb.model.head import max_logits, naive_max, rows_in_cache
 from conftest import ROOT
 
 HIDDEN, CHUNK = 64, 512
@@ -147,7 +147,7 @@ def test_equal_to_the_plain_way_at_every_shape(case):
 
 
 # Two processes: each has its own texts, and together they have the gradient of all. Torch's DistributedDataParallel copies gradients into
-# buckets, so it takes the dense one alone; rows are added to a dense gradient first and that is summed, as `Crew.add_up` does in a run.
+# buckets, so it takes the dense one alone; rows are added to a dense gradient first and that is summed, as `ProcessGroup.add_up` does in a run.
 
 RANK = """
 import sys, torch
@@ -155,7 +155,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, sys.argv[1])
 from test_head import Model
-from splade_nb.objective import Crew
+from splade_nb.training.objective import ProcessGroup
 
 dist.init_process_group('gloo')
 torch.manual_seed(2)
@@ -170,7 +170,7 @@ averaged = gradients(DistributedDataParallel(Model()), mine)
 rows = Model(as_rows=True)
 assert gradients(rows, mine)[2].is_sparse
 rows.zero_grad(); rows.decoder.weight.grad = torch.zeros_like(rows.decoder.weight); gradients(rows, mine)
-Crew(dist.get_rank(), 2).add_up(rows)
+ProcessGroup(dist.get_rank(), 2).add_up(rows)
 for found in ([2 * each for each in averaged], [parameter.grad for parameter in rows.parameters()]):
     for a, b in zip(found, alone, strict=True): torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 dist.destroy_process_group()

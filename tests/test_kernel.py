@@ -2,7 +2,7 @@
 import importlib.util, os, subprocess, sys
 import pytest
 import torch
-from splade_nb import kernel
+from splade_nb.model import kernel
 
 if not importlib.util.find_spec('triton'): pytest.skip('no Triton here', allow_module_level=True)
 runs = pytest.mark.skipif(not (torch.cuda.is_available() or kernel._interpreted), reason='no CUDA card, and TRITON_INTERPRET=1 is not set')
@@ -10,10 +10,10 @@ DEVICE = 'cpu' if kernel._interpreted else 'cuda'
 RAGGED = [1, 33, 5, 70, 2, 1, 16]
 
 
-def case(lengths, pieces, width, dtype=torch.float32, whole=False):
+def case(lengths, terms, width, dtype=torch.float32, whole=False):
     "Hidden states, weight and bias; whole numbers are exact in every type and full of ties."
-    generator = torch.Generator().manual_seed(pieces + width)
-    drawn = [torch.randn(*shape, generator=generator) for shape in ((sum(lengths), width), (pieces, width), (pieces,))]
+    generator = torch.Generator().manual_seed(terms + width)
+    drawn = [torch.randn(*shape, generator=generator) for shape in ((sum(lengths), width), (terms, width), (terms,))]
     scaled = [x.round().clamp(-1, 1) for x in drawn] if whole else [drawn[0], drawn[1] / width**.5, drawn[2] / 4]
     return [x.to(DEVICE, dtype).requires_grad_() for x in scaled]
 
@@ -27,7 +27,7 @@ def naive(hidden, weight, bias, lengths):
 
 
 SHAPES = {'ragged': (RAGGED, 50, 48), 'wide': ([3, 40], 70, 768), 'one token': ([1], 5, 16), 'narrow': ([4] * 9, 33, 8),
-          'one piece': ([9, 30], 1, 40), 'odd width': ([17, 2], 37, 33)}
+          'one token': ([9, 30], 1, 40), 'odd width': ([17, 2], 37, 33)}
 
 
 @runs
@@ -112,7 +112,7 @@ def test_the_same_bits_each_time():
 @runs
 def test_broken_numbers_show():
     hidden, weight, bias = (x.detach() for x in case(RAGGED, 50, 48))
-    hidden[40], weight[7] = torch.nan, torch.nan  # a token of the fourth text, a piece
+    hidden[40], weight[7] = torch.nan, torch.nan  # a token of the fourth text, a token
     values, at = kernel.fused_max(hidden, weight, bias, RAGGED)
     expected = torch.zeros(len(RAGGED), 50, dtype=torch.bool); expected[3] = expected[:, 7] = True
     assert torch.equal(values.isnan().cpu(), expected)
@@ -160,7 +160,7 @@ for card, room, name, precision, slot, even in [  # compute capability, KiB of s
         (86, 99, 'bfloat16', 'ieee', 64, True), (89, 99, 'float32', 'tf32', 64, True), (120, 99, 'bfloat16', 'ieee', 64, True)]:
     tile, short = kernel._tile(getattr(torch, name), precision, room > 200), dict(bfloat16='bf16', float16='fp16', float32='fp32')[name]
     types = {n: t.replace('T', short) for n, t in pointers.items()} | dict(B='i32', V='i32', H='i32')
-    constants = dict(PIECES=tile.pieces, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=even, WIDE=False, PRECISION=precision)
+    constants = dict(TERMS=tile.terms, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=even, WIDE=False, PRECISION=precision)
     made = compiled(kernel._max_kernel, card, types, constants, [*pointers, *['H'] * even], num_warps=tile.warps, num_stages=tile.stages)
     assert made.metadata.shared <= room * 1024, (card, name, precision, slot, made.metadata.shared)
     types = dict(weights='*fp32', rows='*i64', offsets='*i64', table='*' + short, sums='*' + short, H='i32')

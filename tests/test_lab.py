@@ -7,6 +7,7 @@ from chromium import HANGS, until
 from conftest import ROOT, read
 
 TOKEN = 'tests'
+NOTEBOOK = '04_phonetic_keys.ipynb'
 
 
 def listening(runtime: Path) -> str | None:
@@ -27,8 +28,8 @@ def ran(notebook: Path) -> list:  # code cells; empty until all of them ran and 
 
 @pytest.fixture
 def lab(tmp_path):
-    "A server over a copy of a room, at a free port; its address."
-    shutil.copy(ROOT/'nbs'/'02_sounds.ipynb', tmp_path)
+    "A server over a copy of a module, at a free port; its address."
+    shutil.copy(ROOT/'nbs'/'1_data'/NOTEBOOK, tmp_path)
     runtime = tmp_path/'runtime'
     environment = {**os.environ, 'JUPYTER_RUNTIME_DIR': str(runtime), 'JUPYTER_CONFIG_DIR': str(tmp_path/'config'), 'JUPYTER_PREFER_ENV_PATH': '1',
                    'PYTHONPATH': os.pathsep.join(filter(None, (str(ROOT), os.environ.get('PYTHONPATH'))))}
@@ -37,7 +38,7 @@ def lab(tmp_path):
     process = subprocess.Popen([Path(sys.executable).parent/'jupyter', 'lab', *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = until(lambda: listening(runtime), 'JupyterLab')
-        yield f'{address}lab/tree/02_sounds.ipynb?token={TOKEN}'
+        yield f'{address}lab/tree/{NOTEBOOK}?token={TOKEN}'
     finally:
         process.terminate()
         process.wait(HANGS)
@@ -47,6 +48,6 @@ def test_lab_opens_and_runs_a_notebook(lab, browser, tmp_path):
     assert not [said for said in browser.open(lab) if 'Document' in said]
     browser.wait("window.jupyterapp?.shell?.currentWidget?.context?.isReady && window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel?.status === 'idle'")
     browser.value("(async () => { for (const name of ['notebook:run-all-cells', 'docmanager:save']) await jupyterapp.commands.execute(name); })()")
-    cells = until(lambda: ran(tmp_path/'02_sounds.ipynb'), 'a notebook whose cells all ran')
+    cells = until(lambda: ran(tmp_path/NOTEBOOK), 'a notebook whose cells all ran')
     assert not any(output['output_type'] == 'error' for cell in cells for output in cell['outputs'])
     assert any(cell['outputs'] for cell in cells)

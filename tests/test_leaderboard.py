@@ -2,10 +2,10 @@
 import json, sys
 import pytest
 from conftest import ROOT
-from splade_nb.board import METRICS
-from splade_nb import systems
-from splade_nb.collection import toy_corpus
-from splade_nb.config import ConfigError, read_json, write_json
+from splade_nb.evaluation.leaderboard import METRICS
+from splade_nb.evaluation import systems
+from splade_nb.data.records import toy_corpus
+from splade_nb.config.files import ConfigError, read_json, write_json
 
 sys.path.insert(0, str(ROOT/'experiments'))
 import leaderboard
@@ -33,7 +33,7 @@ def sources(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    "Models of a few pieces."
+    "Models of a few tokens."
     of = leaderboard.resolve_quietly
     monkeypatch.setattr(leaderboard, 'resolve_quietly', lambda *a, **k: of(*a, **k, hidden=32, layers=1, vocabulary=300, batch_size=8, accumulation=1))
 
@@ -51,35 +51,35 @@ def fail(*arguments, **options): raise AssertionError('done a second time')
 
 
 def test_a_killed_run_goes_on_where_it_was(contest, tmp_path, monkeypatch):
-    measure, seen = leaderboard.standing, []
+    measure, seen = leaderboard.leaderboard_result, []
     def killed(system, collection, *rest):
         if collection.name == 'new': raise KeyboardInterrupt
         return measure(system, collection, *rest)
-    monkeypatch.setattr(leaderboard, 'standing', killed)
+    monkeypatch.setattr(leaderboard, 'leaderboard_result', killed)
     with pytest.raises(KeyboardInterrupt): contest(TRAINED)
     before = kept(tmp_path, TRAINED)
     assert list(before['collections']) == ['taught'] and before['facts']['steps'] == 2
 
     monkeypatch.setattr(systems, 'train', fail)
-    monkeypatch.setattr(leaderboard, 'standing', lambda system, collection, *rest: seen.append(collection.name) or measure(system, collection, *rest))
+    monkeypatch.setattr(leaderboard, 'leaderboard_result', lambda system, collection, *rest: seen.append(collection.name) or measure(system, collection, *rest))
     contest(TRAINED)
     after = kept(tmp_path, TRAINED)
     assert seen == ['new'] and list(after['collections']) == ['taught', 'new'] and after['collections']['taught'] == before['collections']['taught']
     assert after['taught'] == ['taught'] and after['collections']['taught']['queries'] == 8 and after['collections']['new']['queries'] == 24
 
-    monkeypatch.setattr(leaderboard, 'standing', fail)
+    monkeypatch.setattr(leaderboard, 'leaderboard_result', fail)
     contest(TRAINED)
 
 
 def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkeypatch):
-    keep = systems.keep_model
+    keep = systems.save_model_folder
     def killed(*arguments): raise KeyboardInterrupt
-    monkeypatch.setattr(systems, 'keep_model', killed)
+    monkeypatch.setattr(systems, 'save_model_folder', killed)
     with pytest.raises(KeyboardInterrupt): contest(TRAINED)
     assert not list((tmp_path/'results'/'taught').iterdir())
     steps, of = [], systems.train
     def counted(*arguments, **options): run = of(*arguments, **options); steps.append(len(run.rates)); return run
-    monkeypatch.setattr(systems, 'keep_model', keep); monkeypatch.setattr(systems, 'train', counted)
+    monkeypatch.setattr(systems, 'save_model_folder', keep); monkeypatch.setattr(systems, 'train', counted)
     contest(TRAINED)
     assert steps == [0] and kept(tmp_path, TRAINED)['facts']['steps'] == 2
 

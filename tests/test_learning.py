@@ -5,24 +5,33 @@ import numpy as np
 import pytest
 import torch
 import faults
-from faults import begin, end, kept, lines
-from splade_nb import checkpoints, material, objective, run, training
-from splade_nb.checkpoints import CheckpointError
-from splade_nb.config import read_json, resolve_quietly
-from splade_nb.model import load
+from faults import kept, lines
+from splade_nb.training import checkpoints
+from splade_nb.training import dataset as training_data
+from splade_nb.training import objective
+from splade_nb.data import readers
+from splade_nb.model.load import load_encoder
+from splade_nb.evaluation import retrieval
+from splade_nb import experiment
+from splade_nb import cli
+from splade_nb.training import trainer as training
+from splade_nb.training.checkpoints import CheckpointError
+from splade_nb.config.files import read_json
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.load import load
 
-TRUE_TOY = material.toy_material
+TRUE_TOY = training_data.toy_training_data
 
 
-def poor_material(vocabulary: int = 60) -> tuple: # material, model
+def poor_training_data(vocabulary: int = 60) -> tuple: # training data, model
     "The toy with queries of every kind: no negative at hand, one, many, one document left that is wrong, and none."
-    stuff, model = TRUE_TOY(vocabulary)
+    data, model = TRUE_TOY(vocabulary)
     for query in range(24):
         others = [d for d in range(12) if d != query // 2]
-        stuff.given[query] = [[], others[:1], others][query % 3]
-    stuff.relevant[0], stuff.relevant[3] = set(range(11)), set(range(12))
-    stuff.given[0], stuff.given[3] = [], []
-    return stuff, model
+        data.given[query] = [[], others[:1], others][query % 3]
+    data.relevant[0], data.relevant[3] = set(range(11)), set(range(12))
+    data.given[0], data.given[3] = [], []
+    return data, model
 
 
 DIVIDED = {'whole': dict(batch_size=8),
@@ -36,40 +45,40 @@ def settings_of(negatives: int, way: str) -> training.Settings:
 
 @pytest.mark.parametrize('negatives', (0, 1, 3))
 def test_each_query_has_its_own_negatives(negatives):
-    (stuff, _), settings = poor_material(), settings_of(negatives, 'whole')
+    (data, _), settings = poor_training_data(), settings_of(negatives, 'whole')
     queries = list(range(24))
-    rows = objective.make_batch(queries, stuff, settings, 0, (42, 0))
+    rows = objective.make_batch(queries, data, settings, 0, (42, 0))
     assert len(rows['documents']) == len(rows['document']['input_ids']) == 24 * (1 + negatives)
     assert rows['queries'] == queries
     for place, query in enumerate(queries):
         own = rows['documents'][24 + place * negatives:24 + (place + 1) * negatives]
-        wrong = set(stuff.given[query]) or set(range(12)) - stuff.relevant[query] or stuff.relevant[query]
+        wrong = set(data.given[query]) or set(range(12)) - data.relevant[query] or data.relevant[query]
         assert set(own) <= wrong and rows['documents'][place] == query // 2
         filled = rows['same'][place, 24 + place * negatives:24 + (place + 1) * negatives]
         assert filled.tolist() == [query == 3] * negatives, 'a place that a right answer fills is marked'
 
 
 def test_the_margin_counts_real_negatives_alone():
-    (stuff, model), settings = poor_material(), settings_of(2, 'whole')
-    rows = objective.make_batch(range(8), stuff, settings, 0, (42, 0))
+    (data, model), settings = poor_training_data(), settings_of(2, 'whole')
+    rows = objective.make_batch(range(8), data, settings, 0, (42, 0))
     out = objective.encoded(model.eval(), rows, settings)
-    scores, place = objective.batch_scores(out, stuff, settings), {}
+    scores, place = objective.batch_scores(out, data, settings), {}
     wanted = [settings.margin - scores[q, q] + scores[q, 8 + 2 * q + n] for q in range(8) if q != 3 for n in range(2)]
     found = objective.contrastive_terms(scores, out['same'], settings.phases[0], settings)['margin']
     torch.testing.assert_close(found, torch.stack(wanted).relu().mean())
-    only = objective.make_batch([3, 3], stuff, settings, 0, (42, 0))
+    only = objective.make_batch([3, 3], data, settings, 0, (42, 0))
     terms = objective.contrastive_terms(scores[:2, :6], only['same'], settings.phases[0], settings)
     assert 'margin' not in terms and torch.isfinite(terms['infonce']), 'no wrong document, no margin'
 
 
-def gradient(way: str, crew=objective.Crew()) -> torch.Tensor:
+def gradient(way: str, process_group=objective.ProcessGroup()) -> torch.Tensor:
     "Of the first step of a run on poor queries, all of its batches."
-    material.fix_seeds(42)
-    (stuff, model), settings = poor_material(), settings_of(2, way)
+    training_data.fix_seeds(42)
+    (data, model), settings = poor_training_data(), settings_of(2, way)
     each = objective.contrastive_batches(settings)[0]
     for part in range(each):
-        rows = objective.batch_at(0, 6, part, stuff, settings, 42)
-        objective.backward(model.eval(), rows, 0, 6, stuff, settings, None, crew, part == each - 1)
+        rows = objective.batch_at(0, 6, part, data, settings, 42)
+        objective.backward(model.eval(), rows, 0, 6, data, settings, None, process_group, part == each - 1)
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
 
 
@@ -78,26 +87,23 @@ def test_a_cached_step_on_poor_queries_is_the_whole_step():
 
 
 def rank_of_two(rank: int, port: int, folder, way: str) -> None:
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2',
-                       MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE='True')
+    faults.join_as(rank, port)
     torch.set_num_threads(1)
-    found = gradient(way, run.processes()[1])
+    found = gradient(way, experiment._processes()[1])
     torch.save(found, folder/f'{way}-{rank}.pt')
 
 
 @pytest.mark.parametrize('way', DIVIDED)
 def test_two_processes_share_a_step_on_poor_queries(way, tmp_path):
-    meeting = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    children = [begin(rank_of_two, rank, meeting.port, tmp_path, way) for rank in (0, 1)]
-    assert [end(child) for child in children] == [0, 0]
+    assert faults.in_two_processes(rank_of_two, tmp_path, way) == [0, 0]
     alone = gradient(way)
     for rank in (0, 1): torch.testing.assert_close(torch.load(tmp_path/f'{way}-{rank}.pt'), alone, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize('way', DIVIDED)
 def test_a_run_on_poor_queries_ends(way, tmp_path):
-    stuff, model = poor_material()
-    done = training.train(model, stuff, settings_of(2, way), tmp_path, quiet=True)
+    data, model = poor_training_data()
+    done = training.train(model, data, settings_of(2, way), tmp_path, quiet=True)
     rows = lines(tmp_path/'metrics.jsonl')
     assert done.step == 6 == len(rows) and all(np.isfinite(row['loss']) for row in rows)
 
@@ -111,12 +117,12 @@ def stopping(folder, marks: list, monkeypatch=None, refused=(), **options) -> tr
         if state['step'] in refused: raise CheckpointError(f'step-{state["step"]}: could not be written: no space left')
         return keep(place, model, optimizer, state, *rest)
     if refused: monkeypatch.setattr(training, 'save_checkpoint', refusing)
-    material.fix_seeds(42)
-    settings = faults.settings_of(steps=12, validations=6, early_stopping=3, keep_start=(0.0,), checkpoint_epochs=99,
+    training_data.fix_seeds(42)
+    settings = faults.settings_of(steps=12, validations=6, early_stopping=3, weight_averaging=(0.0,), checkpoint_epochs=99,
                                   **{**dict(keep_checkpoints=1), **options})
-    stuff, model = TRUE_TOY()
+    data, model = TRUE_TOY()
     judge = lambda model: {'metrics': {'ndcg@10': next(said)}, 'active_terms': {}}
-    return training.train(model, stuff, settings, folder, judge, quiet=True)
+    return training.train(model, data, settings, folder, judge, quiet=True)
 
 
 def flat(model) -> torch.Tensor: return torch.cat([value.detach().flatten() for value in model.parameters()])
@@ -157,50 +163,50 @@ def test_a_resumed_run_whose_best_is_broken_takes_the_next(tmp_path):
     first = stopping(tmp_path, MARKS, keep_checkpoints=9)
     assert first.stopped
     (tmp_path/'checkpoints'/'step-4'/'model.safetensors').write_bytes(b'')
-    stuff, model = TRUE_TOY()
-    again = training.train(model, stuff, first.settings, tmp_path, quiet=True, resume=True)
+    data, model = TRUE_TOY()
+    again = training.train(model, data, first.settings, tmp_path, quiet=True, resume=True)
     assert again.step == 10 and again.events[-1]['name'] == 'best' and again.events[-1]['value'] == 2
     assert torch.equal(weights(again), stored(tmp_path/'checkpoints'/'step-2'))
 
 
 def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
-    stuff, model = TRUE_TOY()
+    data, model = TRUE_TOY()
     settings = faults.settings_of(steps=12, keep_checkpoints=9)
-    found = training.train(model, stuff, settings, tmp_path, quiet=True, max_steps=6, save_every=2)
+    found = training.train(model, data, settings, tmp_path, quiet=True, max_steps=6, save_every=2)
     before, last = kept(tmp_path)[-2:]
     (last/'model.safetensors').write_bytes(b'')
-    training.go_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
-    assert last.name == 'step-6' and found.step == checkpoints.number(before)
+    training.roll_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
+    assert last.name == 'step-6' and found.step == checkpoints.step_of(before)
     assert not found.stopped and found.rollbacks == 1 and found.events[-1]['level'] == 'rollback'
     assert any(event['name'] == 'disk' and 'step-6' in event['message'] for event in found.events)
 
 
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     settings = resolve_quietly('splade_ko', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
-                               validations=6, keep_start=[0.0], learning_rate=0.01)
-    prepared = material.prepare(settings, run.collect('toy'), 42, tmp_path/'cache')
-    prepared = replace(prepared, held=set(list(prepared.collection.split('train'))[:8]))
-    training.train(prepared.model, prepared.material, settings, tmp_path, run.make_judge(prepared), quiet=True)
+                               validations=6, weight_averaging=[0.0], learning_rate=0.01)
+    setup = training_data.prepare(settings, readers.load_collection('toy'), 42, tmp_path/'cache')
+    setup = replace(setup, dev_queries=set(list(setup.collection.split('train'))[:8]))
+    training.train(setup.model, setup.training_data, settings, tmp_path, retrieval.make_validator(setup), quiet=True)
     best, history = tmp_path/'checkpoints'/'best', read_json(tmp_path/'training_history.json')
     state = read_json(best/'state.json')
     recorded = [{name: row[name] for name in ('metrics', 'active_terms')} for row in history]
     wanted, = [row for row, found in zip(history, recorded) if row['step'] == state['best']['step'] == state['step']]
-    model, pieces = run.load_encoder(best)
-    found = run.judged(model, pieces, prepared.collection, sorted(prepared.held))
+    model, tokenizer = load_encoder(best)
+    found = retrieval.evaluate_queries(model, tokenizer, setup.collection, sorted(setup.dev_queries))
     assert {name: found[name] for name in recorded[0]} == {name: wanted[name] for name in recorded[0]}
     assert found['metrics']['ndcg@10'] == state['best']['ndcg@10']
     assert recorded.count(recorded[-1]) < len(recorded), 'other weights give other numbers'
-    assert run.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
+    assert cli.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    whole = run.judged(model, pieces, prepared.collection, list(prepared.collection.split('test')))
+    whole = retrieval.evaluate_queries(model, tokenizer, setup.collection, list(setup.collection.split('test')))
     assert told['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
 
 
 def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch):
     def fails(*arguments): raise RuntimeError('out of memory')
-    monkeypatch.setattr(run, 'keep_samples', fails)
-    monkeypatch.setattr(run, 'require_wires', lambda *arguments: ())
+    monkeypatch.setattr(experiment, 'keep_samples', fails)
+    monkeypatch.setattr(experiment, 'require_acting_settings', lambda *arguments: ())
     with pytest.raises(RuntimeError, match='out of memory'):
         small = dict(steps=2, hidden=64, layers=1, vocabulary=300, batch_size=8)
-        run.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)
-    assert len(run.load_encoder(tmp_path)[1]) > 5
+        experiment.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)
+    assert len(load_encoder(tmp_path)[1]) > 5

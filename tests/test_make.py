@@ -4,7 +4,8 @@ import json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 from conftest import ROOT
-from splade_nb.config import read_overrides, resolve
+from splade_nb.config.settings import read_overrides
+from splade_nb.config.versions import resolve
 
 # Writes its name and arguments; as `python -m venv --clear FOLDER` it makes an environment with itself as Python.
 STUB = r'''#!/bin/sh
@@ -86,12 +87,12 @@ def wanted(value: dict) -> list[list[str]]:
     box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
     return [
         train, report('OUT', 'train'), [*train, '-p', 'resume', 'True'], report('OUT', 'train'), report('OUT', 'train'),
-        ['python', '-m', 'splade_nb.run', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
+        ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
         judge, report('FULL', 'evaluate_full'),
         ['python', 'experiments/leaderboard.py', *lists, '--', value['DATA']],
-        ['python', '-m', 'splade_nb.box', *box, *given(query='QUERY')],
-        ['python', '-m', 'splade_nb.service', *box, *given(port='PORT')],
-        ['python', '-m', 'splade_nb.run', 'export', *written],
+        ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY')],
+        ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT')],
+        ['python', '-m', 'splade_nb.cli', 'export', *written],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']]]
 
 
@@ -219,7 +220,8 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
                                         ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
 def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
     (workshop.folder/'splade_nb').mkdir()
-    for module in ('__init__', 'config'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
+    for module in ('__init__', '_earlier'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
+    shutil.copytree(ROOT/'splade_nb'/'config', workshop.folder/'splade_nb'/'config')
     done = workshop.make('train', f'{name}=v23', f'PYTHON={sys.executable}')
     assert done.returncode and said in done.stderr and workshop.calls() == [] and workshop.intruders() == []
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from splade_nb import encoding
-from splade_nb.model import toy_model
-from splade_nb.tokens import Pieces, train_unigram
+from splade_nb.model import encode as encoding
+from splade_nb.model.initialization import toy_model
+from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
 
 # Memory that is given back goes back at once: what is measured is what tensors take.
 PLAIN = dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE', MALLOC_MMAP_THRESHOLD_='1000000', MALLOC_TRIM_THRESHOLD_='1000000')
@@ -14,19 +14,20 @@ PROGRAM = """
 import json, re, sys
 from pathlib import Path
 import torch.utils.tensorboard
-from splade_nb import material, objective, run, training
-from splade_nb.config import resolve_quietly
+from splade_nb.data.readers import load_collection
+from splade_nb.training import dataset, objective, trainer as training
+from splade_nb.config.versions import resolve_quietly
 
 settings, folder = resolve_quietly('v28', 'corrected', 'mini', steps=20, validations=1, **json.loads(sys.argv[1])), Path(sys.argv[2])
-prepared = material.prepare(settings, run.collect('mini'), 42, folder.parent/'cache')
-plan = objective.memory_plan(prepared.model, objective.widest_batch(20, prepared.material, settings, 42), settings)
+setup = dataset.prepare(settings, load_collection('mini'), 42, folder.parent/'cache')
+plan = objective.memory_plan(setup.model, objective.widest_batch(20, setup.training_data, settings, 42), settings)
 status = lambda name: int(re.search(name + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024
-true, held = training.loop, []
+true, held = training._loop, []
 def measured(*arguments):
     Path('/proc/self/clear_refs').write_text('5'); held.append(status('VmRSS'))
     true(*arguments)
-training.loop = measured
-training.train(prepared.model, prepared.material, settings, folder, quiet=True, max_steps=3)
+training._loop = measured
+training.train(setup.model, setup.training_data, settings, folder, quiet=True, max_steps=3)
 print(json.dumps(dict(predicted=sum(plan.values()), measured=status('VmHWM') - held[0])))
 """
 SHAPES = {'one pass': dict(hidden=256, layers=4, batch_size=16, max_length=128),
@@ -63,17 +64,17 @@ DENSE = {'sigmoid': dict(gate_form='sigmoid'), 'threshold': dict(gate_form='thre
 def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
     "Vectors under a bound on dense tensors, and the largest tensor on the way."
     monkeypatch.setattr(encoding, 'DENSE_BYTES', bound)
-    with Largest() as largest: vectors = encoding.encode(model, Pieces(train_unigram(SHORT, 100)), texts, cut={})
+    with Largest() as largest: vectors = encoding.encode(model, SpladeTokenizer(train_unigram(SHORT, 100)), texts, cut={})
     return vectors, largest.bytes
 
 
 @pytest.mark.parametrize('form', DENSE)
 def test_many_short_texts_take_no_more_than_the_bound(form, monkeypatch):
     model, bound = toy_model(VOCABULARY, **DENSE[form]), 2 ** 24
-    if model.decoder is not None: torch.nn.init.constant_(model.decoder.bias, -0.35)  # a few pieces stand in a vector
+    if model.decoder is not None: torch.nn.init.constant_(model.decoder.bias, -0.35)  # a few tokens stand in a vector
     wanted, unbounded = encoded(model, SHORT, 2 ** 40, monkeypatch)
     vectors, bounded = encoded(model, SHORT, bound, monkeypatch)
-    assert unbounded >= 4 * len(SHORT) * VOCABULARY > 2 * bound >= 2 * bounded, 'all texts by all pieces, and the bound'
+    assert unbounded >= 4 * len(SHORT) * VOCABULARY > 2 * bound >= 2 * bounded, 'all texts by all tokens, and the bound'
     assert wanted.nnz > len(SHORT) and abs(vectors - wanted).max() < 1e-6
     long, several = encoded(model, [' '.join(SHORT[:30])] * 100, bound, monkeypatch)  # windows count, not texts
     assert several <= bound and long.shape[0] == 100
@@ -93,5 +94,5 @@ def test_the_bound_is_small_at_a_large_vocabulary():
     "Gigabytes where batches were bounded by tokens alone."
     from types import SimpleNamespace
     gate = SimpleNamespace(form=SimpleNamespace(on_states=False))
-    model = SimpleNamespace(decoder=1, gate=gate, settings=SimpleNamespace(gate_form='sigmoid'), special=range(250_002))
+    model = SimpleNamespace(decoder=1, gate=gate, settings=SimpleNamespace(gate_form='sigmoid'), special=range(250_002), parts=())
     assert 4 * 250_002 * encoding.most_rows(model) <= 2 ** 27 < 4 * 250_002 * (8192 // 5) / 10

@@ -1,14 +1,22 @@
 """Every kind of checkpoint through the whole life of a model: create, step, save, load in another process."""
 import copy, json, subprocess, sys, threading
+from pathlib import Path
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
                           GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
 from conftest import SHARED, is_real, real_or_made
-from splade_nb.config import ConfigError, Settings
-from splade_nb.model import create, encode_documents, load, save, token_weights, toy_model
-from splade_nb.xlmr import create_splade_xlmr
+from splade_nb.config.files import ConfigError
+from splade_nb.config.settings import Settings
+from splade_nb.model.initialization import create, toy_model
+from splade_nb.model import term_weights
+from splade_nb.model.splade import encode_documents
+from splade_nb.model.load import load, save
+from splade_nb.model.splade_doc import decoder_for, sparse_batch, token_weights
+from splade_nb.model.term_weights import TermWeight, bag_rows, register_term_weight
+from splade_nb.model.xlmr import create_splade_xlmr
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=20)
 MARKS = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2)
@@ -62,9 +70,59 @@ def test_a_life(family, form, checkpoints, tmp_path):
     assert bool(FORMS[form].get('context_gate')) == any(name.startswith('gate.') for name in kept)
 
 
+EARLIER = json.loads((Path(__file__).parent/'saved_models.json').read_text(encoding='utf-8'))
+
+
+def frozen_weights(shapes: dict) -> dict:
+    "The same numbers for the same names, whatever the code is like."
+    found = {}
+    for name, shape in shapes.items():
+        wave = np.sin(0.7 * np.arange(max(1, int(np.prod(shape)))) + sum(name.encode()) % 97).reshape(shape)
+        if name == 'special': found[name] = torch.arange(*shape) < 5
+        elif name == 'mean_length': found[name] = torch.tensor(4.0)
+        else: found[name] = torch.tensor(1 + 0.5 * wave if name in ('output_weight', 'query_weight', 'frequencies') else 0.5 * wave, dtype=torch.float32)
+    return found
+
+
+@pytest.mark.parametrize('kind', EARLIER)
+def test_a_model_saved_before_the_parts_were_divided(kind, tmp_path):
+    "Names, shapes and vectors of models that commit c3ad3df saved and encoded."
+    saved = EARLIER[kind]
+    for name in ('config', 'splade'): (tmp_path/f'{name}.json').write_text(json.dumps(saved[name]))
+    save_file(frozen_weights(saved['shapes']), tmp_path/'model.safetensors')
+    model, bags = load(tmp_path), bag_rows([[9, 8, 8, 21], [9, 13]]) if saved['bags'] else {}
+    with torch.inference_mode():
+        for document in (True, False):
+            vectors = model(IDS, MASK, document=document, **bags)[0]
+            torch.testing.assert_close(vectors, torch.tensor(saved['vectors'][str(document).lower()]), atol=1e-4, rtol=1e-4)
+    assert {name: list(value.shape) for name, value in load_file(save(model, tmp_path/'again')/'model.safetensors').items()} == saved['shapes']
+
+
+def test_registered_parts_through_a_life(tmp_path, monkeypatch):
+    "A part with learned numbers: trained, saved, loaded, refused where it is not registered."
+    monkeypatch.setattr(term_weights, 'TERM_WEIGHTS', {})
+    @register_term_weight('scale')
+    class Scale(torch.nn.Module, TermWeight):
+        on_entries = True
+        def __init__(self, settings, columns):
+            super().__init__(); self.scale = torch.nn.Parameter(torch.full((columns,), 2.0))
+        def on_weights(self, weights, texts): return weights * texts.of_token(self.scale)
+    plain, model = toy_model(), toy_model(term_weights=('scale',))
+    torch.testing.assert_close(model(IDS, MASK)[0], 2 * plain(IDS, MASK)[0])
+    model(IDS, MASK)[0].sum().backward()
+    assert model.term_weight_scale.scale.grad.abs().sum() > 0
+    twin = copy.deepcopy(model); twin.term_weight_scale.scale.data.fill_(3.0)
+    torch.testing.assert_close(twin(IDS, MASK)[0], 3 * plain(IDS, MASK)[0])
+    back = load(save(twin, tmp_path))
+    text, token, weight = sparse_batch(back, decoder_for(back), IDS, MASK)
+    torch.testing.assert_close(torch.zeros(2, 60).index_put_((text, token), weight), twin(IDS, MASK)[0].detach())
+    del term_weights.TERM_WEIGHTS['scale']
+    with pytest.raises(ConfigError, match="'scale' is not registered"): load(tmp_path)
+
+
 def test_another_process_reads_the_same_model(tmp_path):
     model = toy_model(gate_pooler='heads'); save(model, tmp_path/'model')
-    script = ('import sys, torch; from splade_nb.model import load\n'
+    script = ('import sys, torch; from splade_nb.model.load import load\n'
               f'ids = torch.tensor({IDS.tolist()}); m = load(sys.argv[1])\n'
               'torch.save(m(ids, (ids != 1).long())[0].detach(), sys.argv[2])')
     subprocess.run([sys.executable, '-c', script, str(tmp_path/'model'), str(tmp_path/'vectors')], check=True)
@@ -139,7 +197,7 @@ def test_spare_rows_are_cut_off(family, checkpoints, tmp_path):
     whole, cut = (create(settings(checkpoints/family), v, []).eval() for v in (60, 50))
     with torch.inference_mode(): assert torch.allclose(cut(IDS, MASK)[0], whole(IDS, MASK)[0][:, :50], atol=1e-6)
     torch.testing.assert_close(load(save(cut, tmp_path))(IDS, MASK)[0], cut(IDS, MASK)[0])
-    with pytest.raises(ConfigError, match='holds 60 pieces, its tokenizer 70'): create(settings(checkpoints/family), 70, [])
+    with pytest.raises(ConfigError, match='holds 60 tokens, its tokenizer 70'): create(settings(checkpoints/family), 70, [])
 
 
 @pytest.mark.parametrize('family', CONFIGS)
@@ -217,24 +275,24 @@ def test_seed_names_take_every_family(family, checkpoints, tmp_path):
 def test_the_published_tokenizers_keep_their_pieces_apart():
     folders = list((SHARED/'tokenizers').iterdir()) if is_real('tokenizers') else [real_or_made('tokenizers/xlm-roberta-base')]
     from transformers import AutoTokenizer
-    from splade_nb.xlmr import top_k_tokens
+    from splade_nb.model.xlmr import top_k_tokens
     for folder in folders:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert len(top_k_tokens(torch.ones(len(tokenizer)), tokenizer, len(tokenizer))) == len(tokenizer)
 
 
 def test_a_document_also_counts_as_what_it_stands_for(tmp_path):
-    from splade_nb.collection import toy_corpus
-    from splade_nb.config import resolve_quietly
-    from splade_nb.encoding import encode
-    from splade_nb.material import prepare
-    from splade_nb.tokens import Pieces, reading_of
+    from splade_nb.data.records import toy_corpus
+    from splade_nb.config.versions import resolve_quietly
+    from splade_nb.model.encode import encode
+    from splade_nb.training.dataset import prepare
+    from splade_nb.data.tokenizer import SpladeTokenizer, text_options
     corpus = toy_corpus()
-    settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, translate=0.05)
-    prepared = prepare(settings, corpus, 42, tmp_path, 'cpu')
-    pieces, model = prepared.material.pieces, prepared.model
-    plain = Pieces(pieces.tokenizer, **reading_of(pieces) | dict(translations=None))
+    settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, model1_threshold=0.05)
+    setup = prepare(settings, corpus, 42, tmp_path, 'cpu')
+    tokenizer, model = setup.training_data.tokenizer, setup.model
+    plain = SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | dict(expansions=None))
     english, asked = next(text for text in corpus.texts.values() if text.startswith('Python')), '파이썬 리스트에 항목 추가'
     score = lambda read: (encode(model, read, [asked], document=False) @ encode(model, read, [english]).T)[0, 0]
-    assert score(pieces) > score(plain) + 1, 'the Korean question finds the English text'
-    assert (encode(model, pieces, [asked], document=False) != encode(model, plain, [asked], document=False)).nnz == 0, 'a query stays what it says'
+    assert score(tokenizer) > score(plain) + 1, 'the Korean question finds the English text'
+    assert (encode(model, tokenizer, [asked], document=False) != encode(model, plain, [asked], document=False)).nnz == 0, 'a query stays what it says'

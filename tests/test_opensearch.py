@@ -9,16 +9,16 @@ from scipy import sparse
 from conftest import ROOT, real_or_made
 from fake_opensearch import Fault, kept, serving
 from moments import die_at_change, every_moment
-from splade_nb import opensearch
-from splade_nb.config import ConfigError, read_json
-from splade_nb.opensearch import Asking, Layout, OpenSearchIndex, Pace, Server, ingest
-from splade_nb.search import Label
+from splade_nb.serving import opensearch
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.serving.opensearch import BulkOptions, Layout, OpenSearchIndex, SearchOptions, Server, ingest
+from splade_nb.serving.index import Label
 
 sys.path.append(str(ROOT/'docs'))
 import opensearch_page as page
 
 REAL = os.environ.get('OPENSEARCH_URL', '').rstrip('/')
-LABEL, QUICK = Label('3f2a', 9, '9c1e'), Pace(documents=16, wait=0.001, longest=0.02, patience=600)
+LABEL, QUICK = Label('3f2a', 9, '9c1e'), BulkOptions(documents=16, wait=0.001, longest=0.02, patience=600)
 VECTORS = sparse.random(200, 9, 0.5, 'csr', np.float32, np.random.default_rng(3))
 IDS = [f'문서 {n}' for n in range(200)]
 
@@ -152,23 +152,23 @@ def test_too_many_hits_are_refused_clearly(place):
 @pytest.fixture(scope='module')
 def real():
     "tydiqa_ko_goldp in the vocabulary of XLM-R and the columns of pairs, or made data: label, ids, vectors, 200 queries."
-    from splade_nb import data
-    from splade_nb.tokens import Pieces, vocabulary_hash
-    folder, tokenizer = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
+    from splade_nb.data import readers as data
+    from splade_nb.data.tokenizer import SpladeTokenizer, vocabulary_hash
+    folder, backend = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
     from transformers import AutoTokenizer
-    collection, pieces = data.load(folder), Pieces(AutoTokenizer.from_pretrained(tokenizer), pair_columns=page.KO.pair_columns, sounds=True, lead=page.KO.lead)
+    collection, tokenizer = data.load(folder), SpladeTokenizer(AutoTokenizer.from_pretrained(backend), hashed_bigrams=page.KO.hashed_bigrams, phonetic_keys=True, lead_boost=page.KO.lead_boost)
     asked = dict(list(collection.split('test').items())[:200])
-    vectors, queries = page.start_vectors(pieces, list(collection.texts.values()), [query.text for query in asked.values()])
-    return Label(vocabulary_hash(pieces), len(pieces), 'start'), list(collection.texts), vectors, queries, pieces
+    vectors, queries = page.start_vectors(tokenizer, list(collection.texts.values()), [query.text for query in asked.values()])
+    return Label(vocabulary_hash(tokenizer), len(tokenizer), 'start'), list(collection.texts), vectors, queries, tokenizer
 
 
-WAYS = {'rank_features': (Layout(), Asking('neural_sparse')), 'by name, rank_feature': (Layout(terms='names'), Asking('rank_feature')), 'sparse_vector': (Layout('sparse_vector'), Asking())}
+WAYS = {'rank_features': (Layout(), SearchOptions('neural_sparse')), 'by name, rank_feature': (Layout(terms='names'), SearchOptions('rank_feature')), 'sparse_vector': (Layout('sparse_vector'), SearchOptions())}
 
 
 @pytest.mark.parametrize('layout, asking', WAYS.values(), ids=WAYS)
 def test_the_exact_ranking_of_200_real_queries(place, real, layout, asking):
-    label, ids, vectors, queries, pieces = real
-    with OpenSearchIndex.new(place, label, layout, pieces.names, asking, timeout=300) as index:
+    label, ids, vectors, queries, tokenizer = real
+    with OpenSearchIndex.new(place, label, layout, tokenizer.names, asking, timeout=300) as index:
         index.add(ids, vectors)
         found = index.search(queries, 10)
     same, wanted = page.exact(label, ids, page.cut(vectors), queries), page.exact(label, ids, vectors, queries)
@@ -181,22 +181,22 @@ def test_saturation_two_phases_and_clusters_lose(place, real):
     label, ids, vectors, queries, _ = real
     wanted = page.exact(label, ids, vectors, queries)
     by = lambda layout, asking, *how: page.shared(page.found_by(place, label, ids, vectors, queries, layout, asking, how), wanted)
-    exact, saturating, phases = by(Layout(), Asking('rank_feature')), by(Layout(), Asking('rank_feature'), page.saturating), by(Layout(), Asking(two_phase={}))
+    exact, saturating, phases = by(Layout(), SearchOptions('rank_feature')), by(Layout(), SearchOptions('rank_feature'), page.saturating), by(Layout(), SearchOptions(two_phase={}))
     print(f'top 10 kept: {exact:.3f}; saturating {saturating:.3f}; two phases {phases:.3f}')
     assert exact > 0.99 and saturating < exact - 0.05 and phases < exact
 
 
-def test_a_box_keeps_its_vectors_on_a_server(place, tmp_path):
-    from splade_nb.box import build_box, open_box
-    from splade_nb.collection import toy_corpus
-    from splade_nb.config import resolve
-    from splade_nb.material import prepare
-    from splade_nb.run import keep_model
-    keep_model(prepare(resolve('v28', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
-    asked = lambda box: [(hit.id, round(hit.score, 1)) for hit in box.ask('한복 입고 경복궁', 3)]
-    with build_box(tmp_path/'run', 'toy', tmp_path/'exact') as box: wanted = asked(box)
-    with build_box(tmp_path/'run', 'toy', tmp_path/'box', 'opensearch', place) as box: found = asked(box)
-    with open_box(tmp_path/'box') as box: assert asked(box) == found
+def test_a_searcher_keeps_its_vectors_on_a_server(place, tmp_path):
+    from splade_nb.serving.searcher import build_searcher, open_searcher
+    from splade_nb.data.records import toy_corpus
+    from splade_nb.config.versions import resolve
+    from splade_nb.training.dataset import prepare
+    from splade_nb.training.dataset import save_model_folder
+    save_model_folder(prepare(resolve('v28', hidden=64, layers=1, vocabulary=300), toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
+    results = lambda searcher: [(hit.id, round(hit.score, 1)) for hit in searcher.search('한복 입고 경복궁', 3)]
+    with build_searcher(tmp_path/'run', 'toy', tmp_path/'exact') as searcher: wanted = results(searcher)
+    with build_searcher(tmp_path/'run', 'toy', tmp_path/'searcher', 'opensearch', place) as searcher: found = results(searcher)
+    with open_searcher(tmp_path/'searcher') as searcher: assert results(searcher) == found
     assert [id for id, _ in found] == [id for id, _ in wanted] and np.allclose([score for _, score in found], [score for _, score in wanted], rtol=2 ** -7)
 
 
@@ -208,11 +208,11 @@ def test_large_segments_fold_ids(place):
         index.add(['가', '나'], vectors)
         assert [id for id, _ in index.search(vectors[0], 2)[0]] == ['가']
         if not REAL: assert len(json.loads(raw(place, 'POST', f'/{index.server.name}/_search', dict(query=sparsely({'5': 1}, method_parameters=dict(k=2))))[1])['hits']['hits']) == 2
-    with pytest.raises(ConfigError, match='surgery'): OpenSearchIndex.new(place, label, layout, asking=Asking(approximate={}))
+    with pytest.raises(ConfigError, match='prune_vocabulary'): OpenSearchIndex.new(place, label, layout, options=SearchOptions(approximate={}))
 
 
 def test_text_is_searched_beside(place):
-    from splade_nb.opensearch import neural_sparse, with_text
+    from splade_nb.serving.opensearch import neural_sparse, with_text
     with OpenSearchIndex.new(place, LABEL, Layout(analyser='standard')) as index:
         ingest(index, [('가', VECTORS[0], '제주 올레길'), ('나', VECTORS[1], '서울 지하철')])
         hits = lambda query: {hit['_id']: hit['_score'] for hit in index.server.client.search(index=index.server.name, body=dict(query=query))['hits']['hits']}
@@ -235,7 +235,7 @@ TROUBLE = {'refusing for a while': [Fault('rejected')] * 4, 'short of memory': [
 
 @pytest.mark.parametrize('faults', TROUBLE.values(), ids=TROUBLE)
 def test_a_server_in_trouble_is_filled(fake, faults):
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=QUICK) as index:
         fake.faults['_bulk'] = list(faults)
         hurried(index, fake)
         assert ingest(index, stream()).refused == []
@@ -246,7 +246,7 @@ def sizes(fake) -> list: return [text.count(b'\n') // 2 for _, path, text, _ in 
 
 
 def test_requests_shrink_and_grow_again(fake):
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=QUICK) as index:
         fake.faults['_bulk'] = [Fault('rejected')] * 3
         ingest(index, stream())
     assert sizes(fake)[:4] == [16, 8, 4, 2] and max(sizes(fake)[4:]) == 16 and sum(sizes(fake)[3:]) == len(IDS)
@@ -254,7 +254,7 @@ def test_requests_shrink_and_grow_again(fake):
 
 def test_a_request_too_large_is_not_tried_again_at_its_size(fake):
     fake.largest = 900
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=QUICK) as index:
         report = ingest(index, ((id, row, '긴 글 ' * 400 if id == '문서 7' else '') for id, row in zip(IDS, VECTORS)))
     assert [id for id, _ in report.refused] == ['문서 7'] and '413' in report.refused[0][1] and report.stored == len(IDS) - 1
     fitting = [n for n in sizes(fake)]
@@ -262,14 +262,14 @@ def test_a_request_too_large_is_not_tried_again_at_its_size(fake):
 
 
 def test_only_what_was_put_off_is_sent_again(fake):
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(documents=500, wait=0.001)) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=BulkOptions(documents=500, wait=0.001)) as index:
         fake.faults['_bulk'] = [Fault('half')]
         ingest(index, stream())
         assert sizes(fake) == [200, 100] and filled(index)
 
 
 def test_a_full_server_is_given_up_and_gone_on_with(fake, tmp_path):
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=Pace(documents=16, wait=0.001, longest=0.01, patience=0.1)) as index:
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=BulkOptions(documents=16, wait=0.001, longest=0.01, patience=0.1)) as index:
         fake.faults['_bulk'] = [None] * 3; fake.always['_bulk'] = Fault('rejected')
         with pytest.raises(ConfigError, match='nothing taken for 0.1 seconds .*rejected_execution_exception'): ingest(index, stream(), tmp_path/'progress.json')
         assert read_json(tmp_path/'progress.json')['done'] == 48
@@ -282,8 +282,8 @@ def test_a_server_that_is_down_is_named():
     with nobody() as port, pytest.raises(ConfigError, match=f'http://127.0.0.1:{port}/docs: no answer'):
         OpenSearchIndex.open(f'http://user:secret@127.0.0.1:{port}/docs')
     with serving() as fake:
-        pace = Pace(wait=0.001, longest=0.01, patience=0.05)
-        index, port = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=pace), fake.server_port
+        pace = BulkOptions(wait=0.001, longest=0.01, patience=0.05)
+        index, port = OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=pace), fake.server_port
     with nobody(port):
         with pytest.raises(ConfigError, match='no answer'): index.search(VECTORS[:1])
         with pytest.raises(ConfigError, match='nothing taken for 0.05 seconds .no answer'): index.add(IDS, VECTORS)
@@ -300,8 +300,8 @@ def test_a_search_that_fails_says_so(fake, fault, reason):
 
 def fill(place: str, progress: Path, number: int) -> None:
     "A child that fills an index, and is killed at the `number`-th moment: at a request, or as progress is written."
-    die_at_change(number, sys.modules[__name__], 'ingest', calls=[(opensearch, 'send')])
-    with OpenSearchIndex.open(place, LABEL, pace=QUICK) as index: ingest(index, stream(), progress)
+    die_at_change(number, sys.modules[__name__], 'ingest', calls=[(opensearch, '_send')])
+    with OpenSearchIndex.open(place, LABEL, bulk=QUICK) as index: ingest(index, stream(), progress)
 
 
 def test_a_killed_ingest_loses_nothing_and_doubles_nothing(place, tmp_path):
@@ -320,7 +320,7 @@ def test_memory_holds_a_chunk(fake):
     ahead = []
     def watched():
         for n, each in enumerate(stream()): ahead.append(n - len(fake.shelves['docs'].written)); yield each
-    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, pace=QUICK) as index: ingest(index, watched())
+    with OpenSearchIndex.new(f'{fake.url}/docs', LABEL, bulk=QUICK) as index: ingest(index, watched())
     assert max(ahead) <= QUICK.documents
 
 
@@ -330,7 +330,7 @@ def test_another_model_is_refused_by_hash(place):
         with pytest.raises(ConfigError, match='made this index') as told: OpenSearchIndex.open(place, other)
         with pytest.raises(ConfigError, match='there already'): OpenSearchIndex.new(place, other)
     assert '10' in str(told.value)
-    with OpenSearchIndex.open(place) as index, pytest.raises(ConfigError, match='vectors over 8 pieces'): index.add(['가'], VECTORS[:1, :8])
+    with OpenSearchIndex.open(place) as index, pytest.raises(ConfigError, match='vectors over 8 tokens'): index.add(['가'], VECTORS[:1, :8])
 
 
 def test_a_certificate_is_checked(tmp_path):

@@ -5,16 +5,19 @@ import pytest
 from chromium import faults
 from conftest import ROOT, run_cells
 from faults import begin, command, end, said, summary
-from splade_nb.collection import DataError, toy_corpus
-from splade_nb.config import ConfigError, resolve
-from splade_nb.run import begin_run, load_encoder, main, run_version
+from splade_nb.data.records import DataError, toy_corpus
+from splade_nb.config.files import ConfigError
+from splade_nb.config.versions import resolve
+from splade_nb.model.load import load_encoder
+from splade_nb.experiment import begin_run, run_version
+from splade_nb.cli import main
 
 SMALL = 'settings: {steps: 6, hidden: 64, layers: 1, vocabulary: 300, batch_size: 8}'
 CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'data', 'steps', 'seconds', 'peak_memory_mb', 'device', 'metrics', 'bm25',
             'before_training', 'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'guard', 'versions'}
 METRICS = {'data', 'queries', 'ndcg@10', 'success@1', 'recall@1', 'recall@10', 'mrr@10'}
 
-REPORT = ('data hash', 'device', 'seed', 'packages', 'said by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
+REPORT = ('data hash', 'device', 'seed', 'packages', 'set by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
 
 
 def papermill(*arguments: str) -> subprocess.CompletedProcess:
@@ -100,8 +103,9 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
 
 def test_two_processes_encode_one_file(run, tmp_path, capsys):
     from scipy import sparse
-    from splade_nb.encoding import encode, read_shards
-    from splade_nb.formats import read_vectors
+    from splade_nb.model.encode import encode
+    from splade_nb.model.encode_shards import read_shards
+    from splade_nb.serving.formats import read_vectors
     texts = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(25)]
     (tmp_path/'texts.txt').write_text('\n'.join(texts), encoding='utf-8')
     given = [str(part) for part in ('encode', '--model', run, '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2, '--part')]
@@ -110,17 +114,17 @@ def test_two_processes_encode_one_file(run, tmp_path, capsys):
     both = [begin(command, [*given, part, '--screen'], folder) for part, folder in zip('01', folders)]
     assert [end(child) for child in both] == [0, 0], [*map(said, folders)]
     assert [json.loads(said(folder).splitlines()[-1])['written'] for folder in folders] == [4, 3]
-    rows, (model, pieces) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
-    whole = encode(model, pieces, texts)
+    rows, (model, tokenizer) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
+    whole = encode(model, tokenizer, texts)
     assert rows.shape == whole.shape and 0 < rows.getnnz(axis=1).max() <= 9 and abs(rows - whole.multiply(rows > 0)).max() < 1e-5
     assert main(['convert', '--vectors', str(tmp_path/'shards'), '--format', 'rank_features', '--out', str(tmp_path/'features'), '--data', str(tmp_path/'texts.txt')]) == 0
-    converted = list(read_vectors(tmp_path/'features', 'rank_features', pieces))
+    converted = list(read_vectors(tmp_path/'features', 'rank_features', tokenizer))
     assert (sparse.vstack([part.rows for part in converted]) != rows).nnz == 0 and [text for part in converted for text in part.texts] == texts
     assert main([*given, '0']) == 2 and 'screen: True made these shards, False is asked for' in capsys.readouterr().err
 
 
 def test_shards_are_written_as_texts_are_read(run, tmp_path):
-    from splade_nb.encoding import encode_shards
+    from splade_nb.model.encode_shards import encode_shards
     def stream():
         for number in range(20):
             assert len(list(tmp_path.glob('shard-*.npz'))) == number // 5, 'no more than a shard of texts is held'
@@ -129,9 +133,9 @@ def test_shards_are_written_as_texts_are_read(run, tmp_path):
 
 
 def test_full_scale_takes_local_folders_for_backbone_and_teacher(tmp_path, monkeypatch):
-    monkeypatch.setattr('splade_nb.run.require_wires', lambda *given: ()) # proven at full scale in test_wires.py
-    from splade_nb.model import mini_backbone
-    from splade_nb.tokens import train_unigram
+    monkeypatch.setattr('splade_nb.experiment.require_acting_settings', lambda *given: ()) # proven at full scale in test_check_settings.py
+    from splade_nb.model.initialization import mini_backbone
+    from splade_nb.data.tokenizer import train_unigram
     tokenizer = train_unigram(list(toy_corpus().texts.values()), 300)
     folder = tmp_path/'backbone'; tokenizer.save_pretrained(folder)
     mini_backbone(resolve('v28', hidden=64, layers=1), len(tokenizer)).save_pretrained(folder)

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 from chromium import faults
 from conftest import NOTEBOOKS, ROOT, name, read, text
-from splade_nb.config import VERSIONS
+from splade_nb.config.versions import VERSIONS
 
 SITE = ROOT/'docs/_build/html'
 pytestmark = pytest.mark.skipif(not (SITE/'index.html').exists(), reason='no site: make docs')
@@ -92,7 +92,7 @@ def test_each_link_leads_somewhere(pages):
 
 def test_each_name_is_listed(pages):
     listed = (SITE/'reference/names.html').read_text(encoding='utf-8')
-    modules = [p.stem for p in (ROOT/'splade_nb').glob('*.py') if p.name[0] != '_']
+    modules = ['.'.join(p.relative_to(ROOT/'splade_nb').with_suffix('').parts) for p in (ROOT/'splade_nb').rglob('*.py') if p.name[0] != '_']
     assert [m for m in modules if f'<span class="pre">{m}</span>' not in listed] == []
 
 
@@ -115,12 +115,12 @@ def test_the_comparison_shows_the_kept_runs():
 
 def test_exported_functions_link_to_their_source():
     wrong, count = [], 0
-    for path in (SITE/'library').glob('*.html'):
+    for path in (SITE/'library').rglob('*.html'):
         for link in re.findall(r'class="source[^"]*" href="([^"]+)"', path.read_text(encoding='utf-8')):
-            room, line = re.search(r'/splade_nb/(\w+)\.py#L(\d+)$', link).groups()
-            source = (ROOT/f'splade_nb/{room}.py').read_text(encoding='utf-8').splitlines()[int(line) - 1]
+            module, line = re.search(r'/blob/\w+/splade_nb/([\w/]+)\.py#L(\d+)$', link).groups()
+            source = (ROOT/f'splade_nb/{module}.py').read_text(encoding='utf-8').splitlines()[int(line) - 1]
             count += 1
-            if room != path.stem or not re.match(r'\s*(def|class|async) ', source): wrong.append(link)
+            if module != path.relative_to(SITE/'library').with_suffix('').as_posix() or not re.match(r'\s*(def|class|async) ', source): wrong.append(link)
     assert wrong == [] and count > 300, wrong[:5]
 
 

@@ -7,7 +7,8 @@ from conftest import ROOT, real
 sys.path.insert(0, str(ROOT/'experiments'))
 import tuning
 from symptoms import CASES, MEASURES
-from splade_nb.config import ConfigError, as_dict
+from splade_nb.config.files import ConfigError
+from splade_nb.config.settings import as_dict
 
 each_case = pytest.mark.parametrize('case', CASES, ids=lambda case: case.name)
 

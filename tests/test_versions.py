@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
-from conftest import real
-from splade_nb.config import (ABOUT, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, SCALES, SEED, VERSIONS, ConfigError, Settings, as_dict, differences,
-                              from_dict, off, override, read_overrides, resolve, resolve_quietly, version_table)
+from conftest import ROOT, real
+from splade_nb.config.files import SEED, ConfigError
+from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
+from splade_nb.config.versions import (
+    ABOUT, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, SCALES, VERSIONS, current_recipe, differences, recipe_name,
+    resolve, resolve_quietly, version_table)
 
 FILE, LOSSES, GUIDE = 'versions-and-errata.md', 'seeds/2-losses.md', 'seeds/4-training-guide.md'
 NAMES = [setting.name for setting in fields(Settings)]
@@ -77,10 +80,10 @@ def values(*names: str):
     return lambda version, cell: either(version, names, [tuple(numbers(part)[:len(names)]) for part in bare(cell).split(';')[0].split(', then ')])
 
 
-def words(name: str, **meanings):
+def words(name: str, **expansion_table):
     "A cell whose words stand for values of a setting; a hyphen states nothing."
     def check(version, cell):
-        found = {meaning for word, meaning in meanings.items() if word.replace('_', ' ').lower() in bare(cell).lower()}
+        found = {meaning for word, meaning in expansion_table.items() if word.replace('_', ' ').lower() in bare(cell).lower()}
         return either(version, (name,), [(value,) for value in found] or [(None,)] * (bare(cell) == '-'))
     return check
 
@@ -196,9 +199,9 @@ def test_a_wrong_value_is_seen():
     assert [place for *place, version, cell in wrong if ROWS[place[0]][place[1]](version, cell)] == []
 
 
-OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight start_noise silence
+OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight direction_noise silence
 similarity dot_scale positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
-negatives mining_depth steps keep_start validations'''.split()
+negatives mining_depth steps weight_averaging validations'''.split()
 
 
 @pytest.mark.parametrize('version', [version for version in VERSIONS if version.startswith('v')])
@@ -298,10 +301,10 @@ def test_recommended_configuration_is_v23():
     stated = yaml.safe_load(re.search('```yaml\n(.*?)```', section(GUIDE, '7.4'), re.S)[1])
     second, phases = VERSIONS['v23'], stated.pop('curriculum_phases')
     assert phases == [dict(start_epoch=phase.first, end_epoch=phase.last, temperature=phase.temperature) for phase in second.phases]
-    meanings = {'name': ('backbone',), 'use_expansion': ('mlm_head',), 'num_epochs': ('epochs',), 'use_idf_weighting': ('flops_form', {True: 'idf'})}
+    expansion_table = {'name': ('backbone',), 'use_expansion': ('mlm_head',), 'num_epochs': ('epochs',), 'use_idf_weighting': ('flops_form', {True: 'idf'})}
     flat = {name: value for part in stated.values() for name, value in part.items()}
     for name, value in flat.items():
-        setting, translation = (*meanings.get(name, (name,)), {})[:2]
+        setting, translation = (*expansion_table.get(name, (name,)), {})[:2]
         assert getattr(second, setting) == translation.get(value, value), name
     assert len(flat) == 14
 
@@ -313,7 +316,7 @@ def test_gate_of_the_guide():
 
 # ---- the table that is rendered
 
-@pytest.mark.parametrize('recipe, scale', list(itertools.product(('seed', 'corrected'), SCALES)))
+@pytest.mark.parametrize('recipe, scale', list(itertools.product(('original', 'corrected'), SCALES)))
 def test_rendered_table_is_the_objects(recipe, scale):
     "Every cell is the setting's value, in brackets where it does nothing."
     table = version_table(recipe=recipe, scale=scale)
@@ -335,12 +338,12 @@ def test_changed_rows_are_those_that_differ():
 
 # ---- versions, recipes, scales
 
-@pytest.mark.parametrize('version, recipe, scale', list(itertools.product(VERSIONS, ('seed', 'corrected'), SCALES)))
+@pytest.mark.parametrize('version, recipe, scale', list(itertools.product(VERSIONS, ('original', 'corrected'), SCALES)))
 def test_every_version_resolves_and_survives_json(version, recipe, scale):
     settings = resolve_quietly(version, recipe, scale)
     assert from_dict(json.loads(json.dumps(as_dict(settings), ensure_ascii=False))) == settings
     assert override(settings, json.loads(json.dumps(as_dict(settings)))) == settings
-    if (recipe, scale) == ('seed', 'full'): assert settings == VERSIONS[version]
+    if (recipe, scale) == ('original', 'full'): assert settings == VERSIONS[version]
 
 
 @pytest.mark.parametrize('scale, corrections', [('full', CORRECTIONS), ('mini', MINI_CORRECTIONS)])
@@ -354,7 +357,7 @@ def test_every_correction_acts_and_has_a_reason(scale, corrections):
 @pytest.mark.parametrize('scale', SCALES)
 def test_differences_are_the_difference(version, scale):
     "What is listed is exactly what the recipes differ in, and each setting acts in at least one of them."
-    written, mended = (resolve_quietly(version, recipe, scale) for recipe in ('seed', 'corrected'))
+    written, mended = (resolve_quietly(version, recipe, scale) for recipe in ('original', 'corrected'))
     listed = differences(version, scale)
     assert {found['setting'] for found in listed} == {name for name in NAMES if getattr(written, name) != getattr(mended, name)}
     assert [found['setting'] for found in listed if found['setting'] in off(written) and found['setting'] in off(mended)] == []
@@ -388,7 +391,7 @@ def phase(first=1, last=25, **changes) -> dict: return dict(first=first, last=la
 
 
 def test_overrides_by_name_text_and_file_agree(tmp_path):
-    changes = dict(lambda_flops=0.02, epochs=25, context_gate=False, backbone='klue/roberta-base', keep_start=[0.0, 0.5], phases=[phase(mix={'original': 0.4, 'travel': 0.6})])
+    changes = dict(lambda_flops=0.02, epochs=25, context_gate=False, backbone='klue/roberta-base', weight_averaging=[0.0, 0.5], phases=[phase(mix={'original': 0.4, 'travel': 0.6})])
     (tmp_path/'settings.json').write_text(json.dumps(changes), encoding='utf-8')
     named = resolve('v28', **changes)
     assert named == resolve('v28', **read_overrides(json.dumps(changes))) == resolve('v28', **read_overrides(str(tmp_path/'settings.json')))
@@ -411,14 +414,14 @@ IMPOSSIBLE = [  # overrides of v28, what the message says
     (dict(lambda_flops=-0.1), 'the nearest is 0'), (dict(lambda_flops=math.nan), 'at least 0'), (dict(learning_rate=0), 'the nearest is 1e-12'), (dict(temperature=0), 'the nearest is 0.001'),
     (dict(dropout=1.1), 'the nearest is 1'), (dict(max_length=2), 'the nearest is 3'), (dict(top_k=0), 'the nearest is 1'), (dict(steps=-1), 'the nearest is 0'),
     (dict(top_k=20_000), 'the nearest is 16000'), (dict(margin=1.5, lambda_margin=1.0, similarity='cosine'), 'the nearest is 1.0'), (dict(gate_heads=3), 'must divide the hidden size 128'),
-    (dict(start='pretrained'), 'take random or near_identity'), (dict(keep_start=()), 'at least one'), (dict(keep_start=(2,)), 'between 0 and 1'), (dict(keep_start=('a',)), 'between 0 and 1'),
+    (dict(start='pretrained'), 'take random or near_identity'), (dict(weight_averaging=()), 'at least one'), (dict(weight_averaging=(2,)), 'between 0 and 1'), (dict(weight_averaging=('a',)), 'between 0 and 1'),
     (dict(phases=[phase(2)]), 'let it begin at 1'), (dict(phases=[phase(1, 10), phase(12)]), 'let it begin at 11'), (dict(phases=[phase(1, 10), phase(10)]), 'let it begin at 11'),
     (dict(phases=[phase(1, 24)]), 'let both be 25'), (dict(phases=[phase(1, 30)]), 'let both be 25'), (dict(phases=[phase(1, 0), phase(1)]), 'ends at 0'),
     (dict(phases=[phase(mix={'original': 0.5})]), 'sums to 0.5, not to 1'), (dict(phases=[phase(temperature=0)]), 'must be above 0'), (dict(phases=[phase(temperature=math.nan)]), 'must be finite'),
     (dict(phases=[phase(temprature=1)]), "did you mean 'temperature'"), (dict(phases=[{'first': 1}]), 'last is missing'), (dict(phases=[1]), 'expected Phase, found int'),
 ]
 ALSO_IMPOSSIBLE = [
-    dict(epochs=math.nan), dict(epochs=math.inf), dict(lambda_flops=math.inf), dict(phases='[{'), dict(keep_start='[0.5'), dict(phases=[phase(temperature='warm')]), dict(phases=[phase(temperature=True)]),
+    dict(epochs=math.nan), dict(epochs=math.inf), dict(lambda_flops=math.inf), dict(phases='[{'), dict(weight_averaging='[0.5'), dict(phases=[phase(temperature='warm')]), dict(phases=[phase(temperature=True)]),
     dict(phases=[phase(lambda_kd=-1)]), dict(phases=[phase(lambda_kd=math.nan)]), dict(phases=[phase(learning_rate_factor=-1)]), dict(phases=[phase(mix=3)]), dict(phases=[phase(mix={'original': 'all'})]),
     dict(phases=[phase(mix={'original': math.nan})]), dict(phases=[phase(mix={'original': 1.5, 'travel': -0.5})]), dict(phases=[phase(mix={'orginal': 1.0})]),
 ]
@@ -435,7 +438,7 @@ def test_other_impossible_settings(changes):
     with pytest.raises(ConfigError): resolve('v28', **changes)
 
 
-@pytest.mark.parametrize('arguments, told', [(('v82',), "did you mean 'v28'"), (('v28', 'corected'), "did you mean 'corrected'"), (('v28', 'seed', 'minni'), "did you mean 'mini'"), (('',), 'Known: v22')])
+@pytest.mark.parametrize('arguments, told', [(('v82',), "did you mean 'v28'"), (('v28', 'corected'), "did you mean 'corrected'"), (('v28', 'original', 'minni'), "did you mean 'mini'"), (('',), 'Known: v22')])
 def test_unknown_version_recipe_scale(arguments, told):
     with pytest.raises(ConfigError, match=re.escape(told)): resolve(*arguments)
 
@@ -452,5 +455,78 @@ def test_overrides_file_that_is_a_list(tmp_path):
 
 def test_what_a_version_itself_declares_is_warned_about():
     "V22's margin of 1.5 (seed 4, section 6.1) stays as written, with a warning; as an override it is refused above."
-    with pytest.warns(UserWarning, match='as written: margin=1.5'): assert resolve('v22', 'seed', 'full').margin == 1.5
+    with pytest.warns(UserWarning, match='as written: margin=1.5'): assert resolve('v22', 'original', 'full').margin == 1.5
     assert resolve('v22', 'corrected', 'full').margin == 0.3
+
+
+# ---- earlier names
+
+EARLIER_VALUES = {float: 0.5, int: 64, bool: True, tuple: [0.0, 0.5]}
+
+
+@pytest.mark.parametrize('earlier, name', RENAMED.items())
+def test_an_earlier_name_gives_the_same_settings(earlier, name):
+    value = EARLIER_VALUES[type(getattr(Settings, name))]
+    with pytest.warns(FutureWarning, match=f"setting '{earlier}' is called '{name}' now"):
+        settings = override(Settings(), {earlier: value})
+    assert settings == override(Settings(), {name: value}) != Settings()
+    with pytest.warns(FutureWarning, match=f"'{earlier}'.*'{name}'"):
+        assert resolve_quietly('splade_ko', **{earlier: value}) == resolve_quietly('splade_ko', **{name: value})
+    assert from_dict({**as_dict(Settings()), name: value}) == from_dict({earlier: value}) == settings
+    assert name in NAMES and earlier not in NAMES
+
+
+@pytest.mark.parametrize('name', [name for name in RENAMED.values() if not isinstance(getattr(Settings, name), bool)])
+def test_a_renamed_setting_keeps_its_bounds(name):
+    wrong = [-0.5] if isinstance(getattr(Settings, name), tuple) else -1
+    with pytest.raises(ConfigError, match=name): resolve_quietly('splade_ko', **{name: wrong})
+
+
+@pytest.mark.parametrize('name', ['lead_boost', 'model1_threshold'])
+def test_a_share_is_at_most_one(name):
+    with pytest.raises(ConfigError, match=f'{name}=1.5: must be between 0 and 1'): resolve('splade_ko', **{name: 1.5})
+    assert name in off(Settings()) and name not in off(Settings(min_input_logit=4.0))
+
+
+def test_both_names_of_a_setting_must_agree():
+    assert current_names(dict(own_floor=4.0, min_input_logit=4.0)) == dict(min_input_logit=4.0)
+    with pytest.raises(ConfigError, match='min_input_logit is given twice'): current_names(dict(own_floor=4.0, min_input_logit=5.0))
+
+
+def test_the_earlier_name_of_a_recipe():
+    with pytest.warns(FutureWarning, match="recipe 'seed' is called 'original' now"):
+        assert resolve('v26', 'seed') == resolve('v26', 'original')
+    assert recipe_name('original') == current_recipe('seed') == 'original' and current_recipe('corrected') == 'corrected'
+    with pytest.raises(ConfigError, match='Known: original, corrected'): recipe_name('seeds')
+
+
+def test_a_kept_result_under_the_earlier_recipe_is_shown_as_original():
+    from splade_nb.evaluation.compare import compare_row
+    from splade_nb.evaluation.report import read_part
+    path = ROOT/'docs'/'results'/'v26-seed-mini-42'/'summary.json'
+    summary = json.loads(path.read_text(encoding='utf-8'))
+    assert summary['recipe'] == 'seed' and compare_row(summary)['recipe'] == read_part(path)['recipe'] == 'original'
+
+
+def test_a_model_saved_under_earlier_names_opens(tmp_path):
+    "Its `splade.json` and `text.json` hold the names of before; its vectors are the same, bit for bit."
+    from splade_nb.data.tokenizer import RENAMED_OPTIONS, SpladeTokenizer, load_tokenizer, save_tokenizer, train_unigram
+    from splade_nb.model.encode import encode
+    from splade_nb.model.load import load, save
+    from splade_nb.model.initialization import toy_model
+    texts = ['아이튠즈 노래를 서울에서 듣는다', 'iTunes 음악', '제주도 여행 일정']
+    tokenizer = SpladeTokenizer(train_unigram(texts, 60), hashed_bigrams=64, phonetic_keys=True, lead_boost=0.5)
+    changes = dict(min_input_logit=3.0, hashed_bigrams=64, phonetic_keys=True, lead_boost=0.5, idf_prior_documents=20)
+    model = toy_model(len(tokenizer.backend), **changes)
+    save_tokenizer(tokenizer, save(model, tmp_path))
+    before = encode(model, tokenizer, texts)
+    for file, renamed in (('splade.json', RENAMED), ('text.json', RENAMED_OPTIONS)):
+        earlier = {name: former for former, name in renamed.items()}
+        values = json.loads((tmp_path/file).read_text(encoding='utf-8'))
+        values = {earlier.get(name, name): value for name, value in values.items()}
+        assert set(values) & set(renamed), f'{file} holds no renamed setting'
+        (tmp_path/file).write_text(json.dumps(values, ensure_ascii=False), encoding='utf-8')
+    opened, tokens = load(tmp_path), load_tokenizer(tmp_path)
+    assert {name: getattr(opened.settings, name) for name in changes} == changes
+    after = encode(opened, tokens, texts)
+    assert before.nnz and (before != after).nnz == 0

@@ -6,10 +6,10 @@ import pytest
 from conftest import ROOT, real
 sys.path.append(str(ROOT/'experiments'))
 import vocabulary
-from splade_nb import tokens
-from splade_nb.config import resolve_quietly
-from splade_nb.encoding import encode
-from splade_nb.material import prepare
+from splade_nb.data import tokenizer as tokens
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.encode import encode
+from splade_nb.training.dataset import prepare
 
 
 def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
@@ -23,9 +23,9 @@ def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
 
 def test_only_columns_of_queries_rank(tmp_path):
     part, collection = vocabulary.Judged('mini'), vocabulary.without_held_out(['mini'])
-    prepared = prepare(resolve_quietly('splade_v2', vocabulary=1500, hidden=64, segment='none'), collection, 42, tmp_path)
-    found, asked = vocabulary.judged(prepared, [part])
-    whole = part.measure(asked @ encode(prepared.model, prepared.material.pieces, part.texts, whole=True).T)
+    setup = prepare(resolve_quietly('splade_v2', vocabulary=1500, hidden=64, segment='none'), collection, 42, tmp_path)
+    found, asked = vocabulary.evaluate_queries(setup, [part])
+    whole = part.measure(asked @ encode(setup.model, setup.training_data.tokenizer, part.texts, whole=True).T)
     assert len(part.queries) > 50 and 0.2 < np.mean(whole) < 1
     assert np.allclose(vocabulary.unpacked(found[part.name]), whole, atol=1e-4)
 
@@ -33,14 +33,14 @@ def test_only_columns_of_queries_rank(tmp_path):
 def test_a_cut_vocabulary_splits_as_before(tmp_path):
     source = real('tokenizers')
     collection = vocabulary.without_held_out(['mini'])
-    whole, cut = (tokens.load_pieces(vocabulary.settings_for(name, 'none', SimpleNamespace(tokenizers=source, steps=1, morphemes=tmp_path/'found.sqlite'), collection, tmp_path).backbone) for name in ('xlmr', 'xlmr-cut'))
+    whole, cut = (tokens.load_tokenizer(vocabulary.settings_for(name, 'none', SimpleNamespace(tokenizers=source, steps=1, morphemes=tmp_path/'found.sqlite'), collection, tmp_path).backbone) for name in ('xlmr', 'xlmr-cut'))
     texts = list(collection.texts.values())[:50]
     assert [[cut.names[i] for i in row] for row in cut.ids(texts)] == [[whole.names[i] for i in row] for row in whole.ids(texts)]
     assert len(whole) == 250_002 and len(cut) < 20_000
 
 
-def row(name: str, pieces: int, found: str) -> dict:
-    return dict(vocabulary=name, segment='none', seed=42, pieces=pieces, seen=100, document=20.5, word=2.25, unknown=dict(documents=0.0, queries=0.001), parameters=1.5e6, peak=2.5e9, training=120.0, steps=60,
+def row(name: str, tokenizer: int, found: str) -> dict:
+    return dict(vocabulary=name, segment='none', seed=42, pieces=tokenizer, seen=100, document=20.5, word=2.25, unknown=dict(documents=0.0, queries=0.001), parameters=1.5e6, peak=2.5e9, training=120.0, steps=60,
                 stopped='', preparation=9.0, speed=12.5, terms=dict(query=10.0, doc=50.0), dead=0.0, korean=0.75, noise=0.05, hidden=128, layers=2, length=128, batch=32, threads=1,
                 start=dict(one='0.5 0.5 0.5 0.5'), found=dict(one=found))
 

@@ -3,10 +3,11 @@ import re, subprocess, sys
 import numpy as np
 import pytest
 from conftest import ROOT
-from splade_nb.collection import toy_corpus
-from splade_nb.evaluation import index_bytes, marked, paired_difference
-from splade_nb.lexical import BM25
-from splade_nb.run import baselines, compare_systems, index_facts, revision
+from splade_nb.data.records import toy_corpus
+from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
+from splade_nb.data.bm25 import BM25
+from splade_nb.config.files import revision
+from splade_nb.evaluation.retrieval import baselines, compare_systems, index_facts
 
 sys.path += [str(ROOT/'docs'), str(ROOT/'experiments'), str(ROOT/'benchmarks')]
 import baselines as kept_baselines
@@ -55,15 +56,22 @@ def test_english_questions_stand_apart_and_claim_nothing():
     assert '| BM25 + bigrams |' in korean and 'untrained' in korean and 'index, MB' in korean
 
 
-@pytest.mark.parametrize('name', ['README.md', 'README.ko.md'])
+@pytest.mark.parametrize('name', ['docs/results.md', 'docs/results_ko.md'])
 def test_the_embedded_set_does_not_lead(name):
     block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
     assert block.index('tydiqa_ko_goldp') < block.index('`mini`') and 'koen_' in block
     assert not re.search(r'koen_\w+ \|.*▲', block) and '76.1' in block.splitlines()[1]
 
 
+@pytest.mark.parametrize('name, first', [('README.md', 'public'), ('README.ko.md', '공개')])
+def test_public_collections_lead_the_first_page(name, first):
+    block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
+    assert '76.1' in block.splitlines()[1] and block.index(f'| {first}') < block.index('| mini') and '▲' not in block
+    assert 'BM25 + ' in block
+
+
 def test_no_page_says_that_test_queries_were_judged_once():
-    pages = [ROOT/'docs'/'experiments.md', ROOT/'docs'/'leaderboard.md', ROOT/'README.md']
+    pages = [ROOT/'docs'/'experiments.md', ROOT/'docs'/'leaderboard.md', ROOT/'docs'/'results.md', ROOT/'README.md']
     assert [path.name for path in pages if re.search('judged once', path.read_text(encoding='utf-8'), re.IGNORECASE)] == []
 
 

@@ -1,0 +1,3 @@
+from .._earlier import names_of
+
+__getattr__ = names_of('evaluation')

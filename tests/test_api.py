@@ -1,0 +1,161 @@
+"""The public functions give the scores that `make evaluate` judges; what the README said one version ago still works."""
+import json, subprocess, sys, warnings
+from pathlib import Path
+import numpy as np
+import pytest
+import splade_nb
+from conftest import ROOT, made_collection
+from splade_nb.config.versions import resolve
+from splade_nb.data.records import toy_corpus
+from splade_nb.evaluation.metrics import rank, retrieval_metrics
+from splade_nb.evaluation.retrieval import evaluate_model, retrieve
+from splade_nb.training.dataset import prepare, save_model_folder
+
+TEXTS = ['경복궁은 한복을 입으면 무료로 들어갑니다', '택배 문자의 링크는 누르지 마세요', '제주도 올레길은 봄에 걷기 좋습니다']
+
+
+def saved(folder: Path, version: str, **settings) -> Path:
+    "A run folder with a small untrained model of the toy collection."
+    small = resolve(version, hidden=64, vocabulary=1000, **settings)
+    save_model_folder(prepare(small, toy_corpus(), 42, folder/'cache'), folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def v28(tmp_path_factory) -> Path: return saved(tmp_path_factory.mktemp('v28'), 'v28')
+
+
+def test_the_package_alone_loads_nothing():
+    script = ('import sys, splade_nb\nassert not {"torch", "numpy", "transformers", "splade_nb.api"} & set(sys.modules)\n'
+              'assert {"load", "encode", "train", "evaluate", "search"} <= set(dir(splade_nb))\n'
+              'from splade_nb import load, encode, train, evaluate, search\n'
+              'import splade_nb.api as api\nassert (load, search) == (api.load, api.search)')
+    done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match='no attribute'): splade_nb.serach
+
+
+@pytest.mark.parametrize('version, settings', [('v28', {}), ('splade_ko', {}), ('v28', {'similarity': 'cosine'})])
+def test_the_five_lines_give_the_judged_scores(version, settings, tmp_path):
+    folder, collection = saved(tmp_path, version, **settings), toy_corpus()
+    queries = {id: query.text for id, query in collection.split('test').items()}
+    encoder = splade_nb.load(folder)
+    documents = encoder.encode_document(collection.texts.values())
+    asked = encoder.encode_query(queries.values(), documents)
+    scores = encoder.similarity(asked, documents)
+    ranking, of_queries, of_documents = retrieve(encoder.model, encoder.tokenizer, queries, collection.texts)
+    np.testing.assert_array_equal(scores, (of_queries @ of_documents.T).toarray())
+    judged = retrieval_metrics({id: collection.qrels[id] for id in queries}, rank(asked @ documents.T, list(queries), list(collection.texts)))
+    found = evaluate_model(str(folder), 'toy')
+    assert judged.mean().round(5).to_dict() == {name: found[name] for name in judged}
+    assert splade_nb.evaluate(folder, 'toy') == found
+    assert found['active_terms']['doc'] == encoder.sparsity(documents)['active_dims']
+
+
+def test_a_query_without_its_collection_warns(v28, tmp_path):
+    encoder = splade_nb.load(saved(tmp_path, 'splade_ko'))
+    with pytest.warns(UserWarning, match='pass documents='): encoder.encode_query(TEXTS[:1])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        splade_nb.load(v28).encode_query(TEXTS[:1])
+
+
+def test_one_text_is_a_list_of_one(v28):
+    encoder = splade_nb.load(v28)
+    assert encoder.encode_document(TEXTS[0]).shape[0] == encoder.encode_query(TEXTS[0]).shape[0] == 1
+
+
+def test_search_finds_what_the_vectors_find(v28, tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    hits = splade_nb.search(v28, str(tmp_path/'texts.txt'), '한복 입고 경복궁', k=2)
+    encoder = splade_nb.load(v28)
+    documents = splade_nb.encode(v28, TEXTS)
+    scores = encoder.similarity(encoder.encode_query('한복 입고 경복궁', documents), documents)[0]
+    assert [hit.text for hit in hits] == [TEXTS[i] for i in np.argsort(-scores)[:2]]
+    assert hits[0].score == pytest.approx(float(scores.max()), rel=1e-5)
+
+
+# The README of the version before: every command and import that it named
+
+def python(*arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_earlier_five_lines_work_and_name_the_new_ones(v28):
+    done = python('-c', f'''
+from splade_nb.run import load_encoder
+from splade_nb.encoding import encode, terms
+
+model, pieces = load_encoder({str(v28)!r})
+vector = encode(model, pieces, ['제주도 여행 어디가 좋아요'], document=False)
+print(terms(vector[0], pieces))''')
+    assert '제' in done.stdout
+    for name in ('model.load.load_encoder', 'model.encode.encode', 'model.encode.terms'):
+        assert f'is now splade_nb.{name}' in done.stderr
+
+
+def test_earlier_commands_encode_queries_and_convert(v28, tmp_path):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    (tmp_path/'queries.jsonl').write_text(json.dumps(dict(_id='q', text='한복 입고 경복궁'), ensure_ascii=False) + '\n', encoding='utf-8')
+    run = ('-m', 'splade_nb.run')
+    given = ('--model', v28, '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--korean', '--screen')
+    done = python(*run, 'encode', *given)
+    assert json.loads(done.stdout)['whole'] and 'is now python -m splade_nb.cli' in done.stderr
+    python(*run, 'encode', '--model', v28, '--queries', tmp_path/'queries.jsonl', '--collection', tmp_path/'shards', '--out', tmp_path/'asked')
+    written = python(*run, 'convert', '--vectors', tmp_path/'shards', '--format', 'rank_features', '--out', tmp_path/'vectors', '--data', tmp_path/'texts.txt')
+    assert json.loads(written.stdout)['documents'] == 3
+
+
+def test_the_earlier_command_evaluates_and_exports(v28, tmp_path):
+    done = python('-m', 'splade_nb.run', 'evaluate', '--model', v28, '--data', 'toy')
+    assert json.loads(done.stdout.splitlines()[-1])['ndcg@10'] == splade_nb.evaluate(v28, 'toy')['ndcg@10']
+    python('-m', 'splade_nb.run', 'export', '--model', v28, '--to', 'sentence-transformers', '--out', tmp_path/'exported')
+    assert (tmp_path/'exported'/'modules.json').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('command', [('splade_nb.run', 'train'), ('splade_nb.training',)])
+def test_training_by_either_command(command, tmp_path):
+    small = ('steps=2', 'hidden=64', 'layers=1', 'vocabulary=300', 'batch_size=8')
+    done = python('-m', *command, 'v28', '--set', 'data=toy', 'scale=mini', f'out={tmp_path}', '--set', *small)
+    assert json.loads(done.stdout.splitlines()[-1])['steps'] == 2 and (tmp_path/'model'/'splade.json').exists()
+    assert ('is now' in done.stderr) == (command[0] == 'splade_nb.run')
+
+
+def test_the_earlier_surgery_prunes(tmp_path):
+    from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
+    from splade_nb.data.readers import load
+    from splade_nb.data.tokenizer import train_unigram
+    tokenizer = train_unigram([*load('mini').texts.values(), *(chr(0x3041 + n) * 3 for n in range(80))], 2000)  # and letters that the corpus lacks
+    tokenizer.save_pretrained(tmp_path/'source')
+    config = XLMRobertaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    XLMRobertaForMaskedLM(config).save_pretrained(tmp_path/'source')
+    done = python('-m', 'splade_nb.surgery', tmp_path/'source', made_collection(), tmp_path/'pruned')
+    assert 'is now python -m splade_nb.model.prune_vocabulary' in done.stderr
+    cut = json.loads((tmp_path/'pruned'/'config.json').read_text(encoding='utf-8'))
+    assert cut['vocab_size'] < len(tokenizer)
+
+
+MAKE = ['train', 'test', 'search QUERY=한복', "train OUT=outputs/mine SETTINGS={}", 'compare', 'train DATA=path OUT=outputs/mine',
+        'train VERSION=splade_ko OUT=outputs/ko', 'train VERSION=v28 SCALE=full', 'resume-v28',  # further names: test_make.py
+        'evaluate-full MODEL=outputs/v28 SAMPLE=10000', 'evaluate MODEL=outputs/v28 DATA=mini', 'search QUERY=택배 ENGINE=seismic',
+        'serve', 'clean-search', 'export MODEL=outputs/v28 TO=onnx', 'opensearch', 'bench', 'leaderboard', 'lab', 'docs', 'test-all']
+
+
+@pytest.mark.parametrize('command', MAKE)
+def test_a_target_is_still_there(command):
+    done = subprocess.run(['make', '--dry-run', '--no-print-directory', *command.split()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_earlier_module_has_a_place():
+    from importlib.util import find_spec
+    from splade_nb._earlier import EARLIER, PACKAGES
+    places = {place for names in (*EARLIER.values(), *PACKAGES.values()) for place in names.split()}
+    assert [place for place in sorted(places) if find_spec(f'splade_nb.{place}') is None] == []
+    assert [name for name in EARLIER if (ROOT/'splade_nb'/name).exists() or (ROOT/'splade_nb'/f'{name}.py').exists()] == []

@@ -1,0 +1,240 @@
+"""Every setting of every version acts, what is listed as off does not, and a setting that nothing reads is found."""
+import ast, inspect, sys, tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+import pytest
+from splade_nb.config.settings import Settings, as_dict, off
+from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly
+from splade_nb.training import check_settings as checks
+from splade_nb.training import curriculum, objective
+
+WHOLE = (('v22', 'corrected'), ('v22', 'original'), ('v28', 'corrected'), ('v28', 'original'), ('splade_v2', 'corrected'),
+         ('splade_ko', 'corrected'))
+FIRST = ('v28', 'corrected')  # what `make train` runs: checked by the smoke run as well, and once for both
+RUNS = [pytest.param(*run, marks=[pytest.mark.slow] * (run != FIRST)) for run in WHOLE]
+
+
+@pytest.mark.parametrize('version, recipe', RUNS)
+def test_every_setting_acts(version, recipe):
+    settings = resolve_quietly(version, recipe, 'mini')
+    found = checks.checked(settings)
+    assert [check.name for check in found if check.state == 'dead'] == []
+    assert {check.name for check in found if check.state == 'off'} == set(checks.idle_settings(settings))
+
+
+@pytest.mark.parametrize('version', [version for version in VERSIONS if (version, 'corrected') not in WHOLE])
+def test_what_a_version_changes_acts(version):
+    "Against its parent; what they share is checked there, and for each run before its first step."
+    settings, parent = resolve_quietly(version), resolve_quietly(PARENTS[version])
+    changed = [name for name, value in as_dict(settings).items() if value != as_dict(parent)[name] and name != 'phases']
+    if settings.phases != parent.phases:
+        changed += [name for name in checks.phase_checks(settings) if name.endswith(('mix', 'temperature'))]
+    assert changed, f'{version} is {PARENTS[version]}'
+    assert 'dead' not in states(settings, changed).values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', ('v22', 'v28'))
+def test_every_setting_acts_at_full_scale(version):
+    "Backbone and teacher are read from folders, by the code that reads hub names."
+    found = checks.checked(resolve_quietly(version, 'corrected', 'full'))
+    assert [check.name for check in found if check.state == 'dead'] == []
+
+
+def test_runs_that_are_equal_when_small_share_a_check(monkeypatch, tmp_path):
+    done = []
+    def check(settings):
+        done.append(settings)
+        return [checks.SettingCheck('hidden', settings.hidden, 'live')]
+    monkeypatch.setattr(checks, 'root', lambda: tmp_path)
+    monkeypatch.setattr(checks, 'check_settings', check)
+    changes = {}, dict(hidden=64, steps=6), dict(top_k=7), dict(lambda_self=0.0)
+    runs = [resolve_quietly('v28', **each) for each in changes]
+    hidden = runs[0].hidden
+    assert [checks.checked(settings)[0].value for settings in runs] == [hidden, 64, hidden, hidden]
+    assert done == [runs[0], *runs[2:]]
+
+
+@pytest.mark.slow
+def test_what_is_off_changes_nothing():
+    "The reasons are true: a setting that is listed as off does not act."
+    tried = set()
+    for arguments in (('v22', 'original', 'mini'), ('v28', 'corrected', 'mini'), ('splade_v2', 'corrected', 'mini')):
+        settings = resolve_quietly(*arguments)
+        idle = [name for name in off(settings) if name not in tried]
+        tried.update(idle)
+        with checks.probing(settings) as (probes, _, _, pairs):
+            acting = {name: checks.difference(probes, name, *pairs[name][1:]) for name in idle}
+        assert {name: seen for name, seen in acting.items() if seen} == {}
+
+
+def test_a_run_with_an_unused_setting_is_refused_by_name(monkeypatch):
+    found = checks.SettingCheck('lambda_flops', 0.003, 'dead'), checks.SettingCheck('top_k', 5, 'live', 'loss')
+    monkeypatch.setattr(checks, 'checked', lambda settings: found)
+    with pytest.raises(checks.UnusedSetting, match='lambda_flops'):
+        checks.require_acting_settings(resolve_quietly('v28'))
+
+
+@pytest.mark.parametrize('state, code', (('live', 0), ('dead', 1)))
+def test_the_command_line_says_so(monkeypatch, capsys, state, code):
+    from splade_nb import cli
+    monkeypatch.setattr(cli, 'check_settings', lambda settings: [checks.SettingCheck('top_k', settings.top_k, state)])
+    assert cli.main(['train', 'v28', '--check-settings', '--set', 'top_k=7', 'scale=mini']) == code
+    assert capsys.readouterr().out.startswith(f'{state}  top_k = 7')
+
+
+# Tuples of registered names: losses and term weights of one's own
+
+@dataclass(frozen=True)
+class OwnSettings(Settings):
+    own_losses: tuple = ()
+
+
+def own_settings(*names: str) -> OwnSettings:
+    return OwnSettings(**vars(resolve_quietly('v28')) | dict(own_losses=names))
+
+
+def with_own_losses(monkeypatch, read) -> None:
+    "The objective adds the mean weight of the queries' vectors for each name that `read(settings)` gives."
+    true = objective.objective
+    def changed(out, rows, step, steps, training_data, settings, damping=None):
+        loss, parts = true(out, rows, step, steps, training_data, settings, damping)
+        return loss + sum(len(name) * out['query']['vectors'].mean() for name in read(settings)), parts
+    monkeypatch.setattr(objective, 'objective', changed)
+
+
+def states(settings: Settings, names: list) -> dict:
+    return {check.name: check.state for check in checks.check_settings(settings, names, progress=False)}
+
+
+def test_own_losses_act_are_off_or_are_found_unused(monkeypatch):
+    assert states(own_settings(), ['own_losses']) == {'own_losses': 'off'}
+    with_own_losses(monkeypatch, lambda settings: settings.own_losses)
+    both = ['own_losses', 'own_losses one', 'own_losses three']
+    assert states(own_settings('one', 'three'), both) == dict.fromkeys(both, 'live')
+    monkeypatch.undo()
+    with_own_losses(monkeypatch, lambda settings: settings.own_losses[:1])
+    assert states(own_settings('one', 'three'), both) == {both[0]: 'live', both[1]: 'live', both[2]: 'dead'}
+    monkeypatch.undo()
+    assert states(own_settings('one'), ['own_losses']) == {'own_losses': 'dead'}
+
+
+def test_a_run_with_own_losses_is_checked_every_time(monkeypatch, tmp_path):
+    done = []
+    monkeypatch.setattr(checks, 'root', lambda: tmp_path)
+    monkeypatch.setattr(checks, 'check_settings', lambda settings: done.append(settings) or [])
+    for _ in range(2): checks.checked(own_settings('one'))
+    for _ in range(2): checks.checked(own_settings())
+    assert len(done) == 3  # a notebook's code is not part of the package's digest
+
+
+# A setting that nothing reads: every reading of it is replaced by a constant, in the code itself
+
+def readers() -> list[str]:
+    "The modules that a training runs."
+    packages = tuple(f'splade_nb.{package}.' for package in ('config', 'data', 'model', 'training'))
+    return [name for name in sys.modules if name.startswith(packages) and not name.endswith('check_settings')]
+
+
+# Settings that V28 switches off are tried in a version that uses them.
+ELSEWHERE = {
+    **dict.fromkeys(('gradient_cache', 'teacher_max_length', 'teacher_normalise'), ('v28', 'corrected', 'full')),
+    **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
+    **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'phonetic_keys', 'lead_boost', 'model1_threshold',
+                     'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),
+                    ('splade_ko', 'corrected', 'mini')),
+    'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
+PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
+# No constant stands for a backbone, which is another folder in every check; tuples of names have a test above.
+EXCEPT = 'phases', 'backbone', *checks.name_tuples(Settings())
+NAMES = [field.name for field in fields(Settings) if field.name not in EXCEPT]
+
+
+class Cut(ast.NodeTransformer):
+    "Replaces every reading of settings, or of fields of a phase, by constants."
+    def __init__(self, values: dict, of: str): self.values, self.of, self.found = values, of, set()
+
+    def reads(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call): return self.of == 'phase' and getattr(node.func, 'id', '') == 'phase_at'
+        return getattr(node, 'id', getattr(node, 'attr', '')) in ({'settings', 's'} if self.of == 'settings' else {'phase'})
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        if node.attr not in self.values or not isinstance(node.ctx, ast.Load) or not self.reads(node.value): return node
+        self.found.add(node.attr)
+        return ast.copy_location(ast.Constant(self.values[node.attr]), node)
+
+
+def functions(namespace: dict, module: str) -> dict:
+    "name -> function, methods as Class.name, of what a module itself defines."
+    found = {}
+    for name, value in namespace.items():
+        if getattr(value, '__module__', None) != module: continue
+        parts = {f'{name}.{key}': part for key, part in vars(value).items()} if inspect.isclass(value) else {name: value}
+        found.update({key: inspect.unwrap(part) for key, part in parts.items() if inspect.isfunction(part)})
+    return found
+
+
+@contextmanager
+def cut(values: dict, of: str = 'settings'):
+    "The package in which nothing reads these settings: the code of every function that does is swapped, and restored."
+    swapped, found = [], set()
+    for module in map(sys.modules.__getitem__, readers()):
+        knife = Cut(values, of)
+        tree = ast.fix_missing_locations(knife.visit(ast.parse(inspect.getsource(module))))
+        found |= knife.found
+        if not knife.found: continue
+        scratch = {'__name__': module.__name__, '__package__': module.__package__, '__file__': module.__file__}
+        exec(compile(tree, module.__file__, 'exec'), scratch)
+        ours = functions(vars(module), module.__name__)
+        for key, function in functions(scratch, module.__name__).items():
+            if key not in ours or ours[key].__code__ == function.__code__: continue
+            swapped.append((ours[key], ours[key].__code__))
+            ours[key].__code__ = function.__code__
+    assert found == set(values), f'no function reads {set(values) - found}'
+    try: yield
+    finally:
+        for function, code in swapped: function.__code__ = code
+
+
+def small_values(names: list, settings: Settings) -> dict:
+    with tempfile.TemporaryDirectory() as folder: base = checks.small(settings, str(Path(folder)/'0'))
+    return {name: getattr(base, name) for name in names}
+
+
+def batches() -> list: # (version, names cut together)
+    by_version = {}
+    for name in NAMES: by_version.setdefault(ELSEWHERE.get(name, ('v28', 'corrected', 'mini')), []).append(name)
+    def slow(names): return [pytest.mark.slow] * (len(names) > 20)
+    return [pytest.param(version, names[first:first + 20], id=' '.join((*version, names[first])), marks=slow(names))
+            for version, names in by_version.items() for first in range(0, len(names), 20)]
+
+
+@pytest.fixture
+def reproducible(monkeypatch):
+    "That equal settings give equal results is tested with the versions, not a hundred times more."
+    monkeypatch.setattr(checks, 'require_reproducible', lambda *arguments: None)
+
+
+@pytest.mark.parametrize('version, names', batches())
+def test_a_setting_that_nothing_reads_is_found(version, names, reproducible):
+    settings = resolve_quietly(*version)
+    assert not set(names) & set(off(settings))
+    with cut(small_values(names, settings)): assert states(settings, names) == dict.fromkeys(names, 'dead')
+
+
+def test_a_field_of_a_phase_that_nothing_reads_is_found(reproducible):
+    settings = resolve_quietly('v28')
+    values = {name: getattr(settings.phases[0], name) for name in PHASE_FIELDS}
+    with cut(values, of='phase'): found = states(settings, [f'phase 1 {name}' for name in PHASE_FIELDS])
+    assert set(found.values()) == {'dead'}
+
+
+def test_a_phase_border_that_nothing_reads_is_found(monkeypatch, reproducible):
+    settings, true = resolve_quietly('v28'), curriculum.phase_of
+    def deaf(epoch, given): # the phase of the borders as they were
+        number = settings.phases.index(true(epoch, settings))
+        return given.phases[number]
+    monkeypatch.setattr(curriculum, 'phase_of', deaf)
+    assert checks.check_settings(settings, ['phase 1 epochs'], progress=False)[0].state == 'dead'
