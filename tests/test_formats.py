@@ -115,9 +115,9 @@ def four(tmp_path) -> sparse.csr_matrix: # written for Milvus and for Qdrant; th
 def test_qdrant_takes_its_format(four, tmp_path):
     qdrant = pytest.importorskip('qdrant_edge')
     lines = part_path(tmp_path/'qdrant', 0, FORMATS['qdrant']).read_text(encoding='utf-8').splitlines()
-    points = [qdrant.Point(point['id'], {name: qdrant.SparseVector(**vector) for name, vector in point['vector'].items()},
-                           point['payload']) for point in map(json.loads, lines)]
-    assert [point.payload['id'] for point in points] == list('가나다라')
+    def point(id, vector, payload):
+        return qdrant.Point(id, {name: qdrant.SparseVector(**terms) for name, terms in vector.items()}, payload)
+    assert [point(**json.loads(line)).payload['id'] for line in lines] == list('가나다라')
     assert len({json.loads(line)['id'] for line in lines}) == 4
 
 
