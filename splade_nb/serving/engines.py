@@ -8,15 +8,14 @@ __all__ = ['ENGINES', 'INSIDE', 'SERVERS', 'address', 'new_index', 'open_index',
 # %% ../../nbs/6_serving/05_engines.ipynb #imports
 import re
 from pathlib import Path
-from ..config.files import ConfigError, choose, read_json
+from ..config.files import ConfigError, choose
 from .embedded_engines import MilvusIndex, QdrantIndex, SeismicIndex
 from .index import ExactIndex, Index, Label, NoIndex, read_label
 from .opensearch import OpenSearchIndex
 
 # %% ../../nbs/6_serving/05_engines.ipynb #engines
 ENGINES = {kind.engine: kind for kind in (ExactIndex, SeismicIndex, MilvusIndex, QdrantIndex, OpenSearchIndex)}
-INSIDE = tuple(name for name, kind in ENGINES.items() if kind is not OpenSearchIndex) # in a folder
-SERVERS = ('milvus', 'qdrant', 'opensearch')  # at an address
+INSIDE, SERVERS = ('exact', 'seismic', 'milvus', 'qdrant'), ('milvus', 'qdrant', 'opensearch') # folder, address
 
 # %% ../../nbs/6_serving/05_engines.ipynb #address
 def address(place: Path | str,
@@ -28,25 +27,25 @@ def address(place: Path | str,
     return choose('engine of an address', found[1] or engine, SERVERS), found[2]
 
 # %% ../../nbs/6_serving/05_engines.ipynb #new-index
+def _located(engine, place): # class, place without the engine's name
+    name, where = address(place, choose('engine', engine, ENGINES))
+    if name in ('', engine): return ENGINES[engine], where
+    raise ConfigError(f'{place}: the address of engine {name!r}, not of {engine!r}')
+
 def new_index(engine: str, place: Path | str, label: Label) -> Index:
     "An empty index in a folder or at an address. Raises `ConfigError` for an unknown engine and a place that is taken."
-    return ENGINES[choose('engine', engine, ENGINES)].new(address(place, engine)[1], label)
+    kind, where = _located(engine, place)
+    return kind.new(where, label)
 
-def open_index(place: Path | str, label: Label | None = None,
-               engine: str = '' # of an address that names none
-              ) -> Index:
+# %% ../../nbs/6_serving/05_engines.ipynb #open-index
+def open_index(place: Path | str, label: Label | None = None) -> Index:
     "The index of a place. Raises `NoIndex`; `ConfigError` for a damaged index and another model's."
-    name, where = address(place, engine)
-    if not name:
-        read_label(place)
-        name = choose('engine', read_json(Path(place)/'index.json')['engine'], ENGINES)
-    return ENGINES[name].open(where, label)
+    name, where = address(place)
+    return ENGINES[name or choose('engine', read_label(place)[1]['engine'], ENGINES)].open(where, label)
 
 # %% ../../nbs/6_serving/05_engines.ipynb #resume-index
 def resume_index(engine: str, place: Path | str, label: Label) -> Index:
     "The index of a place, or a new one. Raises `ConfigError` for an index of another engine or model."
-    try: index = open_index(place, label, engine)
-    except NoIndex: return new_index(engine, place, label)
-    if index.engine == engine: return index
-    index.close()
-    raise ConfigError(f'{place}: an index of the engine {index.engine!r}, not of {engine!r}: take another place')
+    kind, where = _located(engine, place)
+    try: return kind.open(where, label)
+    except NoIndex: return kind.new(where, label)

@@ -4,18 +4,20 @@
 
 # %% auto #0
 __all__ = ['BLOCK', 'Label', 'label_of', 'check_label', 'write_errors', 'replaced', 'Damaged', 'intact', 'NoIndex', 'write_label',
-           'read_label', 'claim_folder', 'check_vectors', 'rank_order', 'Index', 'Rows', 'save_rows', 'load_rows',
-           'RowsIndex', 'ExactIndex']
+           'read_label', 'claim_folder', 'check_vectors', 'rank_order', 'Index', 'MemoryIndex', 'save_rows',
+           'load_rows', 'RowsIndex', 'ExactIndex']
 
 # %% ../../nbs/6_serving/02_index.ipynb #imports
-import json, os, shutil
+import itertools, json, os, shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+# %% ../../nbs/6_serving/02_index.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, read_json, write_json
+from ..config.files import ConfigError, read_json
 from ..data.bm25 import best
 from ..model.encode_shards import shard_description
 
@@ -28,6 +30,7 @@ class Label:
     model: str       # hash of the weights
     texts: str = ''  # the collection in words; '' where it is unknown
 
+# %% ../../nbs/6_serving/02_index.ipynb #label-of
 def label_of(model, tokenizer) -> Label:
     "The label of the vectors that a model makes."
     description = shard_description(model, tokenizer)
@@ -36,17 +39,16 @@ def label_of(model, tokenizer) -> Label:
 # %% ../../nbs/6_serving/02_index.ipynb #check-label
 def check_label(place, saved: Label, expected: Label | None) -> Label: # the saved one
     "Raises `ConfigError` naming both values where they differ; an empty `expected.texts` fits any collection."
-    for name, value in asdict(saved).items():
-        other = getattr(expected or saved, name)
-        if name == 'texts' and other not in ('', value):
-            whose = f'the documents of {value}' if value else 'documents, and does not say of which collection'
-            raise ConfigError(f'{place}: this index holds {whose}; those of {other} are asked for'
-                              ' and would overwrite them.'
-                              ' Take another name for the index, or delete the index first')
-        if name != 'texts' and value != other:
+    expected = expected or saved
+    for name in ('vocabulary', 'size', 'model'):
+        value, other = getattr(saved, name), getattr(expected, name)
+        if value != other:
             raise ConfigError(f'{place}: {name} {value!r} made this index, {other!r} is asked for;'
                               ' open it with its own model, or encode the texts into another index')
-    return saved
+    if expected.texts in ('', saved.texts): return saved
+    whose = f'the documents of {saved.texts}' if saved.texts else 'documents, and does not say of which collection'
+    raise ConfigError(f'{place}: this index holds {whose}; those of {expected.texts} are asked for and would overwrite'
+                      ' them. Take another name for the index, or delete the index first')
 
 # %% ../../nbs/6_serving/02_index.ipynb #writing
 @contextmanager
@@ -57,23 +59,12 @@ def write_errors(place: Path | str):
         raise ConfigError(f'{place}: cannot be written: {error.strerror or error}. Make room or take another place;'
                           ' what was saved before stays whole') from error
 
-def _is_running(pid):
-    try: os.kill(pid, 0)
-    except ProcessLookupError: return False
-    except PermissionError: pass
-    return True
-
-def _remove_leftovers(path):
-    for file in path.parent.glob(f'{path.name}.*.part'):
-        pid = file.name.split('.')[-2]
-        if pid.isdigit() and not _is_running(int(pid)): file.unlink(missing_ok=True)
-
 # %% ../../nbs/6_serving/02_index.ipynb #replaced
 @contextmanager
 def replaced(path: Path): # a file to write into
     "Replace a file at the end of the block. Raises `ConfigError` where the disk refuses; the old file stays then."
+    for left in path.parent.glob(f'{path.name}.*.part'): left.unlink(missing_ok=True)
     beside = path.with_name(f'{path.name}.{os.getpid()}.part')
-    _remove_leftovers(path)
     with write_errors(path):
         try:
             with open(beside, 'wb') as file:
@@ -92,11 +83,10 @@ def intact(path: Path):
     "Raises `Damaged` naming the file where it is missing, cut off or garbled."
     try: yield
     except ConfigError: raise
-    except FileNotFoundError as error:
-        raise Damaged(f'{path}: missing; the index is not whole, build it again from the texts') from error
     except Exception as error: # zip files, arrays and JSON have no error in common
-        reason = f'{type(error).__name__}: {error}'
-        raise Damaged(f'{path}: damaged ({reason}); the index is not whole, build it again from the texts') from error
+        missing = isinstance(error, FileNotFoundError)
+        fault = 'missing' if missing else f'damaged ({type(error).__name__}: {error})'
+        raise Damaged(f'{path}: {fault}; the index is not whole, build it again from the texts') from error
 
 # %% ../../nbs/6_serving/02_index.ipynb #label-file
 class NoIndex(ConfigError):
@@ -104,31 +94,35 @@ class NoIndex(ConfigError):
 
 def write_label(folder: Path, engine: str, label: Label, **more) -> None:
     "Write `index.json`."
-    _remove_leftovers(folder/'index.json')
-    with write_errors(folder/'index.json'):
-        write_json(folder/'index.json', dict(engine=engine, label=asdict(label), **more))
+    saved = dict(engine=engine, label=asdict(label), **more)
+    with replaced(folder/'index.json') as file: file.write(json.dumps(saved, ensure_ascii=False, indent=1).encode())
 
-def read_label(folder: Path | str, engine: str = '') -> Label: # engine: the expected one; '' for any
-    "Raises `NoIndex` for a folder without an index, `ConfigError` for a damaged one or another engine's."
+# %% ../../nbs/6_serving/02_index.ipynb #read-label
+def read_label(folder: Path | str, engine: str = '') -> tuple[Label, dict]: # engine: the expected one; '' for any
+    "The label, and all of `index.json`. Raises `NoIndex`; `ConfigError` for a damaged file or another engine's."
     path = Path(folder)/'index.json'
     if not path.exists(): raise NoIndex(f'{folder}: no index is there, for there is no index.json')
     with intact(path):
         saved = read_json(path)
-        maker, label, begun = saved['engine'], Label(**saved['label']), saved.get('begun', False)
-    if begun: raise NoIndex(f'{folder}: no index is there: it was begun and never finished')
-    if engine not in ('', maker): raise ConfigError(f'{path}: an index of the engine {maker!r}, not of {engine!r}')
-    return label
+        maker, label = saved['engine'], Label(**saved['label'])
+    if saved.get('begun'): raise NoIndex(f'{folder}: no index is there: it was begun and never finished')
+    if engine in ('', maker): return label, saved
+    raise ConfigError(f'{path}: an index of the engine {maker!r}, not of {engine!r}: take another place')
+
+# %% ../../nbs/6_serving/02_index.ipynb #check-free
+def _check_free(folder):
+    try: read_label(folder)
+    except NoIndex as error:
+        begun = (folder/'index.json').exists()
+        if begun or all(path.match('index.json.*.part') for path in folder.glob('*')): return
+        raise ConfigError(f'{folder}: not empty, and no index: take another folder') from error
+    raise ConfigError(f'{folder}: an index is there already: open it, or take another folder')
 
 # %% ../../nbs/6_serving/02_index.ipynb #claim
 def claim_folder(folder: Path | str, engine: str, label: Label) -> Path:
     "An empty folder for a new index; what a killed process began is removed. Raises `ConfigError` for anything else."
     folder = Path(folder)
-    if folder.exists() and any(not path.match('index.json.*.part') for path in folder.iterdir()):
-        try: read_label(folder)
-        except NoIndex as error:
-            if not (folder/'index.json').exists():
-                raise ConfigError(f'{folder}: not empty, and no index: take another folder') from error
-        else: raise ConfigError(f'{folder}: an index is there already: open it, or take another folder')
+    _check_free(folder)
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_label(folder, engine, label, begun=True)
@@ -137,27 +131,30 @@ def claim_folder(folder: Path | str, engine: str, label: Label) -> Path:
             elif path.name != 'index.json': path.unlink()
     return folder
 
+# %% ../../nbs/6_serving/02_index.ipynb #check-ids
+def _check_ids(ids, number): # number: of vectors
+    if len(ids) != number: raise ConfigError(f'{len(ids):,} ids for {number:,} vectors')
+    for id in ids:
+        if not isinstance(id, str) or not id: raise ConfigError(f'id {id!r}: a text is expected, and not an empty one')
+
+# %% ../../nbs/6_serving/02_index.ipynb #last-of-each
+def _last_of_each(ids, vectors, without=()): # ids without repeats, their vectors
+    last = dict(zip(ids, range(len(ids))))
+    for id in without: last.pop(id, None)
+    return list(last), vectors[np.fromiter(last.values(), int)]
+
 # %% ../../nbs/6_serving/02_index.ipynb #fitting
 def check_vectors(vectors: sparse.csr_matrix, label: Label) -> sparse.csr_matrix: # float32, columns sorted, above zero
-    "Raises `ConfigError` for another vocabulary's vectors and for a negative or infinite weight."
+    "A copy. Raises `ConfigError` for another vocabulary's vectors and for a negative or infinite weight."
     if vectors.shape[1] != label.size:
         raise ConfigError(f'vectors over {vectors.shape[1]:,} tokens, the index has {label.size:,}:'
                           ' encode with the model that made it')
-    rows = sparse.csr_matrix(vectors, dtype=np.float32)
+    rows = sparse.csr_matrix(vectors, dtype=np.float32, copy=True)
     wrong = rows.data[~((rows.data >= 0) & (rows.data < np.inf))]
     if len(wrong): raise ConfigError(f'weight {wrong[0]}: must be finite and at least 0')
-    if rows.has_canonical_format and rows.data.all(): return rows
-    rows = rows.copy()
     rows.sum_duplicates()
     rows.eliminate_zeros()
     return rows
-
-def _last_of_each(ids, vectors): # ids without repeats, their vectors
-    if len(ids) != vectors.shape[0]: raise ConfigError(f'{len(ids):,} ids for {vectors.shape[0]:,} vectors')
-    wrong = [id for id in ids if not isinstance(id, str) or not id]
-    if wrong: raise ConfigError(f'id {wrong[0]!r}: a text is expected, and not an empty one')
-    last = dict(zip(ids, range(len(ids))))
-    return list(last), vectors if len(last) == len(ids) else vectors[list(last.values())]
 
 # %% ../../nbs/6_serving/02_index.ipynb #ranked
 def rank_order(scores: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -175,8 +172,8 @@ class Index:
 
     def add(self, ids: list[str], vectors: sparse.csr_matrix) -> None: # [len(ids), V], not negative
         "Add or replace documents; of two with one id the last counts. Raises `ConfigError`."
-        ids, vectors = _last_of_each(ids, check_vectors(vectors, self.label))
-        if ids: self._put(ids, vectors)
+        _check_ids(ids, vectors.shape[0])
+        if ids: self._put(*_last_of_each(ids, check_vectors(vectors, self.label)))
 
     def delete(self, ids: list[str]) -> None:
         "Delete documents; unknown ids are no error."
@@ -186,10 +183,8 @@ class Index:
         "All documents, in no order. Raises `ConfigError`."
         yield from self._ids()
 
-    def search(self, queries: sparse.csr_matrix, # [Q, V]
-               k: int = 10
-              ) -> list[list[tuple[str, float]]]: # for each query (id, score), best first, scores above zero
-        "The best documents of each query. Raises `ConfigError`."
+    def search(self, queries: sparse.csr_matrix, k: int = 10) -> list[list[tuple[str, float]]]: # queries: [Q, V]
+        "(id, score) of the best documents of each query, best first, scores above zero. Raises `ConfigError`."
         if k < 1: raise ConfigError(f'k={k}: must be at least 1')
         return [rank_order(scores)[:k] for scores in self._rank(check_vectors(queries, self.label), k)]
 
@@ -197,64 +192,52 @@ class Index:
         "Close files and connections; what was not saved may be lost."
 
 # %% ../../nbs/6_serving/02_index.ipynb #rows
-class Rows:
-    "Ids and their vectors; the last vector of an id counts."
-    def __init__(self, size: int): self.fill([], sparse.csr_matrix((0, size), dtype=np.float32)) # size: V
+class MemoryIndex(Index):
+    "Documents in memory; an engine implements `_rank`."
+    def __init__(self, label: Label, folder: Path | str | None = None): # None: it is not saved
+        super().__init__(label)
+        self.folder = folder and Path(folder)
+        self._set([([], sparse.csr_matrix((0, label.size), dtype=np.float32))])
 
-    def __len__(self): return len(self._position)
+    def _set(self, parts): self._parts, self._made = parts, None  # parts: (ids, vectors)
+    def _put(self, ids, vectors): self._set([*self._parts, (ids, vectors)])
+    def _drop(self, ids): self._set([_last_of_each(*self.rows(), without=ids)])
+    def _ids(self): return self.rows()[0]
+    def __len__(self): return len(self.rows()[0])
 
-    def fill(self, ids: list[str], vectors: sparse.csr_matrix) -> None: # [len(ids), V]
-        self._ids, self._parts = list(ids), [vectors]
-        self._position = dict(zip(self._ids, range(len(self._ids))))  # id -> row of the parts
-
-    def put(self, ids: list[str], vectors: sparse.csr_matrix) -> None: # [len(ids), V]
-        self._position.update(zip(ids, range(len(self._ids), len(self._ids) + len(ids))))
-        self._ids += ids
-        self._parts.append(vectors)
-
-    def drop(self, ids: list[str]) -> None:
-        for id in ids: self._position.pop(id, None)
-
-    def joined(self) -> tuple: # ids, [N, V] in their order
-        if len(self._parts) > 1 or len(self._position) < len(self._ids):
-            last = np.sort(np.fromiter(self._position.values(), np.int64, len(self._position)))
-            vectors = sparse.vstack(self._parts).tocsr()
-            self.fill([self._ids[i] for i in last], vectors if len(last) == len(self._ids) else vectors[last])
-        return self._ids, self._parts[0]
+    def rows(self) -> tuple: # ids, [N, V] in their order
+        "All documents."
+        if len(self._parts) > 1:
+            ids, vectors = zip(*self._parts)
+            self._parts = [_last_of_each(list(itertools.chain(*ids)), sparse.vstack(vectors).tocsr())]
+        return self._parts[0]
 
 # %% ../../nbs/6_serving/02_index.ipynb #save-rows
 def save_rows(path: Path, ids: list[str], vectors: sparse.csr_matrix, **more) -> None: # more: arrays
     "A file that SciPy reads, with the ids in it. Raises `ConfigError` where the disk refuses."
     names = np.frombuffer(json.dumps(ids, ensure_ascii=False).encode(), np.uint8)
-    arrays = {name: getattr(vectors, name) for name in ('data', 'indices', 'indptr')}
-    with replaced(path) as file: np.savez(file, format=b'csr', shape=vectors.shape, **arrays, ids=names, **more)
+    arrays = dict(data=vectors.data, indices=vectors.indices, indptr=vectors.indptr, ids=names)
+    with replaced(path) as file: np.savez(file, format=b'csr', shape=vectors.shape, **arrays, **more)
 
-def load_rows(path: Path, size: int) -> tuple: # Rows, {name: array} of the rest
+# %% ../../nbs/6_serving/02_index.ipynb #load-rows
+def load_rows(path: Path, size: int) -> tuple: # size: V; ids, [N, V], {name: array} of the whole file
     "Raises `Damaged` where the file is missing, damaged or of another size."
     with intact(path), np.load(path) as file:
-        arrays, rows = dict(file), Rows(size)
-        ids = json.loads(arrays.pop('ids').tobytes())
-        csr = tuple(arrays.pop(name) for name in ('data', 'indices', 'indptr'))
-        rows.fill(ids, sparse.csr_matrix(csr, shape=(len(ids), size)))
-        return rows, arrays
+        saved = dict(file)
+        ids, csr = json.loads(saved['ids'].tobytes()), (saved['data'], saved['indices'], saved['indptr'])
+        return ids, sparse.csr_matrix(csr, shape=(len(ids), size)), saved
 
 # %% ../../nbs/6_serving/02_index.ipynb #rows-index
-class RowsIndex(Index):
-    "An index in memory, saved in `vectors.npz` of a folder. An engine that saves more implements `_more` and `_load`."
-    def __init__(self, label: Label, folder: Path | str | None = None): # None: in memory alone
-        super().__init__(label)
-        self.folder, self.rows = folder if folder is None else Path(folder), Rows(label.size)
-        self._made = None  # what searching needs; made again after a change
-
-    def __len__(self): return len(self.rows)
-    def _changed(self, change, *arguments):
-        change(*arguments)
-        self._made = None
-    def _put(self, ids, vectors): self._changed(self.rows.put, ids, vectors)
-    def _drop(self, ids): self._changed(self.rows.drop, ids)
-    def _ids(self): return list(self.rows.joined()[0])
+class RowsIndex(MemoryIndex):
+    "Saved in `vectors.npz` of a folder. An engine that saves more implements `_more` and `_load`."
     def _more(self) -> dict: return {} # arrays beside the rows
     def _load(self, arrays): pass
+
+    def save(self) -> None:
+        "Write all of it. Raises `ConfigError` for an index without a folder, and where the disk refuses."
+        if self.folder is None: raise ConfigError('this index is in memory alone: give it a folder when it is made')
+        save_rows(self.folder/'vectors.npz', *self.rows(), **self._more())
+        write_label(self.folder, self.engine, self.label)
 
     @classmethod
     def new(cls, place: Path | str, label: Label):
@@ -266,17 +249,11 @@ class RowsIndex(Index):
     @classmethod
     def open(cls, place: Path | str, label: Label | None = None):
         "What `save` wrote. Raises `NoIndex`; `ConfigError` for another model's index and a damaged one."
-        index = cls(check_label(place, read_label(place, cls.engine), label), place)
-        index.rows, arrays = load_rows(index.folder/'vectors.npz', index.label.size)
+        index = cls(check_label(place, read_label(place, cls.engine)[0], label), place)
+        *rows, arrays = load_rows(index.folder/'vectors.npz', index.label.size)
+        index._set([rows])
         index._load(arrays)
         return index
-
-    def save(self) -> None:
-        "Write all of it. Raises `ConfigError` for an index without a folder, and where the disk refuses."
-        if self.folder is None: raise ConfigError('this index is in memory alone: give it a folder when it is made')
-        with write_errors(self.folder): self.folder.mkdir(parents=True, exist_ok=True)
-        save_rows(self.folder/'vectors.npz', *self.rows.joined(), **self._more())
-        write_label(self.folder, self.engine, self.label)
 
 # %% ../../nbs/6_serving/02_index.ipynb #exact-index
 BLOCK = 2 ** 23  # scores at once
@@ -286,7 +263,7 @@ class ExactIndex(RowsIndex):
     engine = 'exact'
 
     def _rank(self, queries, k):
-        ids, vectors = self.rows.joined()
+        ids, vectors = self.rows()
         if self._made is None: self._made = vectors.T.tocsr()  # [V, N]
         size = max(1, BLOCK // max(1, len(ids)))
         for start in range(0, queries.shape[0], size):
