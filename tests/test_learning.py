@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import faults
-from faults import kept, lines
+from faults import saved_checkpoints, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
@@ -152,7 +152,7 @@ def test_the_best_of_those_that_were_written_is_taken(tmp_path, monkeypatch):
 
 def test_without_any_checkpoint_the_trained_weights_stay(tmp_path, monkeypatch):
     found = stopping(tmp_path, MARKS, monkeypatch, refused=range(13))
-    assert found.step == 10 and not kept(tmp_path) and 'weights of step 10' in found.events[-1]['message']
+    assert found.step == 10 and not saved_checkpoints(tmp_path) and 'weights of step 10' in found.events[-1]['message']
     monkeypatch.undo()
     whole = stopping(tmp_path/'whole', MARKS)
     assert torch.equal(weights(found), stored(tmp_path/'whole'/'checkpoints'/'step-10'))
@@ -173,7 +173,7 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
     data, model = TRUE_TOY()
     settings = faults.settings_of(steps=12, keep_checkpoints=9)
     found = training.train(model, data, settings, tmp_path, quiet=True, max_steps=6, save_every=2)
-    before, last = kept(tmp_path)[-2:]
+    before, last = saved_checkpoints(tmp_path)[-2:]
     (last/'model.safetensors').write_bytes(b'')
     training.roll_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
     assert last.name == 'step-6' and found.step == checkpoints.step_of(before)

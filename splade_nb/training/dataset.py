@@ -123,10 +123,9 @@ def _mine(collection, queries: dict, settings: Settings, teacher: tuple | None, 
 # %% ../../nbs/3_training/05_dataset.ipynb #numbered
 def to_indices(collection, queries: dict) -> tuple:  # pairs, relevant, given: see `TrainingData`
     "Judgments and given negatives as indices into the lists of queries and documents."
-    index = {id: i for i, id in enumerate(collection.documents)}
+    index, given = {id: i for i, id in enumerate(collection.documents)}, {id: {} for id in queries}
     relevant = [{index[d] for d, grade in collection.qrels[q].items() if grade > 0} for q in queries]
     pairs = [(q, d) for q, documents in enumerate(relevant) for d in sorted(documents)]
-    given = {id: {} for id in queries}
     for triplet in collection.triplets:
         given.get(triplet.query_id, {}).update((index[d], None) for d in triplet.negative_ids if d in index)
     return pairs, relevant, [[d for d in row if d not in answers] for row, answers in zip(given.values(), relevant)]
@@ -222,6 +221,17 @@ def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settin
     weights = penalties(rarity, frequencies, groups, settings), language_weights(groups, settings)
     return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
 
+# %% ../../nbs/3_training/05_dataset.ipynb #prepared
+@dataclass
+class TrainingSetup:
+    "The collection, training data and untrained model of a run."
+    settings: Settings
+    collection: object
+    training_data: TrainingData
+    model: torch.nn.Module
+    masks: dict          # of the vocabulary: [V] bool each
+    dev_queries: set     # ids
+
 # %% ../../nbs/3_training/05_dataset.ipynb #build-material
 def _build_training_data(settings: Settings, collection, queries: dict, tokenizer, cache, place) -> tuple:
     "`TrainingData`, and the masks of the vocabulary."
@@ -240,7 +250,7 @@ def _build_training_data(settings: Settings, collection, queries: dict, tokenize
                         teacher and tuple(map(torch.tensor, teacher)),
                         collection.hash, bags, frequencies, notes), groups
 
-# %% ../../nbs/3_training/05_dataset.ipynb #start-directions
+# %% ../../nbs/3_training/05_dataset.ipynb #untrained
 def _initial_directions(settings: Settings, collection, queries: dict, data: TrainingData, seed: int):
     "Directions of a near-identity model; a pair across languages, the only link between them, counts four times."
     if settings.start != 'near_identity' or not settings.pair_weight: return None
@@ -252,7 +262,6 @@ def _initial_directions(settings: Settings, collection, queries: dict, data: Tra
     counts = counts + pair_counts(data.queries, data.documents, data.pairs, weights, vocabulary)
     return directions(counts, settings.hidden, settings.direction_noise, seed)
 
-# %% ../../nbs/3_training/05_dataset.ipynb #untrained
 def _untrained(settings: Settings, collection, queries: dict, data: TrainingData, seed: int) -> torch.nn.Module:
     "The model before its first step, on the CPU."
     near = _initial_directions(settings, collection, queries, data, seed)
@@ -260,17 +269,6 @@ def _untrained(settings: Settings, collection, queries: dict, data: TrainingData
     mean_length = float(np.mean([len(ids) for ids in (data.bags[1] if data.bags else data.documents)]))
     special, rarity = torch.where(data.special)[0].tolist(), data.idf.cpu().numpy()
     return create(settings, len(data.tokenizer.backend), special, rarity, mean_length, near, data.frequencies)
-
-# %% ../../nbs/3_training/05_dataset.ipynb #prepared
-@dataclass
-class TrainingSetup:
-    "The collection, training data and untrained model of a run."
-    settings: Settings
-    collection: object
-    training_data: TrainingData
-    model: torch.nn.Module
-    masks: dict          # of the vocabulary: [V] bool each
-    dev_queries: set     # ids
 
 # %% ../../nbs/3_training/05_dataset.ipynb #prepare
 def prepare(settings: Settings, collection, seed: int,
