@@ -12,7 +12,7 @@ __all__ = ['PROBES', 'SAVE_MEMORY', 'CANDIDATES', 'ADDED', 'TOGETHER', 'check_co
 # %% ../../nbs/3_training/10_check_settings.ipynb #imports
 import contextlib, copy, functools, hashlib, inspect, math, sys, sysconfig, tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch
 from tqdm import tqdm
@@ -199,8 +199,8 @@ def _with_epochs(settings: Settings, more: int) -> Settings:
 # %% ../../nbs/3_training/10_check_settings.ipynb #tuple-checks
 def name_tuples(settings: Settings) -> dict[str, tuple]: # setting -> its entries: a name or (name, weight)
     "The settings that list registered names."
-    names = {field.name for field in fields(settings)} - {'phases', *CANDIDATES}
-    return {name: value for name, value in vars(settings).items() if name in names and isinstance(value, tuple)}
+    return {name: value for name, value in vars(settings).items()
+            if isinstance(value, tuple) and name not in ('phases', *CANDIDATES)}
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #entry-checks
 def _label(entry: object) -> str: return entry[0] if isinstance(entry, tuple) else entry
@@ -225,11 +225,12 @@ TOGETHER = dict(
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after
     "For each setting two runs that differ in it alone."
     found = {}
-    for name in [field.name for field in fields(settings) if field.name != 'phases']:
+    for name, value in vars(settings).items():
+        if name == 'phases': continue
         before = replace(settings, **TOGETHER.get(name, {}))
-        if name == 'epochs': after = _with_epochs(before, settings.epochs)
+        if name == 'epochs': after = _with_epochs(before, value)
         else: after = replace(before, **{name: other_value(name, before, checkpoint)})
-        found[name] = getattr(settings, name), before, after
+        found[name] = value, before, after
     parts = phase_checks(settings) | entry_checks(settings)
     return found | {name: (value, settings, after) for name, (value, after) in parts.items()}
 

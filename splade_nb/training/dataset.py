@@ -221,17 +221,6 @@ def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settin
     weights = penalties(rarity, frequencies, groups, settings), language_weights(groups, settings)
     return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
 
-# %% ../../nbs/3_training/05_dataset.ipynb #prepared
-@dataclass
-class TrainingSetup:
-    "The collection, training data and untrained model of a run."
-    settings: Settings
-    collection: object
-    training_data: TrainingData
-    model: torch.nn.Module
-    masks: dict          # of the vocabulary: [V] bool each
-    dev_queries: set     # ids
-
 # %% ../../nbs/3_training/05_dataset.ipynb #build-material
 def _build_training_data(settings: Settings, collection, queries: dict, tokenizer, cache, place) -> tuple:
     "`TrainingData`, and the masks of the vocabulary."
@@ -269,6 +258,17 @@ def _untrained(settings: Settings, collection, queries: dict, data: TrainingData
     mean_length = float(np.mean([len(ids) for ids in (data.bags[1] if data.bags else data.documents)]))
     special, rarity = torch.where(data.special)[0].tolist(), data.idf.cpu().numpy()
     return create(settings, len(data.tokenizer.backend), special, rarity, mean_length, near, data.frequencies)
+
+# %% ../../nbs/3_training/05_dataset.ipynb #prepared
+@dataclass
+class TrainingSetup:
+    "The collection, training data and untrained model of a run."
+    settings: Settings
+    collection: object
+    training_data: TrainingData
+    model: torch.nn.Module
+    masks: dict          # of the vocabulary: [V] bool each
+    dev_queries: set     # ids
 
 # %% ../../nbs/3_training/05_dataset.ipynb #prepare
 def prepare(settings: Settings, collection, seed: int,

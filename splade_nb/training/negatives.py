@@ -50,35 +50,29 @@ def bm25_candidates(queries: dict,           # {query: text}
 # %% ../../nbs/3_training/03_negatives.ipynb #nearest-rows
 def nearest_rows(query_vectors: np.ndarray,  # [Q, D]
                  doc_vectors: np.ndarray,    # [N, D]
-                 depth: int, low: float, high: float,
+                 depth: int,
                  chunk: int = 128            # queries whose cosines are in memory at once
                  ) -> Iterator:              # of [(row of the document, cosine)], best first
-    "The best `depth` documents of each query by cosine, without those outside `low` to `high`."
+    "The best `depth` documents of each query by cosine, of those above 0."
     from sklearn.preprocessing import normalize
     query_vectors, doc_vectors = normalize(query_vectors), normalize(doc_vectors)
     for start in range(0, len(query_vectors), chunk):
         for row in query_vectors[start:start + chunk] @ doc_vectors.T:
-            yield [(int(i), float(row[i])) for i in best(row, depth) if low <= row[i] <= high + 1e-6]
-
-# %% ../../nbs/3_training/03_negatives.ipynb #require-shapes
-def _require_shapes(query_vectors, doc_vectors, queries: dict, corpus: dict, low: float, high: float) -> None:
-    if not 0 <= low <= high: raise ValueError(f'low={low}, high={high}: need 0 <= low <= high')
-    if (len(query_vectors), len(doc_vectors)) != (len(queries), len(corpus)):
-        raise ValueError(f'{len(query_vectors)} and {len(doc_vectors)} vectors for {len(queries)} queries '
-                         f'and {len(corpus)} documents')
+            yield [(int(i), float(row[i])) for i in best(row, depth)]
 
 # %% ../../nbs/3_training/03_negatives.ipynb #dense-candidates
 def dense_candidates(queries: dict, corpus: dict, qrels: dict,
-                     query_vectors: np.ndarray,             # [Q, D] in the order of `queries`
-                     doc_vectors: np.ndarray,               # [N, D] in the order of `corpus`
+                     query_vectors: np.ndarray,   # [Q, D] in the order of `queries`
+                     doc_vectors: np.ndarray,     # [N, D] in the order of `corpus`
                      depth: int = 100,
-                     low: float = 0.0, high: float = 1.0,   # cosines
                      duplicate: float = 0.8) -> Candidates:
     "Documents that a teacher ranks high, not the relevant ones. Raises ValueError as above, and for wrong shapes."
-    _require_shapes(query_vectors, doc_vectors, queries, corpus, low, high)
+    if (len(query_vectors), len(doc_vectors)) != (len(queries), len(corpus)):
+        raise ValueError(f'{len(query_vectors)} and {len(doc_vectors)} vectors for {len(queries)} queries '
+                         f'and {len(corpus)} documents')
     positives, ids = [_positives_of(query, qrels, corpus) for query in queries], list(corpus)
-    rows = tqdm(nearest_rows(query_vectors, doc_vectors, depth, low, high),
-                desc='dense', total=len(queries), unit=' queries', delay=5, mininterval=10)
+    rows = tqdm(nearest_rows(query_vectors, doc_vectors, depth), desc='dense', total=len(queries), unit=' queries',
+                delay=5, mininterval=10)
     rankings = [[(ids[i], value) for i, value in row] for row in rows]
     seen = sorted({doc for row in rankings for doc, _ in row}.union(*positives))
     words = dict(zip(seen, map(set, split([corpus[doc] for doc in seen]))))
