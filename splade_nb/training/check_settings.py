@@ -294,7 +294,8 @@ def _is_library(value: object) -> bool:
     "Whether a function or class is what an installed module has under this name."
     module = sys.modules.get(value.__module__)
     file = getattr(module, '__file__', None) or ''
-    return getattr(module, value.__qualname__, None) is value and file.startswith(_LIBRARIES)
+    named = value.__module__ != '__main__' and getattr(module, value.__qualname__, None) is value
+    return named and file.startswith(_LIBRARIES)
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #definition-parts
 def _reads(code) -> set: # names of globals, inner functions included
