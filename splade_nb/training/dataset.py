@@ -10,6 +10,7 @@ __all__ = ['fix_seeds', 'draw_dev_split', 'training_queries', 'make_tokenizer', 
 import functools, random, sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def make_tokenizer(settings: Settings, texts: list) -> SpladeTokenizer:
     options = dict(segment=settings.segment, hashed_bigrams=bigram_columns(settings),
                    phonetic_keys=settings.phonetic_keys, lead_boost=settings.lead_boost)
     if not settings.vocabulary: return load_tokenizer(settings.backbone, **options)
-    prepared = SpladeTokenizer.prepare(settings, texts)  # which reads `segment` alone
+    prepared = SpladeTokenizer.prepare(SimpleNamespace(segment=settings.segment), texts)  # all that it reads
     try: return SpladeTokenizer(train_unigram(prepared, settings.vocabulary), **options)
     except RuntimeError as error:  # SentencePiece's message names the smallest possible size
         message = f'vocabulary={settings.vocabulary}: no tokenizer can be learned from these texts: {error}'
