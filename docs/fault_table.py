@@ -15,10 +15,10 @@ from splade_nb.evaluation import report
 
 PAGE = """# What happens to long runs
 
-Written by `make faults` (`python docs/fault_table.py`) on {day}: {machine}, {cores} cores, Python {python}, torch {torch}, {seconds} seconds.
-Every fault was injected into a run in processes of its own: the notebooks' toy model, or V28 at mini scale. `tests/faults.py` asserts what
-must hold, and the tests run it as well. "Lost steps" are those that the worst try repeated. "Equals" means bit for bit: weights,
-optimizer, rng state.
+Written by `make faults` (`python docs/fault_table.py`) on {day}: {machine}, {cores} cores, Python {python},
+torch {torch}, {seconds} seconds. Every fault was injected into a run in processes of its own: the notebooks' toy model,
+or V28 at mini scale. `tests/faults.py` asserts what must hold, and the tests run it as well. "Lost steps" are those
+that the worst try repeated. "Equals" means bit for bit: weights, optimizer, rng state.
 
 | fault | tries | lost steps | outcome |
 |---|--:|--:|---|
@@ -46,25 +46,38 @@ def draw_collapse() -> str:  # its caption
         runs = {recipe: faults.start_of(Path(folder), recipe, STEPS) for recipe in ('original', 'corrected')}
         rows = {recipe: faults.lines(Path(folder)/recipe/'metrics.jsonl') for recipe in runs}
     figure, (share, active) = report.canvas(1, 2, width=11)
-    for (recipe, found), name, colour in zip(rows.items(), ('설계 문서 그대로 (original)', '교정판 (corrected)'), (report.palette['red'], report.palette['blue'])):
+    red, blue = report.palette['red'], report.palette['blue']
+    labels = ('설계 문서 그대로 (original)', red), ('교정판 (corrected)', blue)
+    for found, (name, colour) in zip(rows.values(), labels):
         steps = [row['step'] for row in found]
         share.plot(steps, [guard.regularization_share(row['parts']) for row in found], color=colour, label=name)
         active.plot(steps, [row['active_doc'] for row in found], color=colour, label=name)
     named = next(event for event in runs['original'].events if event['name'] == 'imbalance')
-    share.plot(named['step'], named['value'], 'o', color=report.palette['red'], markersize=9, label=f'경고: imbalance, {named["step"]}단계')
-    share.axhline(guard.LIMITS['imbalance'][0], color='grey', linestyle='--'); share.set_title('손실 가운데 FLOPS와 언어 항의 몫'); active.set_title('문서의 활성 단어 수')
-    for axis in (share, active): axis.axvline(runs['original'].steps * 0.05, color='grey', linestyle=':'); axis.set_xlabel('단계 (점선: 전체의 5 %)'); axis.legend()
-    active.set_yscale('log'); figure.savefig(ROOT/'docs'/'collapse.svg')
+    warning = f'경고: imbalance, {named["step"]}단계'
+    share.plot(named['step'], named['value'], 'o', color=red, markersize=9, label=warning)
+    share.axhline(guard.LIMITS['imbalance'][0], color='grey', linestyle='--')
+    share.set_title('손실 가운데 FLOPS와 언어 항의 몫')
+    active.set_title('문서의 활성 단어 수')
+    for axis in (share, active):
+        axis.axvline(runs['original'].steps * 0.05, color='grey', linestyle=':')
+        axis.set_xlabel('단계 (점선: 전체의 5 %)')
+        axis.legend()
+    active.set_yscale('log')
+    figure.savefig(ROOT/'docs'/'collapse.svg')
     first = rows['original'][named['step']]
-    return (f'As written, the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f} at step {named["step"]} of {runs["original"].steps}; '
-            f'the collapse guard warns there ({named["message"]}). The corrected recipe triggers no event.')
+    return (f'As written, the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f} '
+            f'at step {named["step"]} of {runs["original"].steps}; the collapse guard warns there '
+            f'({named["message"]}). The corrected recipe triggers no event.')
 
 
 def main() -> None:
     began = time.monotonic()
     rows, caption = '\n'.join(map(row, faults.FAULTS)), draw_collapse()
-    (ROOT/'docs'/'faults.md').write_text(PAGE.format(day=date.today().isoformat(), machine=f'{platform.system()} {platform.machine()}', cores=os.cpu_count(),
-        python=platform.python_version(), torch=version('torch'), seconds=round(time.monotonic() - began), rows=rows, caption=caption), encoding='utf-8')
+    page = PAGE.format(
+        day=date.today().isoformat(), machine=f'{platform.system()} {platform.machine()}', cores=os.cpu_count(),
+        python=platform.python_version(), torch=version('torch'), seconds=round(time.monotonic() - began), rows=rows,
+        caption=caption)
+    (ROOT/'docs'/'faults.md').write_text(page, encoding='utf-8')
 
 
 if __name__ == '__main__': main()

@@ -2,17 +2,19 @@
 and returns a row for the table.
 
 A fault comes at a chosen moment, never after some time: a process kills or interrupts itself, or fills its disk, at the
-n-th call of the model or the n-th change on the disk. Where one process waits for another, it waits for what that one does.
+n-th call of the model or the n-th change on the disk. Where one process waits for another, it waits for what that one
+does.
 
-`test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the ranks
-that torchrun starts.
+`test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the
+ranks that torchrun starts.
 """
 import functools, hashlib, itertools, json, multiprocessing, os, resource
 import shutil, signal, subprocess, sys, tempfile, threading, time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-os.environ |= dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE')  # before torch, here and in what is started from here
+# before torch, in this process and in those that it starts
+os.environ |= dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE')
 import safetensors.torch
 import torch
 from safetensors.torch import load_file
@@ -41,7 +43,7 @@ FORKSERVER.set_forkserver_preload([
 
 
 @dataclass(frozen=True)
-class Seen:
+class Outcome:
     "A row of the fault table."
     tries: int
     lost: int | None  # steps done again after the worst of them
@@ -56,10 +58,12 @@ def settings_of(**changes):
 
 def train_toy(folder: Path, changes: dict, options: dict, process_group) -> training.Run:
     "The toy of the notebooks, from one seed."
-    training_data.fix_seeds(42); torch.set_num_threads(1)
+    training_data.fix_seeds(42)
+    torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())  # its own lock is a semaphore that outlives a kill
     data, model = training_data.toy_training_data()
-    return training.train(model, data, settings_of(**changes), folder, quiet=True, process_group=process_group, **options)
+    settings = settings_of(**changes)
+    return training.train(model, data, settings, folder, quiet=True, process_group=process_group, **options)
 
 
 def toy(folder: Path, changes: dict, options: dict, before=None, process_group=objective.ProcessGroup()) -> None:
@@ -68,21 +72,21 @@ def toy(folder: Path, changes: dict, options: dict, before=None, process_group=o
     try: train_toy(folder, changes, options, process_group)
     except KeyboardInterrupt: sys.exit(130)
     except ConfigError as error:
-        folder.with_name('said').write_text(str(error), encoding='utf-8')
+        folder.with_name('output').write_text(str(error), encoding='utf-8')
         sys.exit(2)
 
 
 def command(arguments: list, folder: Path, before=None) -> None:
-    "A child that is the command line; its output goes to a file `said` beside the run folder. No settings check."
+    "A child that is the command line; its output goes to a file `output` beside the run folder. No settings check."
     if before: before[0](*before[1:])
     experiment.require_acting_settings = lambda *settings: ()
-    with open(folder.with_name('said'), 'w', encoding='utf-8') as file:
+    with open(folder.with_name('output'), 'w', encoding='utf-8') as file:
         sys.stdout = sys.stderr = file
         code = cli.main(arguments)
     sys.exit(code)
 
 
-def die_at(call: int) -> None:
+def kill_at_call(call: int) -> None:
     "SIGKILL from within, as the model is called for the `call`-th time."
     true, calls = objective.pass_through, iter(range(call))
     def dying(*arguments):
@@ -100,7 +104,7 @@ def interrupt_at(step: int) -> None:
     training.train_step = interrupting
 
 
-def fill_from(disk: Path, call: int) -> None:
+def fill_disk_from(disk: Path, call: int) -> None:
     "The disk is full from the `call`-th call of the model on: every later call fills what has become free."
     true, calls = objective.pass_through, itertools.count()
     def filling(*arguments):
@@ -121,33 +125,35 @@ def fill(disk: Path) -> None:
 FILES = TEXTS, (safetensors.torch, 'save_model', 1), (safetensors.torch, 'save_file', 1)
 
 
-def die_saving(number: int) -> None: die_at_change(number, training, 'save_checkpoint', FILES)
+def kill_while_saving(number: int) -> None: die_at_change(number, training, 'save_checkpoint', FILES)
 
 
-def die_replacing(number: int) -> None:
+def kill_while_replacing(number: int) -> None:
     "While a checkpoint replaces one of the same step: each is saved twice, as by Ctrl-C."
     true = training.save_checkpoint
     training.save_checkpoint = lambda *arguments: [true(*arguments) for _ in range(2)]
     die_at_change(number, checkpoints, 'put_in_place')
 
 
-def spoil(call: int) -> None:
+def nan_at(call: int) -> None:
     "NaN in the vectors of the model's `call`-th call only."
     true, calls = objective.pass_through, iter(range(call + 1))
-    def spoiling(*arguments):
+    def with_nan(*arguments):
         vectors, logits = true(*arguments)
         return (vectors * float('nan'), logits) if next(calls, None) == call else (vectors, logits)
-    objective.pass_through = spoiling
+    objective.pass_through = with_nan
 
 
-def limit_files(size: int) -> None:
+def limit_file_size(size: int) -> None:
     "No file of this process grows beyond `size` bytes: a refusal without a disk of its own."
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def give_up_rights() -> None:
+def drop_privileges() -> None:
     "Root may write anywhere; the user nobody may not."
-    if os.getuid() == 0: os.setgid(65534); os.setuid(65534)
+    if os.getuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
 
 
 # What is seen from outside
@@ -157,22 +163,23 @@ def toy_morphemes() -> dict:
     "The morphemes of the toy corpus: loading the analyser takes longer than a small run."
     corpus = toy_corpus()
     pairs = [text for pair in corpus.context_pairs for text in pair.queries]
-    with remembered({}) as known: morphemes([*corpus.texts.values(), *(q.text for q in corpus.queries.values()), *pairs])
+    queries = [query.text for query in corpus.queries.values()]
+    with remembered({}) as known: morphemes([*corpus.texts.values(), *queries, *pairs])
     return known
 
 
-def knowing(known: dict | None, target, *arguments) -> None:
+def with_morphemes(known: dict | None, target, *arguments) -> None:
     with remembered(known): target(*arguments)
 
 
-def begin(target, *arguments) -> multiprocessing.Process:
+def start(target, *arguments) -> multiprocessing.Process:
     known = toy_morphemes() if target is command else None
-    child = FORKSERVER.Process(target=knowing, args=(known, target, *arguments), daemon=True)
+    child = FORKSERVER.Process(target=with_morphemes, args=(known, target, *arguments), daemon=True)
     child.start()
     return child
 
 
-def end(child) -> int:  # exit code; minus the number of a signal
+def exit_code_of(child) -> int:  # exit code; minus the number of a signal
     child.join(HANGS)
     if child.is_alive():
         child.kill()
@@ -181,10 +188,10 @@ def end(child) -> int:  # exit code; minus the number of a signal
     return child.exitcode
 
 
-def once(target, *arguments) -> int: return end(begin(target, *arguments))
+def exit_code(target, *arguments) -> int: return exit_code_of(start(target, *arguments))
 
 
-def said(folder: Path) -> str: return folder.with_name('said').read_text(encoding='utf-8')
+def output_of(folder: Path) -> str: return folder.with_name('output').read_text(encoding='utf-8')
 
 
 def wait_for(seen, child=None, pause: float = 0.002):
@@ -203,67 +210,75 @@ def lines(path: Path) -> list:
     return [json.loads(line) for line in found]
 
 
-def kept(folder: Path) -> list: return checkpoints.checkpoints(folder/'checkpoints')
+def saved_checkpoints(folder: Path) -> list: return checkpoints.checkpoints(folder/'checkpoints')
 
 
-def done(folder: Path) -> int:  # steps
+def steps_done(folder: Path) -> int:  # steps
     return max((row['step'] + 1 for row in lines(folder/'metrics.jsonl')), default=0)
 
 
-def lost(folder: Path) -> int:
+def last_step(folder: Path) -> int:  # of the last checkpoint
+    return max(map(checkpoints.step_of, saved_checkpoints(folder)), default=0)
+
+
+def steps_lost(folder: Path) -> int:
     "Steps that a resume does again. Every checkpoint that a resume could take is whole."
-    for path in kept(folder): checkpoints.verify(path)
-    return done(folder) - (checkpoints.step_of(kept(folder)[-1]) if kept(folder) else 0)
+    for path in saved_checkpoints(folder): checkpoints.verify(path)
+    return steps_done(folder) - last_step(folder)
 
 
-def written(folder: Path) -> dict:  # file -> size and digest
+def last_checkpoint(folder: Path) -> dict:  # file -> size and digest
     "The last checkpoint: weights, optimizer, rng state and the run's state."
-    last = kept(folder)[-1]
+    last = saved_checkpoints(folder)[-1]
     checkpoints.verify(last)
-    tensors = {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in load_file(last/'model.safetensors').items()}
-    return {'step': last.name, **read_json(last/'manifest.json'), 'model.safetensors': tensors}  # its header names tied weights in any order
+    weights = load_file(last/'model.safetensors')  # the file's header names tied weights in any order
+    tensors = {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in weights.items()}
+    return {'step': last.name, **read_json(last/'manifest.json'), 'model.safetensors': tensors}
 
 
-def summary(folder: Path) -> dict:
-    return {name: value for name, value in read_json(folder/'summary.json').items() if name not in ('seconds', 'peak_memory_mb')}
+def summary_of(folder: Path) -> dict:
+    values = read_json(folder/'summary.json')
+    return {name: value for name, value in values.items() if name not in ('seconds', 'peak_memory_mb')}
 
 
-def options_of(folder: Path, **changes) -> list:
-    return ['train', 'v28', '--set', *(f'{name}={value}' for name, value in {**SMALL, 'out': folder, **changes}.items())]
+def arguments_of(folder: Path, **changes) -> list:
+    values = SMALL | dict(out=folder) | changes
+    return ['train', 'v28', '--set', *(f'{name}={value}' for name, value in values.items())]
 
 
 # Kills
 
-def left_half(folder: Path) -> bool:
+def is_half_written(folder: Path) -> bool:
     "Whether a kill left a checkpoint that is half written, half replaced or half deleted."
     return any(path.name.startswith(('part-', 'old-')) for path in (folder/'checkpoints').glob('*'))
 
 
-def killed_in_turn(strike, folder: Path, changes: dict, options: dict, steps: int, enough=bool):  # (steps lost, half left)
+def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int, enough=bool):
     """Runs into one folder, each killed one moment later in its writing of checkpoints than the one before, until
-    `enough()` or no moment is left."""
+    `enough()` or no moment is left. Yields steps lost, and whether something half written is left."""
     for number in itertools.count():
-        last = dict(max_steps=(checkpoints.step_of(kept(folder)[-1]) if kept(folder) else 0) + steps)
-        code = once(toy, folder, changes, {**options, **last, 'resume': True}, (strike, number))
+        last = dict(max_steps=last_step(folder) + steps)
+        code = exit_code(toy, folder, changes, {**options, **last, 'resume': True}, (fault, number))
         if code == 0 or enough(): return
         assert code == -signal.SIGKILL
-        yield lost(folder), left_half(folder)
+        yield steps_lost(folder), is_half_written(folder)
 
 
-def kills(folder: Path, every: int = 2) -> Seen:
+def kills(folder: Path, every: int = 2) -> Outcome:
     "kill -9 at every moment of writing a checkpoint: the first, a later one, one that exists already"
     changes, options, target = dict(steps=400), dict(save_every=every), folder/'run'
-    seen = list(killed_in_turn(die_saving, target, changes, options, 1, lambda: kept(target)))
-    assert len(seen) > 15 and once(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
-    for strike in (die_saving, die_replacing): seen += killed_in_turn(strike, target, changes, options, every)
-    worst, halves, reached = max(steps for steps, _ in seen), sum(half for _, half in seen), done(target)
+    seen = list(killed_in_turn(kill_while_saving, target, changes, options, 1, lambda: saved_checkpoints(target)))
+    assert len(seen) > 15 and exit_code(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
+    for fault in (kill_while_saving, kill_while_replacing):
+        seen += killed_in_turn(fault, target, changes, options, every)
+    worst, halves, reached = max(steps for steps, _ in seen), sum(half for _, half in seen), steps_done(target)
     assert len(seen) > 50 and halves > 40 and worst == every
-    assert once(toy, folder/'whole', changes, dict(options, max_steps=reached)) == 0
-    assert written(target) == written(folder/'whole') and not left_half(target)
+    assert exit_code(toy, folder/'whole', changes, dict(options, max_steps=reached)) == 0
+    assert last_checkpoint(target) == last_checkpoint(folder/'whole') and not is_half_written(target)
     assert [row['step'] for row in lines(target/'metrics.jsonl')] == list(range(reached))
-    return Seen(len(seen), worst, f'before each change on the disk and in the middle of each file: {halves} of them left a '
-                'checkpoint half written, half replaced or half deleted, and none of these was loaded; '
-                f'after {reached} steps every file equals the uninterrupted run\'s')
+    return Outcome(len(seen), worst, 'before each change on the disk and in the middle of each file: '
+                   f'{halves} of them left a checkpoint half written, half replaced or half deleted, and none of these '
+                   f'was loaded; after {reached} steps every file equals the uninterrupted run\'s')
 
 
 # The disk
@@ -272,207 +287,245 @@ def kills(folder: Path, every: int = 2) -> Seen:
 def small_disk(folder: Path, size: str):
     "A tmpfs of its own; None where this machine does not allow mounting one."
     folder.mkdir()
-    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)], capture_output=True).returncode == 0
+    mount = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
     try: yield folder if mounted else None
     finally:
         if mounted: subprocess.run(['umount', '-l', str(folder)], check=True)
 
 
-def file_limit(folder: Path) -> Seen:
+def file_limit(folder: Path) -> Outcome:
     "a checkpoint that the disk refuses (limit on the size of a file)"
     changes, target = dict(steps=12), folder/'run'
-    assert once(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
-    assert once(toy, target, changes, dict(save_every=2, resume=True), (limit_files, 100_000)) == 0
+    assert exit_code(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
+    assert exit_code(toy, target, changes, dict(save_every=2, resume=True), (limit_file_size, 100_000)) == 0
     events = [event for event in lines(target/'guard.jsonl') if event['name'] == 'disk']
     assert [event['step'] for event in events] == [5, 6, 8, 10, 12] and 'could not be written' in events[0]['message']
-    assert lost(target) == 8 and kept(target)[-1].name == 'step-4' and done(target) == 12
-    assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and once(toy, folder/'whole', changes, dict(save_every=2)) == 0
-    assert written(target) == written(folder/'whole')
-    return Seen(1, 8, 'an event for each refused checkpoint, the run continues, earlier checkpoints are complete; resumed with free space, it equals the uninterrupted run')
+    assert steps_lost(target) == 8 and saved_checkpoints(target)[-1].name == 'step-4' and steps_done(target) == 12
+    assert exit_code(toy, target, changes, dict(save_every=2, resume=True)) == 0
+    assert exit_code(toy, folder/'whole', changes, dict(save_every=2)) == 0
+    assert last_checkpoint(target) == last_checkpoint(folder/'whole')
+    return Outcome(1, 8, 'an event for each refused checkpoint, the run continues, earlier checkpoints are complete; '
+                   'resumed with free space, it equals the uninterrupted run')
 
 
-def disk_full(folder: Path) -> Seen:
+def disk_full(folder: Path) -> Outcome:
     "disk full (a small tmpfs)"
     with small_disk(folder/'disk', '2m') as disk:
-        if not disk: return Seen(0, None, 'not tried: a tmpfs cannot be mounted here')
-        target, changes, options, declared_settings = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'said'
-        declared_settings.touch(); (disk/'said').symlink_to(declared_settings)
-        seven = 2 * 7  # calls of the model until step 7
-        assert once(toy, target, changes, options, (fill_from, disk, seven)) == 2
-        assert 'No space left on device' in said(target) and said(target).startswith(f'{target}: cannot be written')
+        if not disk: return Outcome(0, None, 'not tried: a tmpfs cannot be mounted here')
+        target, changes, options, output_file = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'output'
+        output_file.touch()
+        (disk/'output').symlink_to(output_file)
+        calls = 2 * 7  # of the model until step 7
+        assert exit_code(toy, target, changes, options, (fill_disk_from, disk, calls)) == 2
+        assert 'No space left on device' in output_of(target)
+        assert output_of(target).startswith(f'{target}: cannot be written')
         (disk/'ballast').unlink()
-        worst, end_at = lost(target), dict(options, max_steps=done(target) + 3)
-        assert len(kept(target)) >= 3
-        assert once(toy, target, changes, {**end_at, 'resume': True}) == 0 and once(toy, folder/'whole', changes, end_at) == 0
-        assert {**written(target), 'state.json': ''} == {**written(folder/'whole'), 'state.json': ''}  # which may hold an event of the disk
-    return Seen(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are complete; resumed with free space, it equals the uninterrupted run')
+        worst, end_at = steps_lost(target), dict(options, max_steps=steps_done(target) + 3)
+        assert len(saved_checkpoints(target)) >= 3
+        assert exit_code(toy, target, changes, {**end_at, 'resume': True}) == 0
+        assert exit_code(toy, folder/'whole', changes, end_at) == 0
+        found, whole = ({**last_checkpoint(each), 'state.json': ''} for each in (target, folder/'whole'))
+        assert found == whole  # but for `state.json`, which may hold an event of the disk
+    return Outcome(1, worst, 'the run ends with a message that names the folder, exit code 2; checkpoints are '
+                   'complete; resumed with free space, it equals the uninterrupted run')
 
 
-def full_at_the_end(folder: Path) -> Seen:
+def full_at_the_end(folder: Path) -> Outcome:
     "a disk that is full when the trained model is written"
     target = folder/'run'
-    assert once(command, options_of(target, max_steps=4), target) == 0
-    assert once(command, [*options_of(target, max_steps=4), '--resume'], target, (limit_files, 100_000)) == 2
-    assert said(target).splitlines()[-1].startswith(f'{target}: cannot be written'), said(target)
-    assert once(command, [*options_of(target, max_steps=4), '--resume'], target) == 0
-    return Seen(1, lost(target), 'the run ends with a message that names the folder, exit code 2; with free space, the same command ends it without another step')
+    assert exit_code(command, arguments_of(target, max_steps=4), target) == 0
+    assert exit_code(command, [*arguments_of(target, max_steps=4), '--resume'], target, (limit_file_size, 100_000)) == 2
+    assert output_of(target).splitlines()[-1].startswith(f'{target}: cannot be written'), output_of(target)
+    assert exit_code(command, [*arguments_of(target, max_steps=4), '--resume'], target) == 0
+    return Outcome(1, steps_lost(target), 'the run ends with a message that names the folder, exit code 2; '
+                   'with free space, the same command ends it without another step')
 
 
 # Checkpoints that are not what was written
 
-def damages(path: Path) -> list:  # (what, function on the bytes of a file)
+def damaged_files(path: Path) -> list:  # (what, function on the bytes of a file)
     "Every file of a checkpoint cut short, emptied, and with one bit flipped."
     def flip(position):
         def change(found):
-            changed = bytearray(found); changed[int(position * (len(found) - 1))] ^= 1 << 5
+            changed = bytearray(found)
+            changed[int(position * (len(found) - 1))] ^= 1 << 5
             return bytes(changed)
         return change
     ways = [lambda found: found[:-7], lambda found: b'', *(flip(share) for share in (0, 0.5, 0.99))]
     return [(file.name, way) for file in sorted(path.iterdir()) for way in ways]
 
 
-def refused(folder: Path, changes: dict, *wanted: str, **options) -> None:
-    assert once(toy, folder, changes, dict(resume=True) | options) == 2
-    for words in wanted: assert words in said(folder), (words, said(folder))
+def assert_refused(folder: Path, changes: dict, *wanted: str, **options) -> None:
+    assert exit_code(toy, folder, changes, dict(resume=True) | options) == 2
+    for words in wanted: assert words in output_of(folder), (words, output_of(folder))
 
 
-def broken(folder: Path) -> Seen:
+def broken(folder: Path) -> Outcome:
     "a truncated or bit-flipped checkpoint"
     target, changes = folder/'run', dict(steps=6)
-    assert once(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
-    last, before = kept(target)[-1], kept(target)[-2]
-    tries = damages(last)
+    assert exit_code(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
+    last, before = saved_checkpoints(target)[-1], saved_checkpoints(target)[-2]
+    tries = damaged_files(last)
     for name, change in tries:
-        good = (last/name).read_bytes(); (last/name).write_bytes(change(good))
-        refused(target, changes, str(last), '' if name == 'manifest.json' else name, f'resume_from={before}')  # a changed digest speaks against the file
+        good = (last/name).read_bytes()
+        (last/name).write_bytes(change(good))
+        named = '' if name == 'manifest.json' else name  # a changed digest is reported as damage of its file
+        assert_refused(target, changes, str(last), named, f'resume_from={before}')
         (last/name).write_bytes(good)
     (last/'random.safetensors').unlink()
-    refused(target, changes, 'random.safetensors is missing', f'resume_from={before}')
-    assert once(toy, target, changes, dict(resume_from=str(before))) == 0 and once(toy, folder/'whole', changes, {}) == 0
-    assert written(target) == written(folder/'whole')
-    return Seen(len(tries) + 1, checkpoints.step_of(last) - checkpoints.step_of(before), 'the checkpoint is refused, the message names the file and the checkpoint before; resumed from that one, the run equals the uninterrupted one')
+    assert_refused(target, changes, 'random.safetensors is missing', f'resume_from={before}')
+    assert exit_code(toy, target, changes, dict(resume_from=str(before))) == 0
+    assert exit_code(toy, folder/'whole', changes, {}) == 0
+    assert last_checkpoint(target) == last_checkpoint(folder/'whole')
+    repeated = checkpoints.step_of(last) - checkpoints.step_of(before)
+    return Outcome(len(tries) + 1, repeated, 'the checkpoint is refused, the message names the file and the checkpoint '
+                   'before; resumed from that one, the run equals the uninterrupted one')
 
 
-def foreign(folder: Path) -> Seen:
-    "a foreign checkpoint: other settings, seed or model"
+def other_run(folder: Path) -> Outcome:
+    "a other_run checkpoint: other settings, seed or model"
     target, changes = folder/'run', dict(steps=6)
-    assert once(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
-    others = dict(settings=(dict(steps=6, top_k=7), {}), seed=(changes, dict(seed=7)), model=(dict(steps=6, context_gate=False), {}))
-    for name, (other, options) in others.items():
-        assert once(toy, folder/name, other, dict(save_every=5, max_steps=5, **options)) == 0
-        stranger = shutil.copytree(folder/name/'checkpoints'/'step-5', target/'checkpoints'/'step-5')
-        refused(target, changes, f'{stranger} has other', dict(settings='top_k=7 there', seed='7 there, 42 here', model='context_gate=False there')[name], f'resume_from={kept(target)[-2]}')
-        refused(target, changes, 'has other', resume_from=str(folder/name/'checkpoints'/'step-5'))
-        shutil.rmtree(stranger)
-    assert once(toy, target, changes, dict(resume=True)) == 0
-    return Seen(2 * len(others), 0, 'refused with what differs; the message names the last checkpoint of the run itself')
+    assert exit_code(toy, target, changes, dict(save_every=2, max_steps=4)) == 0
+    others = dict(settings=(dict(steps=6, top_k=7), {}, 'top_k=7 there'),
+                  seed=(changes, dict(seed=7), '7 there, 42 here'),
+                  model=(dict(steps=6, context_gate=False), {}, 'context_gate=False there'))
+    for name, (other, options, difference) in others.items():
+        assert exit_code(toy, folder/name, other, dict(save_every=5, max_steps=5, **options)) == 0
+        other_checkpoint = shutil.copytree(folder/name/'checkpoints'/'step-5', target/'checkpoints'/'step-5')
+        assert_refused(target, changes, f'{other_checkpoint} has other', difference,
+                       f'resume_from={saved_checkpoints(target)[-2]}')
+        assert_refused(target, changes, 'has other', resume_from=str(folder/name/'checkpoints'/'step-5'))
+        shutil.rmtree(other_checkpoint)
+    assert exit_code(toy, target, changes, dict(resume=True)) == 0
+    return Outcome(2 * len(others), 0, 'refused with what differs; the message names the last checkpoint of the run '
+                   'itself')
 
 
 # Batches and data
 
-def not_a_number(folder: Path) -> Seen:
+def not_a_number(folder: Path) -> Outcome:
     "a NaN in one contrastive batch"
     tries = (dict(), 2 * 5), (dict(accumulation=4), 8 * 5 + 2), (dict(accumulation=4, gradient_cache=True), 16 * 5 + 1)
     for number, (changes, call) in enumerate(tries):
         target = folder/str(number)
-        assert once(toy, target, dict(steps=10, **changes), {}, (spoil, call)) == 0
+        assert exit_code(toy, target, dict(steps=10, **changes), {}, (nan_at, call)) == 0
         events = [event for event in lines(target/'guard.jsonl') if event['level'] == 'fatal']
         assert [(event['step'], event['name']) for event in events] == [(5, 'not_finite')]
         rows = lines(target/'metrics.jsonl')
         assert [row['step'] for row in rows if row['gradient_norm'] is None] == [5] and len(rows) == 10
-        assert all(torch.isfinite(value).all() for value in load_file(kept(target)[-1]/'model.safetensors').values())
-    return Seen(len(tries), 1, 'the step is skipped and an event is written; the run continues to its end with finite weights')
+        weights = load_file(saved_checkpoints(target)[-1]/'model.safetensors')
+        assert all(torch.isfinite(value).all() for value in weights.values())
+    return Outcome(len(tries), 1, 'the step is skipped and an event is written; the run continues to its end with '
+                   'finite weights')
 
 
 def write_toy(folder: Path) -> Path:
     "The toy corpus in BEIR's form."
-    corpus = toy_corpus(); folder.mkdir()
-    dump = lambda rows: ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    (folder/'corpus.jsonl').write_text(dump({'_id': d.id, 'title': d.title, 'text': d.text} for d in corpus.documents.values()), encoding='utf-8')
-    (folder/'queries.jsonl').write_text(dump({'_id': q.id, 'text': q.text, 'metadata': {'split': q.split}} for q in corpus.queries.values()), encoding='utf-8')
+    corpus = toy_corpus()
+    folder.mkdir()
+    documents = [{'_id': d.id, 'title': d.title, 'text': d.text} for d in corpus.documents.values()]
+    queries = [{'_id': q.id, 'text': q.text, 'metadata': {'split': q.split}} for q in corpus.queries.values()]
+    for name, rows in dict(corpus=documents, queries=queries).items():
+        text = ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+        (folder/f'{name}.jsonl').write_text(text, encoding='utf-8')
     for split in ('train', 'test'):
-        rows = [f'{query}\t{document}\t{grade}' for query in corpus.split(split) for document, grade in corpus.qrels[query].items()]
-        (folder/f'qrels_{split}.tsv').write_text('\n'.join(['query-id\tcorpus-id\tscore', *rows]) + '\n', encoding='utf-8')
+        rows = [f'{query}\t{document}\t{grade}' for query in corpus.split(split)
+                for document, grade in corpus.qrels[query].items()]
+        text = '\n'.join(['query-id\tcorpus-id\tscore', *rows]) + '\n'
+        (folder/f'qrels_{split}.tsv').write_text(text, encoding='utf-8')
     return folder
 
 
-def other_data(folder: Path) -> Seen:
+def other_data(folder: Path) -> Outcome:
     "a data file that changes between stop and resume"
     data, target = write_toy(folder/'data'), folder/'run'
-    assert once(command, options_of(target, data=data, max_steps=4), target) == 0, said(target)
-    first, config = read_json(kept(target)[-1]/'state.json')['data'], (target/'config.json').read_bytes()
-    assert once(command, [*options_of(target, data=data, top_k=7), '--resume'], target) == 2 and 'top_k' in said(target) and (target/'config.json').read_bytes() == config
+    assert exit_code(command, arguments_of(target, data=data, max_steps=4), target) == 0, output_of(target)
+    first, config = read_json(saved_checkpoints(target)[-1]/'state.json')['data'], (target/'config.json').read_bytes()
+    assert exit_code(command, [*arguments_of(target, data=data, top_k=7), '--resume'], target) == 2
+    assert 'top_k' in output_of(target) and (target/'config.json').read_bytes() == config
     text = (data/'corpus.jsonl').read_text(encoding='utf-8')
     (data/'corpus.jsonl').write_text(text.replace('다', '까', 1), encoding='utf-8')
-    assert once(command, [*options_of(target, data=data), '--resume'], target) == 2
+    assert exit_code(command, [*arguments_of(target, data=data), '--resume'], target) == 2
     second = readers.load_collection(str(data)).hash
-    assert first != second and first in said(target) and second in said(target), said(target)
+    assert first != second and first in output_of(target) and second in output_of(target), output_of(target)
     (data/'corpus.jsonl').write_text(text, encoding='utf-8')
-    assert once(command, [*options_of(target, data=data), '--resume'], target) == 0
-    return Seen(1, 0, 'refused with both hashes; with the original file the run resumes')
+    assert exit_code(command, [*arguments_of(target, data=data), '--resume'], target) == 0
+    return Outcome(1, 0, 'refused with both hashes; with the original file the run resumes')
 
 
 # People and other processes
 
-def ctrl_c(folder: Path) -> Seen:
+def ctrl_c(folder: Path) -> Outcome:
     "Ctrl-C"
     target, whole = folder/'run', folder/'whole'
     long = dict(steps=20)
-    assert once(command, options_of(target, **long), target, (interrupt_at, 3)) == 130
-    reached = done(target)
-    assert lost(target) == 0 and reached == 4
-    assert once(command, [*options_of(target, **long), '--resume'], target) == 0 and once(command, options_of(whole, **long), whole) == 0
-    assert written(target) == written(whole) and summary(target) == summary(whole)
-    return Seen(1, 0, f'the step is finished, a checkpoint of step {reached} written, exit code 130; resumed, summary.json equals the uninterrupted run\'s')
+    assert exit_code(command, arguments_of(target, **long), target, (interrupt_at, 3)) == 130
+    reached = steps_done(target)
+    assert steps_lost(target) == 0 and reached == 4
+    assert exit_code(command, [*arguments_of(target, **long), '--resume'], target) == 0
+    assert exit_code(command, arguments_of(whole, **long), whole) == 0
+    assert last_checkpoint(target) == last_checkpoint(whole) and summary_of(target) == summary_of(whole)
+    return Outcome(1, 0, f'the step is finished, a checkpoint of step {reached} written, exit code 130; resumed, '
+                   'summary.json equals the uninterrupted run\'s')
 
 
-def two_runs(folder: Path) -> Seen:
+def two_runs(folder: Path) -> Outcome:
     "two runs aimed at one folder"
     target = folder/'run'
-    child = begin(command, options_of(target, steps=FOREVER, weight_averaging='[0.0]'), target)
-    wait_for(lambda: done(target) >= 2, child)
+    child = start(command, arguments_of(target, steps=FOREVER, weight_averaging='[0.0]'), target)
+    wait_for(lambda: steps_done(target) >= 2, child)
     config = (target/'config.json').read_bytes()
-    second = begin(command, options_of(target, steps=5), target)
-    assert end(second) == 2 and f'process {child.pid} is training into this folder' in said(target)
-    before = done(target); wait_for(lambda: done(target) > before, child)
+    second = start(command, arguments_of(target, steps=5), target)
+    assert exit_code_of(second) == 2 and f'process {child.pid} is training into this folder' in output_of(target)
+    before = steps_done(target)
+    wait_for(lambda: steps_done(target) > before, child)
     assert (target/'config.json').read_bytes() == config
     os.kill(child.pid, signal.SIGTERM)
-    assert end(child) == 130 and lost(target) == 0
-    return Seen(1, 0, 'the second is refused with the process id of the first, exit code 2; the first continues')
+    assert exit_code_of(child) == 130 and steps_lost(target) == 0
+    return Outcome(1, 0, 'the second is refused with the process id of the first, exit code 2; the first continues')
 
 
-def read_only(folder: Path) -> Seen:
+def read_only(folder: Path) -> Outcome:
     "a read-only output folder"
-    public = Path(tempfile.mkdtemp()); public.chmod(0o755)  # a place where nobody could read, were it not for the folder's own mode
+    public = Path(tempfile.mkdtemp())
+    public.chmod(0o755)  # `nobody` may read here
     try:
-        sealed, declared_settings = public/'sealed', public/'said'
-        sealed.mkdir(); sealed.chmod(0o555); declared_settings.touch(); declared_settings.chmod(0o666); (public/'file').touch()
+        sealed, output_file = public/'sealed', public/'output'
+        sealed.mkdir()
+        sealed.chmod(0o555)
+        output_file.touch()
+        output_file.chmod(0o666)
+        (public/'file').touch()
         for target in (sealed/'run', sealed, public/'file', public/'file'/'run'):
-            declared_settings.write_text('')
-            assert once(command, options_of(target), public/'run', (give_up_rights,)) == 2
-            told = declared_settings.read_text(encoding='utf-8')
-            assert told.startswith(f'{target}: cannot be written') and 'out=' in told and len(told.splitlines()) == 1, told
+            output_file.write_text('')
+            assert exit_code(command, arguments_of(target), public/'run', (drop_privileges,)) == 2
+            message = output_file.read_text(encoding='utf-8')
+            assert message.startswith(f'{target}: cannot be written') and 'out=' in message, message
+            assert len(message.splitlines()) == 1, message
         assert not list(sealed.iterdir())
     finally: shutil.rmtree(public)
-    return Seen(4, None, 'refused before any work, with the folder\'s name and what to do, exit code 2')
+    return Outcome(4, None, 'refused before any work, with the folder\'s name and what to do, exit code 2')
 
 
 # Several processes
 
-STRIKES = dict(die=die_at, interrupt=interrupt_at)
+FAULTS_OF_A_RANK = dict(die=kill_at_call, interrupt=interrupt_at)
 
 
-def ranks(folder: Path, changes: dict, options: dict, strike: list = ()) -> None:
-    "A process of a run; its gradient of a batch goes to `gradient.pt`. `strike`: what befalls the second, and when."
+def ranks(folder: Path, changes: dict, options: dict, fault: list = ()) -> None:
+    "A process of a run; its gradient of a batch goes to `gradient.pt`. `fault`: what happens to the second, and when."
     process_group = experiment._processes()[1]
     found = gradient(process_group)
     if process_group.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
-    toy(folder, changes, options, (STRIKES[strike[0]], strike[1]) if strike and process_group.rank == 1 else None, process_group)
+    before = (FAULTS_OF_A_RANK[fault[0]], fault[1]) if fault and process_group.rank == 1 else None
+    toy(folder, changes, options, before, process_group)
 
 
 def gradient(process_group=objective.ProcessGroup()) -> tuple: # loss, gradients
     "Of one batch of sixteen pairs."
-    training_data.fix_seeds(42); torch.set_num_threads(1)
+    training_data.fix_seeds(42)
+    torch.set_num_threads(1)
     (data, model), settings = training_data.toy_training_data(), settings_of(batch_size=16)
     model.eval()
     rows = objective.batch_at(3, 20, 0, data, settings, 42)
@@ -483,7 +536,8 @@ def gradient(process_group=objective.ProcessGroup()) -> tuple: # loss, gradients
 def check_gradient(folder: Path) -> float: # largest difference
     "Two ranks of eight gave what one of sixteen gives."
     (loss, found), (wanted_loss, wanted) = torch.load(folder/'gradient.pt'), gradient()
-    worst = max([abs(loss - wanted_loss).item(), *((a - b).abs().max().item() for a, b in zip(found, wanted, strict=True))])
+    differences = [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
+    worst = max(abs(loss - wanted_loss).item(), *differences)
     assert worst < 1e-5
     return worst
 
@@ -502,7 +556,7 @@ def as_rank(rank: int, port: int, *arguments) -> None:
 def in_two_processes(target, *arguments) -> list:  # exit codes
     "`target(rank, port, *arguments)` in two processes. The store where they meet takes a free port and keeps it."
     store = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    return [end(child) for child in [begin(target, rank, store.port, *arguments) for rank in (0, 1)]]
+    return [exit_code_of(child) for child in [start(target, rank, store.port, *arguments) for rank in (0, 1)]]
 
 
 def two_ranks(*arguments) -> list: return in_two_processes(as_rank, *arguments)  # exit codes
@@ -510,24 +564,27 @@ def two_ranks(*arguments) -> list: return in_two_processes(as_rank, *arguments) 
 
 def torchrun(folder: Path, *arguments) -> int:  # exit code
     program = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', __file__]
-    with open(folder.with_name('said'), 'w') as log:
+    with open(folder.with_name('output'), 'w') as log:
         command_line = [*program, str(folder), *map(json.dumps, arguments)]
         return subprocess.run(command_line, stdout=log, stderr=log, timeout=HANGS).returncode
 
 
-def worker_dies(folder: Path) -> Seen:
+def worker_dies(folder: Path) -> Outcome:
     "a worker that dies (torchrun, two processes)"
     target, changes, options = folder/'run', dict(batch_size=16, steps=30), dict(save_every=5)
-    fourteen = 2 * 14  # calls of the model until step 14
-    assert torchrun(target, changes, options, ('die', fourteen)) != 0, said(target)
-    check_gradient(folder); worst = lost(target)
-    assert done(target) == 14 and 0 < worst <= 5
+    calls = 2 * 14  # of the model until step 14
+    assert torchrun(target, changes, options, ('die', calls)) != 0, output_of(target)
+    check_gradient(folder)
+    worst = steps_lost(target)
+    assert steps_done(target) == 14 and 0 < worst <= 5
     shutil.copytree(target, folder/'alone')
-    assert once(toy, folder/'alone', changes, {**options, 'resume': True}) == 0 and done(folder/'alone') == 30
+    assert exit_code(toy, folder/'alone', changes, {**options, 'resume': True}) == 0
+    assert steps_done(folder/'alone') == 30
     for name, resume in ((target, True), (folder/'whole', False)):
         assert two_ranks(name, changes, {**options, 'resume': resume}) == [0, 0]
-    assert written(target) == written(folder/'whole')
-    return Seen(1, worst, 'torchrun ends all with an error; resumed with one process the run continues, with two it equals the uninterrupted one')
+    assert last_checkpoint(target) == last_checkpoint(folder/'whole')
+    return Outcome(1, worst, 'torchrun ends all with an error; resumed with one process the run continues, with two it '
+                   'equals the uninterrupted one')
 
 
 # A loss that ruins a run
@@ -537,25 +594,31 @@ def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
     settings = resolve_quietly('v28', recipe, 'mini', log_every=1, validations=1)
     assert settings.steps == 400
     setup = training_data.prepare(settings, readers.load_collection('mini'), 42, folder/'cache')
-    return training.train(setup.model, setup.training_data, settings, folder/recipe, quiet=True, max_steps=steps, rollbacks=experiment.rollbacks_of(recipe))
+    return training.train(setup.model, setup.training_data, settings, folder/recipe, quiet=True, max_steps=steps,
+                          rollbacks=experiment.rollbacks_of(recipe))
 
 
-def collapse(folder: Path, steps: int = 8) -> Seen:
+def collapse(folder: Path, steps: int = 8) -> Outcome:
     "the collapse of V28 as written, from random weights (embedded set, the first 5 % of the steps)"
     with remembered({}):
-        named = {recipe: [event['step'] for event in start_of(folder, recipe, steps).events if event['name'] == 'imbalance'] for recipe in ('original', 'corrected')}
+        runs = {recipe: start_of(folder, recipe, steps) for recipe in ('original', 'corrected')}
+    named = {recipe: [event['step'] for event in run.events if event['name'] == 'imbalance']
+             for recipe, run in runs.items()}
     assert named['original'] and named['original'][0] < 0.05 * 400 and not named['corrected']
     first = lines(folder/'original'/'metrics.jsonl')[named['original'][0]]
-    return Seen(1, None, f'named at step {first["step"]} of 400: the language term is {first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f}; the corrected recipe triggers no such event')
+    return Outcome(1, None, f'named at step {first["step"]} of 400: the language term is '
+                   f'{first["parts"]["language"]:,.0f} of a loss of {first["loss"]:,.0f}; '
+                   'the corrected recipe triggers no such event')
 
 
-def same_seed(folder: Path) -> Seen:
+def same_seed(folder: Path) -> Outcome:
     "the same seed twice"
-    for name in ('one', 'two'): assert once(command, options_of(folder/name), folder/name) == 0
-    assert summary(folder/'one') == summary(folder/'two')
-    return Seen(2, None, 'the same summary.json, but for seconds and peak memory')
+    for name in ('one', 'two'): assert exit_code(command, arguments_of(folder/name), folder/name) == 0
+    assert summary_of(folder/'one') == summary_of(folder/'two')
+    return Outcome(2, None, 'the same summary.json, but for seconds and peak memory')
 
 
-FAULTS = (kills, file_limit, disk_full, full_at_the_end, broken, foreign, not_a_number, other_data, ctrl_c, two_runs, read_only, worker_dies, collapse, same_seed)
+FAULTS = (kills, file_limit, disk_full, full_at_the_end, broken, other_run, not_a_number, other_data, ctrl_c, two_runs,
+          read_only, worker_dies, collapse, same_seed)
 
 if __name__ == '__main__': ranks(Path(sys.argv[1]), *map(json.loads, sys.argv[2:]))

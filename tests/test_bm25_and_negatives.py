@@ -94,7 +94,7 @@ def mined():  # qrels and BM25 candidates of a hundred real queries
     queries = dict(list(queries.items())[:100])
     answers = {doc for query in queries for doc in qrels[query]}
     texts = {doc: text for place, (doc, text) in enumerate(texts.items()) if place < 2000 or doc in answers}
-    found, threads = (bm25_candidates(queries, texts, qrels, depth=50, skip_top=2, workers=workers) for workers in (1, 3))
+    found, threads = (bm25_candidates(queries, texts, qrels, depth=50, workers=workers) for workers in (1, 3))
     assert found == threads
     return qrels, found
 

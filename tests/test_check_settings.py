@@ -4,10 +4,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 import pytest
+import torch
 from splade_nb.config.settings import Settings, as_dict, off
 from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly
+from splade_nb.model import term_weights
 from splade_nb.training import check_settings as checks
-from splade_nb.training import curriculum, objective
+from splade_nb.training import curriculum, losses, objective
 
 WHOLE = (('v22', 'corrected'), ('v22', 'original'), ('v28', 'corrected'), ('v28', 'original'), ('splade_v2', 'corrected'),
          ('splade_ko', 'corrected'))
@@ -120,13 +122,41 @@ def test_own_losses_act_are_off_or_are_found_unused(monkeypatch):
     assert states(own_settings('one'), ['own_losses']) == {'own_losses': 'dead'}
 
 
-def test_a_run_with_own_losses_is_checked_every_time(monkeypatch, tmp_path):
-    done = []
+CELLS = """
+factor, scale = 2.0, torch.ones(3)
+def helper(values): return factor * values.mean()
+
+@register_loss('own')
+def own(inputs): return helper(inputs.scores) + sum(value.sum() * scale.mean() for value in [inputs.query_vectors])
+
+@register_term_weight('part')
+def part(weights, texts): return weights * 0.5
+
+@register_term_weight('learned')
+class Learned(TermWeight):
+    def on_weights(self, weights, texts): return weights + 1
+"""
+EDITS = ('factor, scale = 2.0', 'factor, scale = 3.0'), ('torch.ones', 'torch.zeros'), ('values.mean', 'values.sum'), \
+        ('value.sum', 'value.mean'), ('weights * 0.5', 'weights * 0.6'), ('weights + 1', 'weights + 2')
+
+
+def test_a_part_of_ones_own_is_checked_again_once_it_is_edited(monkeypatch, tmp_path):
+    "Also where a helper, a value or a method that it reads is edited; not where only another cell is."
+    done, settings = [], resolve_quietly('v22', extra_losses={'own': 1.0}, term_weights=('part', 'learned'))
     monkeypatch.setattr(checks, 'root', lambda: tmp_path)
     monkeypatch.setattr(checks, 'check_settings', lambda settings: done.append(settings) or [])
-    for _ in range(2): checks.checked(own_settings('one'))
-    for _ in range(2): checks.checked(own_settings())
-    assert len(done) == 3  # a notebook's code is not part of the package's digest
+    def checks_of(source: str) -> int:
+        exec(source, dict(torch=torch, register_loss=losses.register_loss, TermWeight=term_weights.TermWeight,
+                          register_term_weight=term_weights.register_term_weight, __name__='__main__'))
+        for _ in range(2): checks.checked(settings)
+        return len(done)
+    try:
+        assert checks_of(CELLS) == 1 == checks_of(CELLS + 'other = 1')
+        for number, (before, after) in enumerate(EDITS, 2):
+            assert before in CELLS and checks_of(CELLS.replace(before, after)) == number, before
+        assert checks_of(CELLS) == len(EDITS) + 1, 'the first result is still known'
+    finally:
+        del losses.REGISTERED['own'], term_weights.TERM_WEIGHTS['part'], term_weights.TERM_WEIGHTS['learned']
 
 
 # A setting that nothing reads: every reading of it is replaced by a constant, in the code itself

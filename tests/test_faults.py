@@ -3,7 +3,7 @@ import os, shutil, signal
 import pytest
 pytest.register_assert_rewrite('faults')
 import faults
-from faults import die_at, done, kept, lines, once, toy, two_ranks, written
+from faults import kill_at_call, steps_done, saved_checkpoints, lines, exit_code, toy, two_ranks, last_checkpoint
 from moments import die_at_change, every_moment
 from splade_nb.training import checkpoints
 from splade_nb.training.curriculum import epoch_at, phase_at
@@ -11,9 +11,10 @@ from splade_nb.training.trainer import truncate_log
 
 
 SLOW = {faults.worker_dies: [pytest.mark.slow], faults.collapse: [pytest.mark.slow]} # twenty seconds each
+EACH = [pytest.param(fault, id=fault.__name__, marks=SLOW.get(fault, [])) for fault in faults.FAULTS]
 
 
-@pytest.mark.parametrize('fault', [pytest.param(fault, id=fault.__name__, marks=SLOW.get(fault, [])) for fault in faults.FAULTS])
+@pytest.mark.parametrize('fault', EACH)
 def test_a_run_survives(fault, tmp_path):
     seen = fault(tmp_path)
     if not seen.tries: pytest.skip(seen.outcome)
@@ -31,11 +32,13 @@ def test_resumed_equals_uninterrupted(moment, tmp_path):
     changes, step, calls, more = MOMENTS[moment]
     settings, options = faults.settings_of(**changes), dict(save_every=step, max_steps=step + 5)
     if 'epoch' in moment: assert epoch_at(step, settings.steps, settings) % 1
-    if 'phase' in moment: assert phase_at(step - 1, settings.steps, settings) != phase_at(step, settings.steps, settings)
-    assert once(toy, tmp_path/'run', changes, options, (die_at, step * calls + more)) == -signal.SIGKILL
-    assert done(tmp_path/'run') == step and kept(tmp_path/'run')[-1].name == f'step-{step}'
-    assert once(toy, tmp_path/'run', changes, {**options, 'resume': True}) == 0 and once(toy, tmp_path/'whole', changes, options) == 0
-    assert written(tmp_path/'run') == written(tmp_path/'whole')
+    before, after = (phase_at(each, settings.steps, settings) for each in (step - 1, step))
+    if 'phase' in moment: assert before != after
+    assert exit_code(toy, tmp_path/'run', changes, options, (kill_at_call, step * calls + more)) == -signal.SIGKILL
+    assert steps_done(tmp_path/'run') == step and saved_checkpoints(tmp_path/'run')[-1].name == f'step-{step}'
+    assert exit_code(toy, tmp_path/'run', changes, {**options, 'resume': True}) == 0
+    assert exit_code(toy, tmp_path/'whole', changes, options) == 0
+    assert last_checkpoint(tmp_path/'run') == last_checkpoint(tmp_path/'whole')
     losses = [[row['loss'] for row in lines(tmp_path/name/'metrics.jsonl')] for name in ('run', 'whole')]
     assert losses[0] == losses[1] and len(losses[0]) == step + 5
 
@@ -47,22 +50,25 @@ def test_two_ranks_of_eight_equal_one_of_sixteen(tmp_path):
 
 def test_a_request_to_end_that_reaches_one_rank_ends_both(tmp_path):
     assert two_ranks(tmp_path/'run', dict(batch_size=16, steps=faults.FOREVER), {}, ('interrupt', 3)) == [130, 130]
-    assert done(tmp_path/'run') == 4 and faults.lost(tmp_path/'run') == 0
+    assert steps_done(tmp_path/'run') == 4 and faults.steps_lost(tmp_path/'run') == 0
 
 
 def test_what_follows_the_named_checkpoint_goes(tmp_path):
     target, changes = tmp_path/'run', dict(steps=9)
-    assert once(toy, target, changes, dict(save_every=2)) == 0
-    first = kept(target)[0]
-    assert once(toy, target, changes, dict(resume_from=str(first), max_steps=checkpoints.step_of(first) + 1)) == 0
-    assert [path.name for path in kept(target)] == [first.name, f'step-{checkpoints.step_of(first) + 1}'] and done(target) == checkpoints.step_of(first) + 1
+    assert exit_code(toy, target, changes, dict(save_every=2)) == 0
+    first = saved_checkpoints(target)[0]
+    last = checkpoints.step_of(first) + 1
+    assert exit_code(toy, target, changes, dict(resume_from=str(first), max_steps=last)) == 0
+    assert [path.name for path in saved_checkpoints(target)] == [first.name, f'step-{last}']
+    assert steps_done(target) == last
 
 
 def test_a_broken_checkpoint_that_nobody_loads_harms_nobody(tmp_path):
     target, changes = tmp_path/'run', dict(steps=20)
-    assert once(toy, target, changes, dict(save_every=2, max_steps=8)) == 0
-    (kept(target)[0]/'state.json').write_bytes(b'\xff{')
-    assert once(toy, target, changes, dict(save_every=2, resume=True)) == 0 and kept(target)[-1].name == 'step-20'
+    assert exit_code(toy, target, changes, dict(save_every=2, max_steps=8)) == 0
+    (saved_checkpoints(target)[0]/'state.json').write_bytes(b'\xff{')
+    assert exit_code(toy, target, changes, dict(save_every=2, resume=True)) == 0
+    assert saved_checkpoints(target)[-1].name == 'step-20'
 
 
 def clear_away(folder, number: int) -> None:
@@ -73,25 +79,26 @@ def clear_away(folder, number: int) -> None:
 
 def test_a_clean_up_that_is_killed_anywhere_is_finished_by_the_next(tmp_path):
     target, left = tmp_path/'run', tmp_path/'left'
-    assert once(toy, target, dict(steps=9), dict(save_every=2, max_steps=6)) == 0
-    whole, names = target/'checkpoints', [path.name for path in kept(target)]
+    assert exit_code(toy, target, dict(steps=9), dict(save_every=2, max_steps=6)) == 0
+    whole, names = target/'checkpoints', [path.name for path in saved_checkpoints(target)]
     copies = {'part-8': 'step-6', 'part-step-0': 'step-2', 'old-step-4': 'step-4'}
     for name, like in copies.items(): shutil.copytree(whole/like, whole/name)
     (whole/'step-2').rename(whole/'old-step-2')  # its successor did not arrive
     def cleared(number: int) -> int:
         shutil.rmtree(left, ignore_errors=True)
         shutil.copytree(whole, left/'checkpoints')
-        code = once(clear_away, left/'checkpoints', number)
-        for path in kept(left): checkpoints.verify(path)
+        code = exit_code(clear_away, left/'checkpoints', number)
+        for path in saved_checkpoints(left): checkpoints.verify(path)
         checkpoints.tidy(left/'checkpoints')
         assert sorted(os.listdir(left/'checkpoints')) == names
-        for path in kept(left): checkpoints.verify(path)
+        for path in saved_checkpoints(left): checkpoints.verify(path)
         return code
     assert every_moment(cleared) >= 20
 
 
 def test_a_line_that_was_cut_short_is_dropped(tmp_path):
     path = tmp_path/'metrics.jsonl'
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "parts": {"infonce": 1.0}', encoding='utf-8')  # ends as a whole line does
+    cut_short = '{"step": 2, "parts": {"infonce": 1.0}'  # ends as a whole line does
+    path.write_text('{"step": 0}\n{"step": 1}\n' + cut_short, encoding='utf-8')
     truncate_log(path, 5)
     assert [row['step'] for row in lines(path)] == [0, 1]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import faults
-from faults import kept, lines
+from faults import saved_checkpoints, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
@@ -110,19 +110,19 @@ def test_a_run_on_poor_queries_ends(way, tmp_path):
 
 # What was learned
 
-def stopping(folder, marks: list, monkeypatch=None, refused=(), **options) -> training.Run:
-    "A toy run that a judge with these marks, one at every second step, ends early."
-    said, keep = iter(marks), checkpoints.save_checkpoint
+def stopping(folder, scores: list, monkeypatch=None, refused=(), **options) -> training.Run:
+    "A toy run that ends early on these scores of its validations, one at every second step."
+    remaining, keep = iter(scores), checkpoints.save_checkpoint
     def refusing(place, model, optimizer, state, *rest):
         if state['step'] in refused: raise CheckpointError(f'step-{state["step"]}: could not be written: no space left')
         return keep(place, model, optimizer, state, *rest)
     if refused: monkeypatch.setattr(training, 'save_checkpoint', refusing)
     training_data.fix_seeds(42)
-    settings = faults.settings_of(steps=12, validations=6, early_stopping=3, weight_averaging=(0.0,), checkpoint_epochs=99,
-                                  **{**dict(keep_checkpoints=1), **options})
+    early = dict(steps=12, validations=6, early_stopping=3, weight_averaging=(0.0,), checkpoint_epochs=99)
+    settings = faults.settings_of(**early | dict(keep_checkpoints=1) | options)
     data, model = TRUE_TOY()
-    judge = lambda model: {'metrics': {'ndcg@10': next(said)}, 'active_terms': {}}
-    return training.train(model, data, settings, folder, judge, quiet=True)
+    validator = lambda model: {'metrics': {'ndcg@10': next(remaining)}, 'active_terms': {}}
+    return training.train(model, data, settings, folder, validator, quiet=True)
 
 
 def flat(model) -> torch.Tensor: return torch.cat([value.detach().flatten() for value in model.parameters()])
@@ -137,11 +137,11 @@ def stored(path) -> torch.Tensor:
     return flat(model)
 
 
-MARKS = [0.1, 0.7, 0.9, 0.8, 0.6, 0.5, 0.4]  # of steps 0, 2, 4, 6, 8, 10
+SCORES = [0.1, 0.7, 0.9, 0.8, 0.6, 0.5, 0.4]  # of steps 0, 2, 4, 6, 8, 10
 
 
 def test_the_best_of_those_that_were_written_is_taken(tmp_path, monkeypatch):
-    found = stopping(tmp_path, MARKS, monkeypatch, refused=(4,))
+    found = stopping(tmp_path, SCORES, monkeypatch, refused=(4,))
     assert found.stopped and found.best['step'] == 4
     assert torch.equal(weights(found), stored(tmp_path/'checkpoints'/'best'))
     disk, best = [event for event in lines(tmp_path/'guard.jsonl') if event['name'] in ('disk', 'best')]
@@ -151,16 +151,16 @@ def test_the_best_of_those_that_were_written_is_taken(tmp_path, monkeypatch):
 
 
 def test_without_any_checkpoint_the_trained_weights_stay(tmp_path, monkeypatch):
-    found = stopping(tmp_path, MARKS, monkeypatch, refused=range(13))
-    assert found.step == 10 and not kept(tmp_path) and 'weights of step 10' in found.events[-1]['message']
+    found = stopping(tmp_path, SCORES, monkeypatch, refused=range(13))
+    assert found.step == 10 and not saved_checkpoints(tmp_path) and 'weights of step 10' in found.events[-1]['message']
     monkeypatch.undo()
-    whole = stopping(tmp_path/'whole', MARKS)
+    whole = stopping(tmp_path/'whole', SCORES)
     assert torch.equal(weights(found), stored(tmp_path/'whole'/'checkpoints'/'step-10'))
     assert torch.equal(weights(whole), stored(tmp_path/'whole'/'checkpoints'/'step-4'))
 
 
 def test_a_resumed_run_whose_best_is_broken_takes_the_next(tmp_path):
-    first = stopping(tmp_path, MARKS, keep_checkpoints=9)
+    first = stopping(tmp_path, SCORES, keep_checkpoints=9)
     assert first.stopped
     (tmp_path/'checkpoints'/'step-4'/'model.safetensors').write_bytes(b'')
     data, model = TRUE_TOY()
@@ -173,7 +173,7 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
     data, model = TRUE_TOY()
     settings = faults.settings_of(steps=12, keep_checkpoints=9)
     found = training.train(model, data, settings, tmp_path, quiet=True, max_steps=6, save_every=2)
-    before, last = kept(tmp_path)[-2:]
+    before, last = saved_checkpoints(tmp_path)[-2:]
     (last/'model.safetensors').write_bytes(b'')
     training.roll_back(found, dict(name='not_finite', message='not finite', level='fatal'), dict(step=6, parts={}))
     assert last.name == 'step-6' and found.step == checkpoints.step_of(before)
@@ -197,9 +197,9 @@ def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     assert found['metrics']['ndcg@10'] == state['best']['ndcg@10']
     assert recorded.count(recorded[-1]) < len(recorded), 'other weights give other numbers'
     assert cli.main(['evaluate', '--model', str(best), '--data', 'toy']) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     whole = retrieval.evaluate_queries(model, tokenizer, setup.collection, list(setup.collection.split('test')))
-    assert told['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
+    assert printed['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
 
 
 def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch):

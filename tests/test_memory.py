@@ -41,8 +41,8 @@ def test_the_plan_is_within_a_fifth_of_the_peak(shape, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()/'memory'/shape; folder.mkdir(parents=True)  # the teacher's vectors, made by the first, lie beside
     done = subprocess.run([sys.executable, '-c', PROGRAM, json.dumps(SHAPES[shape]), str(folder)], capture_output=True, text=True, env=os.environ | PLAIN)
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert 0.8 < told['predicted'] / told['measured'] < 1.2, told
+    bytes_of = json.loads(done.stdout.splitlines()[-1])
+    assert 0.8 < bytes_of['predicted'] / bytes_of['measured'] < 1.2, bytes_of
 
 
 class Largest(TorchDispatchMode):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from chromium import faults
 from conftest import ROOT, run_cells
-from faults import begin, command, end, said, summary
+from faults import command, exit_code_of, output_of, start, summary_of
 from splade_nb.data.records import DataError, toy_corpus
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
@@ -94,7 +94,7 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
     wanted = [f'{name}={value}' for name, value in dict(steps=6, hidden=64, layers=1, vocabulary=300, batch_size=8, scale='mini', data='toy', out=tmp_path).items()]
     done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', '--set', *wanted], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    first, second = map(summary, (run, tmp_path))
+    first, second = map(summary_of, (run, tmp_path))
     assert first == second, 'one seed, one result'
     assert main(['evaluate', '--model', str(tmp_path), '--data', 'toy']) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -111,9 +111,9 @@ def test_two_processes_encode_one_file(run, tmp_path, capsys):
     given = [str(part) for part in ('encode', '--model', run, '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--size', 4, '--korean', '--top-k', 9, '--parts', 2, '--part')]
     folders = [tmp_path/part/'out' for part in '01']
     for folder in folders: folder.parent.mkdir()
-    both = [begin(command, [*given, part, '--screen'], folder) for part, folder in zip('01', folders)]
-    assert [end(child) for child in both] == [0, 0], [*map(said, folders)]
-    assert [json.loads(said(folder).splitlines()[-1])['written'] for folder in folders] == [4, 3]
+    both = [start(command, [*given, part, '--screen'], folder) for part, folder in zip('01', folders)]
+    assert [exit_code_of(child) for child in both] == [0, 0], [*map(output_of, folders)]
+    assert [json.loads(output_of(folder).splitlines()[-1])['written'] for folder in folders] == [4, 3]
     rows, (model, tokenizer) = sparse.vstack(list(read_shards(tmp_path/'shards'))), load_encoder(run)
     whole = encode(model, tokenizer, texts)
     assert rows.shape == whole.shape and 0 < rows.getnnz(axis=1).max() <= 9 and abs(rows - whole.multiply(rows > 0)).max() < 1e-5

@@ -6,24 +6,28 @@
 __all__ = ['PROBES', 'SAVE_MEMORY', 'CANDIDATES', 'ADDED', 'TOGETHER', 'check_corpus', 'small', 'tiny_checkpoint', 'quiet',
            'digest', 'probe_steps', 'probe_training', 'cached_probes', 'difference', 'other_value', 'with_phase',
            'with_border', 'phase_checks', 'name_tuples', 'entry_checks', 'idle_settings', 'checks_of', 'probing',
-           'require_reproducible', 'SettingCheck', 'check_settings', 'checked', 'UnusedSetting',
+           'require_reproducible', 'SettingCheck', 'check_settings', 'definition', 'checked', 'UnusedSetting',
            'require_acting_settings']
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #imports
-import contextlib, copy, functools, hashlib, math, tempfile
+import contextlib, copy, functools, hashlib, inspect, math, sys, sysconfig, tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch
 from tqdm import tqdm
 import splade_nb
+
+# %% ../../nbs/3_training/10_check_settings.ipynb #imports-library
 from ..config.files import SEED, ConfigError, choose, read_json, root, write_json
 from ..config.settings import CHOICES, Settings, every_phase, off
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
-from ..model.splade_doc import factor_for
 from ..model.initialization import mini_backbone
+from ..model.splade_doc import factor_for
+from ..model.term_weights import TERM_WEIGHTS
 from .dataset import TrainingSetup, prepare
+from .losses import REGISTERED
 from .objective import SavedBytes, batch_at, step_loss
 from .trainer import step_count, train
 
@@ -195,19 +199,16 @@ def _with_epochs(settings: Settings, more: int) -> Settings:
 # %% ../../nbs/3_training/10_check_settings.ipynb #tuple-checks
 def name_tuples(settings: Settings) -> dict[str, tuple]: # setting -> its entries: a name or (name, weight)
     "The settings that list registered names."
-    names = {field.name for field in fields(settings)} - {'phases', *CANDIDATES}
-    return {name: value for name, value in vars(settings).items() if name in names and isinstance(value, tuple)}
+    return {name: value for name, value in vars(settings).items()
+            if isinstance(value, tuple) and name not in ('phases', *CANDIDATES)}
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #entry-checks
+def _label(entry: object) -> str: return entry[0] if isinstance(entry, tuple) else entry
+
 def entry_checks(settings: Settings) -> dict[str, tuple]: # name -> entry, changed settings
     "Each of several entries left out."
-    found = {}
-    for name, value in name_tuples(settings).items():
-        for entry in value if len(value) > 1 else ():
-            rest = tuple(other for other in value if other != entry)
-            label = entry[0] if isinstance(entry, tuple) else entry
-            found[f'{name} {label}'] = entry, replace(settings, **{name: rest})
-    return found
+    return {f'{name} {_label(entry)}': (entry, replace(settings, **{name: tuple(e for e in value if e != entry)}))
+            for name, value in name_tuples(settings).items() if len(value) > 1 for entry in value}
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #idle-settings
 def idle_settings(settings: Settings) -> dict[str, str]: # setting -> reason
@@ -224,11 +225,12 @@ TOGETHER = dict(
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after
     "For each setting two runs that differ in it alone."
     found = {}
-    for name in [field.name for field in fields(settings) if field.name != 'phases']:
+    for name, value in vars(settings).items():
+        if name == 'phases': continue
         before = replace(settings, **TOGETHER.get(name, {}))
-        if name == 'epochs': after = _with_epochs(before, settings.epochs)
+        if name == 'epochs': after = _with_epochs(before, value)
         else: after = replace(before, **{name: other_value(name, before, checkpoint)})
-        found[name] = getattr(settings, name), before, after
+        found[name] = value, before, after
     parts = phase_checks(settings) | entry_checks(settings)
     return found | {name: (value, settings, after) for name, (value, after) in parts.items()}
 
@@ -285,11 +287,50 @@ def _code_digest() -> str: # 16 hexadecimal digits
     for path in sorted(Path(splade_nb.__file__).parent.rglob('*.py')): found.update(path.read_bytes())
     return found.hexdigest()[:16]
 
+# %% ../../nbs/3_training/10_check_settings.ipynb #is-library
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib')})
+
+def _is_library(value: object) -> bool:
+    "Whether a function or class is what an installed module has under this name."
+    module = sys.modules.get(value.__module__)
+    file = getattr(module, '__file__', None) or ''
+    named = value.__module__ != '__main__' and getattr(module, value.__qualname__, None) is value
+    return named and file.startswith(_LIBRARIES)
+
+# %% ../../nbs/3_training/10_check_settings.ipynb #definition-parts
+def _reads(code) -> set: # names of globals, inner functions included
+    return set(code.co_names).union(*(_reads(part) for part in code.co_consts if inspect.iscode(part)))
+
+def _parts(value: object) -> list:
+    "What a function or class of a notebook is made of, and the globals that it reads."
+    if inspect.isclass(value): return [*value.__bases__, *vars(value).values()]
+    variables = [value.__globals__[name] for name in sorted(_reads(value.__code__)) if name in value.__globals__]
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    return [value.__code__, value.__defaults__, value.__kwdefaults__, *cells, *variables]
+
+# %% ../../nbs/3_training/10_check_settings.ipynb #definition
+def definition(value: object, seen: set | None = None) -> object: # nested lists of plain values
+    "What tells a notebook's function, class or value from an edited one."
+    seen = set() if seen is None else seen
+    def each(values): return [definition(part, seen) for part in values]
+    if hasattr(value, 'tolist'): return value.tolist()
+    if inspect.iscode(value): return [value.co_code, value.co_names, *each(value.co_consts)]
+    if inspect.ismodule(value) or inspect.isbuiltin(value): return value.__name__
+    if not (inspect.isfunction(value) or inspect.isclass(value)): return repr(value)
+    if value in seen or _is_library(value): return value.__qualname__
+    seen.add(value)
+    return [value.__qualname__, *each(_parts(value))]
+
 # %% ../../nbs/3_training/10_check_settings.ipynb #checked
+def _registered(settings: Settings) -> list:
+    "The definitions of the losses and term weights that the settings name."
+    names = {_label(entry) for entries in name_tuples(settings).values() for entry in entries}
+    return [definition(registry[name]) for registry in (REGISTERED, TERM_WEIGHTS)
+            for name in sorted(names & registry.keys())]
+
 def checked(settings: Settings) -> tuple[SettingCheck, ...]:
     "`check_settings`, from its cache where nothing has changed since."
-    if any(name_tuples(settings).values()): return tuple(check_settings(settings))
-    key = digest((small(settings, ''), sorted(off(settings).items()), _code_digest()))
+    key = digest(small(settings, ''), sorted(off(settings).items()), _code_digest(), _registered(settings))
     path = root()/'outputs'/'.settings_checks'/f'{key}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists(): write_json(path, [asdict(check) for check in check_settings(settings)])

@@ -5,16 +5,14 @@
 # %% auto #0
 __all__ = ['epoch_at', 'phase_of', 'phase_at', 'borders', 'learning_rate', 'ramp', 'distillation_factor', 'validates_at',
            'saves_at', 'logs_at', 'mining_period', 'curriculum_key', 'available_mix', 'adopt', 'pools_of', 'sample',
-           'plot_schedule']
+           'schedule_table', 'plot_schedule']
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #imports
 import math
 from collections import Counter
-from importlib.util import find_spec
-from pathlib import Path
 import numpy as np
 from ..config.files import choose
-from ..config.settings import Phase, Settings, every_phase
+from ..config.settings import CURRICULUM_KEYS, Phase, Settings, every_phase
 from ..data.records import PAIR_TYPES
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #epoch-at
@@ -133,71 +131,47 @@ def _draw(pool: np.ndarray, number: int, rng) -> np.ndarray:
     rounds, rest = divmod(number, len(pool))
     return np.concatenate([np.tile(pool, rounds), rng.choice(pool, size=rest, replace=False)])
 
-# %% ../../nbs/3_training/02_curriculum.ipynb #colours
-_COLOURS = dict(single_term='#0072B2', multi_term='#56B4E9', original='#009E73', hard_neg='#D55E00', travel='#E69F00')
-_MORE_COLOURS = ('#CC79A7', '#F0E442', '#999999', '#000000')  # keys of other data
-_STYLE = {'font.size': 9, 'axes.titlesize': 9.5, 'axes.titlelocation': 'left', 'axes.labelsize': 8.5,
-          'xtick.labelsize': 8, 'ytick.labelsize': 8, 'legend.frameon': False, 'legend.fontsize': 8,
-          'lines.linewidth': 1.6, 'axes.unicode_minus': False}
-
-def _fonts() -> list:
-    "Matplotlib's own, and one with Hangul from the package `koreanize_matplotlib`, which is not imported."
-    from matplotlib import font_manager
-    known, package = {font.name for font in font_manager.fontManager.ttflist}, find_spec('koreanize_matplotlib')
-    if 'NanumGothic' not in known and package and package.origin:
-        for file in sorted(Path(package.origin).parent.rglob('*.ttf')): font_manager.fontManager.addfont(file)
-    return ['DejaVu Sans', 'NanumGothic']
-
-# %% ../../nbs/3_training/02_curriculum.ipynb #panel
-def _panel(axis, title: str, epochs: list, lines: dict) -> None:
-    "Lines over the epochs: label -> a value for each step."
-    styles = zip((_COLOURS['single_term'], _COLOURS['hard_neg']), ('-', '--'))
-    for (label, values), (colour, dash) in zip(lines.items(), styles):
-        axis.plot(epochs, values, dash, color=colour, label=label)
-    axis.set_title(title)
-    axis.set_ylim(0)
-    if len(lines) > 1: axis.legend()
-
-def _mix_panel(axis, epochs: list, phases: list) -> None:
-    "The data mix of each step as a stack."
-    mixes = [dict(phase.mix or (('all pairs', 1.0),)) for phase in phases]
-    keys = dict.fromkeys(key for mix in mixes for key in mix)
-    order = [*(key for key in _COLOURS if key in keys), *(others := [key for key in keys if key not in _COLOURS])]
-    colours = _COLOURS | dict(zip(others, _MORE_COLOURS * len(others)))
-    axis.stackplot(epochs, [[mix.get(key, 0) for mix in mixes] for key in order], labels=order,
-                   colors=[colours[key] for key in order], edgecolor='white', linewidth=0.5)
-    axis.set_title('data mix')
-    axis.set_ylim(0, 1)
-    axis.legend(*(part[::-1] for part in axis.get_legend_handles_labels()), loc='center left', bbox_to_anchor=(1, 0.5))
+# %% ../../nbs/3_training/02_curriculum.ipynb #schedule-table
+def schedule_table(settings: Settings, steps: int = 500):  # DataFrame, a row a step, by epoch
+    "Temperature, learning rate, loss weights and shares of the data mix in a run of `steps`."
+    from pandas import DataFrame
+    rows = []
+    for at in ((step, steps, settings) for step in range(steps)):
+        phase = phase_at(*at)
+        rows.append({'epoch': epoch_at(*at), 'temperature': phase.temperature, 'learning rate': learning_rate(*at),
+                     'InfoNCE': phase.lambda_infonce, 'distillation': phase.lambda_kd * distillation_factor(*at),
+                     **dict(phase.mix or {'all pairs': 1.0})})
+    return DataFrame(rows).set_index('epoch').fillna(0)
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #shade
+_COLOURS = dict(zip((*CURRICULUM_KEYS, 'all pairs'),
+                    ('#0072B2', '#56B4E9', '#009E73', '#D55E00', '#E69F00', '#CC79A7')))
+_PANELS = {'temperature': ['temperature'], 'learning rate': ['learning rate'],
+           'loss weights': ['InfoNCE', 'distillation']}
+_STYLE = {'font.size': 8.5, 'axes.titlesize': 9.5, 'axes.titlelocation': 'left', 'legend.frameon': False,
+          'axes.spines.top': False, 'axes.spines.right': False}
+
 def _shade(axis, settings: Settings) -> None:
     "Every other phase grey, each with its number, and an axis of epochs."
-    box = dict(boxstyle='round,pad=0.15', facecolor='white', edgecolor='none', alpha=0.8)
     for number, phase in enumerate(every_phase(settings), 1):
         if number % 2 == 0: axis.axvspan(phase.first, phase.last + 1, color='black', alpha=0.07, linewidth=0, zorder=0)
-        if number > 1: axis.axvline(phase.first, color='#777777', linewidth=0.7, linestyle=':')
         axis.annotate(str(number), ((phase.first + phase.last + 1) / 2, 0.02), xycoords=axis.get_xaxis_transform(),
-                      ha='center', fontsize=7, color='#444444', bbox=box)
-    axis.set_xlim(1, settings.epochs + 1)
-    axis.set_xlabel('epoch')
-    axis.spines[['top', 'right']].set_visible(False)
+                      ha='center', fontsize=7, bbox=dict(boxstyle='round,pad=0.15', color='white', alpha=0.8))
+    axis.set(xlim=(1, settings.epochs + 1), xlabel='epoch')
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #plot-schedule
 def plot_schedule(settings: Settings, steps: int = 500):
-    "Figure of temperature, learning rate, loss weights and data mix over the version's epochs, in a run of `steps`."
+    "Figure of `schedule_table`."
     from matplotlib import pyplot
-    def at(value): return [value(step, steps, settings) for step in range(steps)]
-    epochs, phases, factors = at(epoch_at), at(phase_at), at(distillation_factor)
-    kd = [phase.lambda_kd * factor for phase, factor in zip(phases, factors)]
-    with pyplot.rc_context(_STYLE | {'font.family': _fonts()}):
+    table = schedule_table(settings, steps)
+    with pyplot.rc_context(_STYLE):
         figure, axes = pyplot.subplots(1, 4, figsize=(11.5, 2.6), layout='constrained')
-        _panel(axes[0], 'temperature', epochs, {'temperature': [phase.temperature for phase in phases]})
-        _panel(axes[1], 'learning rate', epochs, {'learning rate': at(learning_rate)})
-        infonce = [phase.lambda_infonce for phase in phases]
-        _panel(axes[2], 'loss weights', epochs, {'InfoNCE': infonce, 'distillation': kd})
-        _mix_panel(axes[3], epochs, phases)
+        for axis, (title, lines) in zip(axes, _PANELS.items()):
+            table[lines].plot(ax=axis, title=title, style=['-', '--'], color=['#0072B2', '#D55E00'], ylim=(0, None),
+                              legend=len(lines) > 1)
+        mix = table[[key for key in _COLOURS if key in table]]
+        mix.plot.area(ax=axes[3], title='data mix', ylim=(0, 1), linewidth=0.5, color=_COLOURS)
+        axes[3].legend(loc='center left', bbox_to_anchor=(1, 0.5), reverse=True)
         for axis in axes: _shade(axis, settings)
-        figure.canvas.draw()
-        pyplot.close(figure)  # drawn in this style; displayed once, where it is returned
+        pyplot.close(figure)  # displayed once, where it is returned
     return figure

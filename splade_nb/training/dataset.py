@@ -8,19 +8,21 @@ __all__ = ['fix_seeds', 'draw_dev_split', 'training_queries', 'make_tokenizer', 
 
 # %% ../../nbs/3_training/05_dataset.ipynb #imports
 import functools, random, sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor
+
+# %% ../../nbs/3_training/05_dataset.ipynb #imports-library
 from ..config.files import ConfigError, device
 from ..config.settings import Settings, bigram_columns, needs_teacher
 from ..data.idf import Frequencies, count, idf, penalty_weights
 from ..data.model1 import expansions
-from ..data.tokenizer import (
-    SpladeTokenizer, allowed_mask, load_tokenizer, masks, token_kind, text_options, save_tokenizer, train_unigram)
-from ..model.initialization import directions, window_counts, pair_counts
-from ..model.initialization import create, near_identity, toy_model
+from ..data.tokenizer import SpladeTokenizer, load_tokenizer, save_tokenizer, text_options, train_unigram
+from ..data.tokenizer import allowed_mask, masks, token_kind
+from ..model.initialization import create, directions, near_identity, pair_counts, toy_model, window_counts
 from ..model.load import save
 from .curriculum import adopt, curriculum_key, pools_of
 from .losses import require_registered
@@ -37,7 +39,6 @@ def fix_seeds(seed: int) -> None:
 # %% ../../nbs/3_training/05_dataset.ipynb #hold-out
 def draw_dev_split(queries: list, seed: int, share: float = 0.1, most: int = 200) -> set:
     "Query ids of the dev split: a share of the training queries, at most `most`."
-    if not queries: return set()
     size = min(most, int(share * len(queries)))
     return set(np.random.default_rng(seed).choice(sorted(queries), size=size, replace=False).tolist())
 
@@ -52,16 +53,11 @@ def make_tokenizer(settings: Settings, texts: list) -> SpladeTokenizer:
     options = dict(segment=settings.segment, hashed_bigrams=bigram_columns(settings),
                    phonetic_keys=settings.phonetic_keys, lead_boost=settings.lead_boost)
     if not settings.vocabulary: return load_tokenizer(settings.backbone, **options)
-    try: tokenizer = train_unigram(SpladeTokenizer.prepare(_Segmented(settings.segment), texts), settings.vocabulary)
+    prepared = SpladeTokenizer.prepare(SimpleNamespace(segment=settings.segment), texts)  # all that it reads
+    try: return SpladeTokenizer(train_unigram(prepared, settings.vocabulary), **options)
     except RuntimeError as error:  # SentencePiece's message names the smallest possible size
         message = f'vocabulary={settings.vocabulary}: no tokenizer can be learned from these texts: {error}'
         raise ConfigError(message) from error
-    return SpladeTokenizer(tokenizer, **options)
-
-@dataclass
-class _Segmented:
-    "What `SpladeTokenizer.prepare` reads before a tokenizer exists."
-    segment: str
 
 # %% ../../nbs/3_training/05_dataset.ipynb #material
 @dataclass
@@ -113,27 +109,27 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
             drawn += draw(candidates, number, settings.mining_temperature, draw_seed)
     return list(dict.fromkeys(drawn))
 
-# %% ../../nbs/3_training/05_dataset.ipynb #candidates
-def _candidates(collection, queries: dict, settings: Settings, teacher: tuple | None) -> dict:
-    "Source -> query id -> [(document id, score)], best first, for the sources that the settings use."
-    texts, judged = {id: query.text for id, query in queries.items()}, {id: collection.qrels[id] for id in queries}
-    common, found = (texts, collection.texts, judged), {}
-    if settings.bm25_negatives: found['bm25'] = bm25_candidates(*common, depth=settings.mining_depth)
-    if settings.dense_negatives: found['dense'] = dense_candidates(*common, *teacher, depth=settings.mining_depth)
-    return found
+# %% ../../nbs/3_training/05_dataset.ipynb #mine
+def _mine(collection, queries: dict, settings: Settings, teacher: tuple | None, cache: Path | str) -> dict:
+    "Source -> Q lists of (document index, score), best first; with ids and ranks also in `negatives.jsonl`."
+    texts, found = {id: query.text for id, query in queries.items()}, {}
+    judged, depth = (texts, collection.texts, collection.qrels), settings.mining_depth
+    if settings.bm25_negatives: found['bm25'] = bm25_candidates(*judged, depth)
+    if settings.dense_negatives: found['dense'] = dense_candidates(*judged, *teacher, depth)
+    if found: write_candidates(Path(cache)/'negatives.jsonl', found)
+    index = {id: i for i, id in enumerate(collection.documents)}
+    return {source: [[(index[d], score) for d, score in row] for row in candidates.values()]
+            for source, candidates in found.items()}
 
 # %% ../../nbs/3_training/05_dataset.ipynb #numbered
 def to_indices(collection, queries: dict) -> tuple:  # pairs, relevant, given: see `TrainingData`
     "Judgments and given negatives as indices into the lists of queries and documents."
-    index = {id: i for i, id in enumerate(collection.documents)}
+    index, given = {id: i for i, id in enumerate(collection.documents)}, {id: {} for id in queries}
     relevant = [{index[d] for d, grade in collection.qrels[q].items() if grade > 0} for q in queries]
     pairs = [(q, d) for q, documents in enumerate(relevant) for d in sorted(documents)]
-    given, place = [{} for _ in queries], {id: i for i, id in enumerate(queries)}
     for triplet in collection.triplets:
-        query = place.get(triplet.query_id)
-        if query is not None: given[query].update((index[d], None) for d in triplet.negative_ids if d in index)
-    given = [[d for d in negatives if d not in relevant[q]] for q, negatives in enumerate(given)]
-    return pairs, relevant, given
+        given.get(triplet.query_id, {}).update((index[d], None) for d in triplet.negative_ids if d in index)
+    return pairs, relevant, [[d for d in row if d not in answers] for row, answers in zip(given.values(), relevant)]
 
 # %% ../../nbs/3_training/05_dataset.ipynb #keys-of
 def _keys_of(queries: dict, source: str, settings: Settings) -> list:
@@ -146,10 +142,8 @@ def _keys_of(queries: dict, source: str, settings: Settings) -> list:
     return adopt(keys, settings)
 
 # %% ../../nbs/3_training/05_dataset.ipynb #language-weights
-def language_weights(groups: dict,        # of `masks`, with `allowed`: [V] bool each
-                     settings: Settings
-                     ) -> np.ndarray:     # [V] float32
-    "The penalty of each token in the language term."
+def language_weights(groups: dict, settings: Settings) -> np.ndarray:  # [V] float32
+    "The penalty of each token in the language term; groups: of `masks`, and `allowed`."
     foreign = settings.non_korean_penalty * (groups['foreign'] & ~groups['allowed'])
     return (foreign + settings.korean_token_penalty * groups['korean']).astype(np.float32)
 
@@ -169,12 +163,14 @@ def _components_of(questions: list, documents: list, pairs: list) -> np.ndarray:
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
     index = {}  # an empty text equals no other
-    def node(side, n, row): return index.setdefault((side, hash(tuple(row)) if row else str(n)), len(index))
-    texts = [node('document', n, row) for n, row in enumerate(documents)]
-    asked = [node('query', n, row) for n, row in enumerate(questions)]
+    def nodes(side, rows):
+        keys = [(side, hash(tuple(row)) if row else str(n)) for n, row in enumerate(rows)]
+        return [index.setdefault(key, len(index)) for key in keys]
+    texts, asked = nodes('document', documents), nodes('query', questions)
     edges = np.ones(len(pairs)), ([texts[d] for _, d in pairs], [asked[q] for q, _ in pairs])
     return connected_components(coo_matrix(edges, shape=(len(index), len(index))), directed=False)[1][texts]
 
+# %% ../../nbs/3_training/05_dataset.ipynb #folds-of
 def _folds_of(questions: list, documents: list, pairs: list, folds: int) -> tuple:
     "[N] fold of each document, [folds] number of pairs: whole components, the largest first, to the smallest fold."
     component_of = _components_of(questions, documents, pairs)
@@ -193,21 +189,22 @@ def _uneven(filled: np.ndarray) -> list:
     return [f'Model 1 expansion: shared questions connect the documents of {most:,} of {total:,} training pairs '
             f'({most / total:.0%}), which lie in one fold: in training they are expanded by the other pairs alone']
 
-# %% ../../nbs/3_training/05_dataset.ipynb #out-of-fold
+# %% ../../nbs/3_training/05_dataset.ipynb #expanded
 def _expanded(tokenizer, questions: list, documents: list, pairs: list, least: float) -> SpladeTokenizer:
     learned = expansions(tokenizer, questions, documents, pairs, least)
     return SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | dict(expansions=learned))
 
+# %% ../../nbs/3_training/05_dataset.ipynb #out-of-fold
 def _out_of_fold(tokenizer, texts: list, questions: list, documents: list, pairs: list, least: float) -> tuple:
     "Bags of the documents, each expanded by the pairs of the other three folds; number of pairs in each fold."
     bags, (fold_of, filled) = [None] * len(texts), _folds_of(questions, documents, pairs, 4)
     for fold in range(4):
-        others = [(q, d) for q, d in pairs if fold_of[d] != fold]
-        mine = np.flatnonzero(fold_of == fold)
+        others, mine = [(q, d) for q, d in pairs if fold_of[d] != fold], np.flatnonzero(fold_of == fold)
         expanded = _expanded(tokenizer, questions, documents, others, least)
         for n, bag in zip(mine, expanded.bags([texts[n] for n in mine], [documents[n] for n in mine])): bags[n] = bag
     return bags, filled
 
+# %% ../../nbs/3_training/05_dataset.ipynb #with-bags
 def _with_bags(settings, tokenizer, query_texts, texts, questions, documents, pairs) -> tuple:
     "The tokenizer for search, and bags and notes of the training data."
     if not (settings.min_input_logit or settings.inference_free_query): return tokenizer, None, []
@@ -218,39 +215,50 @@ def _with_bags(settings, tokenizer, query_texts, texts, questions, documents, pa
     bags, filled = _out_of_fold(tokenizer, texts, *learn)
     return _expanded(tokenizer, *learn), (queries, bags), _uneven(filled)
 
+# %% ../../nbs/3_training/05_dataset.ipynb #vocabulary-tensors
+def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settings, place) -> list:
+    "IDF, FLOPS weights, language penalties, stopwords and special tokens [V] on a device."
+    rarity = idf(frequencies, settings.idf_smoothing)
+    weights = penalties(rarity, frequencies, groups, settings), language_weights(groups, settings)
+    return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
+
 # %% ../../nbs/3_training/05_dataset.ipynb #build-material
-def _build_training_data(settings: Settings, collection, queries: dict, tokenizer: SpladeTokenizer, cache) -> tuple:
-    "`TrainingData` on the CPU, and the masks of the vocabulary; mined candidates are written to `negatives.jsonl`."
+def _build_training_data(settings: Settings, collection, queries: dict, tokenizer, cache, place) -> tuple:
+    "`TrainingData`, and the masks of the vocabulary."
     texts, query_texts = list(collection.texts.values()), [query.text for query in queries.values()]
     documents, questions = tokenizer.ids(texts), tokenizer.ids(query_texts)
     groups = masks(tokenizer) | {'allowed': allowed_mask(tokenizer, settings.language_allows)}
-    pairs, relevant, given = to_indices(collection, queries)
+    keys, (pairs, relevant, given) = _keys_of(queries, collection.name, settings), to_indices(collection, queries)
     tokenizer, bags, notes = _with_bags(settings, tokenizer, query_texts, texts, questions, documents, pairs)
     for note in notes: print(note, file=sys.stderr)
     frequencies = count(bags[1] if bags else documents, len(tokenizer))
-    rarity, keys = idf(frequencies, settings.idf_smoothing), _keys_of(queries, collection.name, settings)
     teacher = teacher_vectors(settings.teacher, query_texts, texts, pairs, cache, settings.teacher_max_length,
                               settings.teacher_normalise) if needs_teacher(settings) else None
-    mined = _candidates(collection, queries, settings, teacher)
-    if mined: write_candidates(Path(cache)/'negatives.jsonl', mined)
-    index = {id: i for i, id in enumerate(collection.documents)}
-    mined = {source: [[(index[d], score) for d, score in found[q]] for q in queries] for source, found in mined.items()}
-    vectors = [rarity, penalties(rarity, frequencies, groups, settings), language_weights(groups, settings),
-               groups['stopword'], groups['special']]
     return TrainingData(tokenizer, questions, documents, pairs, [keys[q] for q, _ in pairs], relevant, given,
-                        *map(torch.tensor, vectors), mined, teacher and tuple(map(torch.tensor, teacher)),
+                        *_vocabulary_tensors(frequencies, groups, settings, place),
+                        _mine(collection, queries, settings, teacher, cache),
+                        teacher and tuple(map(torch.tensor, teacher)),
                         collection.hash, bags, frequencies, notes), groups
 
-# %% ../../nbs/3_training/05_dataset.ipynb #start-directions
-def _initial_directions(settings: Settings, texts: list, query_texts: list, data: TrainingData, vocabulary: int, seed):
+# %% ../../nbs/3_training/05_dataset.ipynb #untrained
+def _initial_directions(settings: Settings, collection, queries: dict, data: TrainingData, seed: int):
     "Directions of a near-identity model; a pair across languages, the only link between them, counts four times."
     if settings.start != 'near_identity' or not settings.pair_weight: return None
-    def language(text): return token_kind(text) == 'english'
-    across = [4.0 if language(query_texts[q]) != language(texts[d]) else 1.0 for q, d in data.pairs]
-    weights = [settings.pair_weight * weight for weight in across]
+    asked = [token_kind(query.text) == 'english' for query in queries.values()]
+    texts = [token_kind(text) == 'english' for text in collection.texts.values()]
+    weights = [settings.pair_weight * (4.0 if asked[q] != texts[d] else 1.0) for q, d in data.pairs]
+    vocabulary = len(data.tokenizer.backend)
     counts = window_counts(data.documents, vocabulary)
     counts = counts + pair_counts(data.queries, data.documents, data.pairs, weights, vocabulary)
     return directions(counts, settings.hidden, settings.direction_noise, seed)
+
+def _untrained(settings: Settings, collection, queries: dict, data: TrainingData, seed: int) -> torch.nn.Module:
+    "The model before its first step, on the CPU."
+    near = _initial_directions(settings, collection, queries, data, seed)
+    fix_seeds(seed)  # a teacher that is loaded, or read from the cache, leaves other random states
+    mean_length = float(np.mean([len(ids) for ids in (data.bags[1] if data.bags else data.documents)]))
+    special, rarity = torch.where(data.special)[0].tolist(), data.idf.cpu().numpy()
+    return create(settings, len(data.tokenizer.backend), special, rarity, mean_length, near, data.frequencies)
 
 # %% ../../nbs/3_training/05_dataset.ipynb #prepared
 @dataclass
@@ -275,16 +283,10 @@ def prepare(settings: Settings, collection, seed: int,
     Path(cache).mkdir(parents=True, exist_ok=True)
     dev_queries = draw_dev_split(list(collection.split('train')), seed)
     queries = training_queries(collection, dev_queries)
-    texts, query_texts = list(collection.texts.values()), [query.text for query in queries.values()]
-    tokenizer = make_tokenizer(settings, texts + query_texts)
-    data, groups = _build_training_data(settings, collection, queries, tokenizer, cache)
-    vocabulary, bags = len(tokenizer.backend), data.bags[1] if data.bags else data.documents
-    near = _initial_directions(settings, texts, query_texts, data, vocabulary, seed)
-    fix_seeds(seed)  # a teacher that is loaded, or read from the cache, leaves other random states
-    special, mean_length = np.flatnonzero(groups['special']).tolist(), float(np.mean([len(ids) for ids in bags]))
-    model = create(settings, vocabulary, special, data.idf.numpy(), mean_length, near, data.frequencies).to(place)
-    moved = {name: getattr(data, name).to(place) for name in ('idf', 'penalty', 'language', 'stopword', 'special')}
-    return TrainingSetup(settings, collection, replace(data, **moved), model, groups, dev_queries)
+    tokenizer = make_tokenizer(settings, [*collection.texts.values(), *(query.text for query in queries.values())])
+    data, groups = _build_training_data(settings, collection, queries, tokenizer, cache, place)
+    model = _untrained(settings, collection, queries, data, seed).to(place)
+    return TrainingSetup(settings, collection, data, model, groups, dev_queries)
 
 # %% ../../nbs/3_training/05_dataset.ipynb #keep-model
 def save_model_folder(setup: TrainingSetup, folder: Path | str) -> Path:

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+# %% ../../nbs/3_training/06_objective.ipynb #imports-library
 from ..config.files import ConfigError
 from ..config.settings import Settings, bigram_columns
+from ..data.tokenizer import batch
+from ..model.term_weights import bag_rows, scatter_counts
 from .curriculum import distillation_factor, mining_period, phase_at, ramp, sample
 from .dataset import TrainingData, pool
-from ..model.term_weights import bag_rows, scatter_counts
-from ..data.tokenizer import batch
-from .losses import (
-    LossInputs, distillation, expansion, extra_losses, flops, idf_flops, info_nce, language_penalty, margin_mse,
-    masked_mean, minimum_activation, positive_activation, score, self_reconstruction, total, triplet_margin)
+from .losses import distillation, expansion, flops, idf_flops, info_nce, language_penalty, margin_mse
+from .losses import masked_mean, minimum_activation, positive_activation, self_reconstruction
+from .losses import LossInputs, extra_losses, score, total, triplet_margin
 
 # %% ../../nbs/3_training/06_objective.ipynb #plain-pieces
 class MarkIds:
@@ -39,21 +41,22 @@ def _draw_negatives(queries: list, training_data: TrainingData, settings: Settin
         chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)]
     return chosen
 
+# %% ../../nbs/3_training/06_objective.ipynb #batch-rows
+def _rows(training_data: TrainingData, side: int, chosen: list, length: int) -> dict:  # side: 0 queries, 1 documents
+    texts, bags = (training_data.queries, training_data.documents)[side], training_data.bags
+    tokens = batch(training_data.tokenizer or MarkIds(), [texts[i] for i in chosen], length)
+    return tokens | (bag_rows([bags[side][i] for i in chosen]) if bags else {})
+
 # %% ../../nbs/3_training/06_objective.ipynb #make-batch
 def make_batch(indices,                # [B] of pairs
                training_data: TrainingData, settings: Settings,
                period: int,            # of mining
                seed: tuple) -> dict:   # query, document: token batches; same: [B, N] bool; queries, documents: indices
     "Token batches of queries and documents (positives, then negatives), and which documents answer which query."
-    queries = [training_data.pairs[i][0] for i in indices]
-    documents = [training_data.pairs[i][1] for i in indices]
+    queries, documents = map(list, zip(*(training_data.pairs[i] for i in indices)))
     documents += _draw_negatives(queries, training_data, settings, period, seed)
-    def rows(side, texts, chosen, length):
-        bags = training_data.bags
-        tokens = batch(training_data.tokenizer or MarkIds(), [texts[i] for i in chosen], length)
-        return tokens | (bag_rows([bags[side][i] for i in chosen]) if bags else {})
-    return dict(query=rows(0, training_data.queries, queries, settings.query_length or settings.max_length),
-                document=rows(1, training_data.documents, documents, settings.max_length),
+    return dict(query=_rows(training_data, 0, queries, settings.query_length or settings.max_length),
+                document=_rows(training_data, 1, documents, settings.max_length),
                 same=torch.tensor([[d in training_data.relevant[q] for d in documents] for q in queries]),
                 queries=queries, documents=documents)
 
@@ -87,18 +90,18 @@ def pass_through(model, rows: dict, document: bool, settings: Settings) -> tuple
     with torch.autocast(model.special.device.type, torch.bfloat16, enabled=settings.precision == 'bf16'):
         return model(**rows, document=document)
 
-# %% ../../nbs/3_training/06_objective.ipynb #encoded
-def encoded(model, rows: dict, settings: Settings) -> dict:
-    "The mask `same`, and vectors, logits and input tokens (`own`) of `query` and `document`."
-    outputs = [pass_through(model, rows[side], document, settings) for side, document in _SIDES]
-    return _as_encoded(model, rows, outputs)
-
+# %% ../../nbs/3_training/06_objective.ipynb #as-encoded
 _SIDES = ('query', False), ('document', True)
 
-def _as_encoded(model, rows, outputs):
+def _as_encoded(model, rows: dict, outputs: list) -> dict:
     parts = {side: dict(vectors=vectors, logits=logits, own=input_tokens(rows[side], model.special))
              for (side, _), (vectors, logits) in zip(_SIDES, outputs)}
     return {'same': rows['same'], **parts}
+
+# %% ../../nbs/3_training/06_objective.ipynb #encoded
+def encoded(model, rows: dict, settings: Settings) -> dict:
+    "The mask `same`, and vectors, logits and input tokens (`own`) of `query` and `document`."
+    return _as_encoded(model, rows, [pass_through(model, rows[side], document, settings) for side, document in _SIDES])
 
 # %% ../../nbs/3_training/06_objective.ipynb #asked
 def ranking_queries(out: dict, training_data: TrainingData, settings: Settings) -> Tensor:  # [B, V]
@@ -150,34 +153,38 @@ def density(vectors: Tensor, training_data: TrainingData, settings: Settings) ->
 # %% ../../nbs/3_training/06_objective.ipynb #sparse-terms
 def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> dict:
     "FLOPS and language on queries, and on documents by their share; minimum activation on queries."
+    query, document, share = out['query'], out['document'], settings.document_share
+    def both(term): return term(query) + share * term(document) if share else term(query)
+    def dense(side): return density(side['vectors'], training_data, settings)
     def foreign(side):
         spare = side['own'] if settings.language_spares_input else None
         return language_penalty(side['vectors'], training_data.language, spare)
-    def dense(side): return density(side['vectors'], training_data, settings)
-    def both(term):
-        share = settings.document_share
-        return term(out['query']) + share * term(out['document']) if share else term(out['query'])
-    query, ranking = out['query'], ranking_queries(out, training_data, settings)
-    pull = {'pull': masked_mean(query['logits'] ** 2, query['own']).mean()} if settings.inference_free_query else {}
-    return {**pull, 'flops': both(dense), 'language': both(foreign),
-            'min_act': minimum_activation(ranking, settings.top_k, settings.min_activation)}
+    ranking = ranking_queries(out, training_data, settings)
+    terms = dict(flops=both(dense), language=both(foreign),
+                 min_act=minimum_activation(ranking, settings.top_k, settings.min_activation))
+    if settings.inference_free_query: terms['pull'] = masked_mean(query['logits'] ** 2, query['own']).mean()
+    return terms
+
+# %% ../../nbs/3_training/06_objective.ipynb #distil
+def _distil(student: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # scores [B, N]
+    teacher = teacher.to(student.device) * settings.kd_scale
+    return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
+                        settings.alpha_mse, settings.kd_rows)
 
 # %% ../../nbs/3_training/06_objective.ipynb #teacher-terms
 def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: Settings) -> dict:
     "Distillation of query-document and query-query scores, and MarginMSE; nothing without teacher embeddings."
     if training_data.teacher is None: return {}
-    vectors, place = ranking_queries(out, training_data, settings), out['same'].device
-    queries, documents = training_data.teacher[0][rows['queries']], training_data.teacher[1][rows['documents']]
-    def distil(others, teacher):
-        student = score(vectors, others, settings.similarity) * settings.kd_scale
-        return distillation(student, teacher.to(student.device) * settings.kd_scale, settings.kd_temperature,
-                            settings.alpha_kl, settings.alpha_mse, settings.kd_rows)
-    wanted = queries @ documents.T
-    terms = {'kd': distil(out['document']['vectors'], wanted)}
-    if settings.lambda_context_kd: terms['context_kd'] = distil(vectors, queries @ queries.T)
-    if settings.lambda_margin_mse and wanted.shape[1] >= 2 * len(wanted):
+    vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
+    asked, answers = training_data.teacher[0][rows['queries']], training_data.teacher[1][rows['documents']]
+    wanted = asked @ answers.T
+    terms = {'kd': _distil(score(vectors, documents, settings.similarity), wanted, settings)}
+    if settings.lambda_context_kd:
+        terms['context_kd'] = _distil(score(vectors, vectors, settings.similarity), asked @ asked.T, settings)
+    if settings.lambda_margin_mse and settings.negatives:
         above = _margins(batch_scores(out, training_data, settings), out['same'])
-        if len(above): terms['margin_mse'] = margin_mse(above, _margins(wanted.to(place), out['same']))
+        taught = _margins(wanted.to(above.device), out['same'])
+        if len(above): terms['margin_mse'] = margin_mse(above, taught)
     return terms
 
 # %% ../../nbs/3_training/06_objective.ipynb #extra-terms
@@ -210,11 +217,11 @@ def objective(out: dict, rows: dict, step: int, steps: int, training_data: Train
               ) -> tuple:                  # total, parts
     "All parts of the loss of an encoded batch, weighted and named."
     phase, scores = phase_at(step, steps, settings), batch_scores(out, training_data, settings)
-    terms = {**contrastive_terms(scores, out['same'], phase, settings), **lexical_terms(out, training_data, settings),
-             **sparse_terms(out, training_data, settings), **teacher_terms(out, rows, training_data, settings),
-             **extra_terms(out, rows, training_data, settings)}
-    weights, factors = weights_at(step, steps, settings), damping or {}
-    weights = {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
+    terms = contrastive_terms(scores, out['same'], phase, settings) | lexical_terms(out, training_data, settings)
+    terms |= sparse_terms(out, training_data, settings) | teacher_terms(out, rows, training_data, settings)
+    terms |= extra_terms(out, rows, training_data, settings)
+    weights = weights_at(step, steps, settings)
+    for name, factor in (damping or {}).items(): weights[name] = weights.get(name, 1.0) * factor
     return total({name: value for name, value in terms.items() if weights[name]}, weights)
 
 # %% ../../nbs/3_training/06_objective.ipynb #step-loss
@@ -226,9 +233,9 @@ def step_loss(model, rows: dict, step: int, steps: int, training_data: TrainingD
 # %% ../../nbs/3_training/06_objective.ipynb #optimizer
 def optimizer_for(model, settings: Settings) -> torch.optim.AdamW:
     "AdamW; no weight decay on biases and norms."
-    plain = [p for p in model.parameters() if p.ndim < 2]
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    groups = [dict(params=decayed, weight_decay=settings.weight_decay), dict(params=plain, weight_decay=0.0)]
+    parameters = list(model.parameters())
+    groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
+              dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
     betas = settings.adam_beta1, settings.adam_beta2
     return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps)
 
@@ -266,45 +273,43 @@ def _rank_slice(rows: dict, part: int, parts: int) -> dict:
     width = int(mine['attention_mask'].sum(1).max())
     return mine | {name: mine[name][:, :width] for name in ('input_ids', 'attention_mask')}
 
-# %% ../../nbs/3_training/06_objective.ipynb #chance-state
-def _rng_state(place) -> tuple:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(place) if place.type == 'cuda' else None
+# %% ../../nbs/3_training/06_objective.ipynb #seeded-pass
+def _kept_rng(model): return torch.random.fork_rng([model.special.device] if model.special.is_cuda else [])
 
-def _set_rng_state(state: tuple, place) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None: torch.cuda.set_rng_state(state[1], place)
+def _seeded_pass(model, rows: dict, document: bool, seed: int, settings: Settings) -> tuple:
+    "A pass whose dropout follows from the seed; the random states of the run stay as they are."
+    with _kept_rng(model):
+        torch.manual_seed(seed)
+        return pass_through(model, rows, document, settings)
+
+# %% ../../nbs/3_training/06_objective.ipynb #backward-through-model
+def _backward_through_model(outputs, leaves: list, passes: int, rank: int) -> None:
+    "Propagate the gradient of the vectors and logits through each chunk of this process."
+    for number, output in enumerate(outputs):
+        size = len(output[0])
+        first = (rank * passes + number % passes) * size
+        pairs = [(tensor, leaf.grad[first:first + size]) for tensor, leaf in zip(output, leaves[number // passes])
+                 if leaf.grad is not None]
+        torch.autograd.backward(*zip(*pairs))
 
 # %% ../../nbs/3_training/06_objective.ipynb #cached-backward
 def _cached_backward(model, rows, measure, settings, passes, process_group):
     "Loss of a whole contrastive batch, and this process's share of its gradient, in `passes` chunks of each side."
-    chunks = [(_rank_slice(_rank_slice(rows[side], process_group.rank, process_group.number), i, passes), document)
-              for side, document in _SIDES for i in range(passes)]
-    outputs, states = [], []
-    for chunk, document in chunks:
-        states.append(_rng_state(model.special.device))
-        with torch.set_grad_enabled(passes == 1): outputs.append(pass_through(model, chunk, document, settings))
+    rank, number = process_group.rank, process_group.number
+    chunks = [(_rank_slice(_rank_slice(rows[side], rank, number), part, passes), document,
+               torch.randint(2 ** 62, ()).item()) for side, document in _SIDES for part in range(passes)]
+    with torch.set_grad_enabled(passes == 1): outputs = [_seeded_pass(model, *chunk, settings) for chunk in chunks]
     leaves = [[process_group.gather(torch.cat(term).detach()).requires_grad_() for term in zip(*side)]
               for side in (outputs[:passes], outputs[passes:])]
     out = _as_encoded(model, rows, leaves)
     loss, parts = measure(out)
     loss.backward()
-    _backward_through_model(model, chunks, outputs, states, leaves, settings, passes, process_group)
+    if passes > 1: outputs = (_seeded_pass(model, *chunk, settings) for chunk in chunks)  # the same once more
+    _backward_through_model(outputs, leaves, passes, rank)
     return loss.detach(), parts, out
 
-# %% ../../nbs/3_training/06_objective.ipynb #hand-on
-def _backward_through_model(model, chunks, outputs, states, leaves, settings, passes, process_group):
-    "Propagate the gradient of the vectors; chunks without a graph are encoded again, with the same dropout."
-    place, after = model.special.device, _rng_state(model.special.device)
-    for number, ((rows, document), output, state) in enumerate(zip(chunks, outputs, states)):
-        if passes > 1:
-            _set_rng_state(state, place)
-            output = pass_through(model, rows, document, settings)
-        size = len(rows['input_ids'])
-        first = (process_group.rank * passes + number % passes) * size
-        sides = zip(output, leaves[number // passes])
-        gradients = [(tensor, leaf.grad) for tensor, leaf in sides if leaf.grad is not None]
-        torch.autograd.backward(*zip(*[(tensor, gradient[first:first + size]) for tensor, gradient in gradients]))
-    _set_rng_state(after, place)
+# %% ../../nbs/3_training/06_objective.ipynb #passes
+def _passes(settings: Settings) -> int: return settings.accumulation if settings.gradient_cache else 1
 
 # %% ../../nbs/3_training/06_objective.ipynb #backward
 def backward(model, rows: dict, step: int, steps: int, training_data: TrainingData, settings: Settings,
@@ -313,15 +318,14 @@ def backward(model, rows: dict, step: int, steps: int, training_data: TrainingDa
              complete: bool = True         # the last batch of the step: gradients are summed over the processes
              ) -> tuple:                   # loss, parts, encoded
     "Add the gradient of a contrastive batch to the model's: the mean over the batches of a step."
-    number, passes = contrastive_batches(settings)[0], settings.accumulation if settings.gradient_cache else 1
+    number, passes = contrastive_batches(settings)[0], _passes(settings)
     def measure(out):
         loss, parts = objective(out, rows, step, steps, training_data, settings, damping)
         return loss / number, parts
-    if passes > 1 or process_group.number > 1:
+    if passes * process_group.number > 1:
         loss, parts, out = _cached_backward(model, rows, measure, settings, passes, process_group)
     else:
-        out = encoded(model, rows, settings)
-        loss, parts = measure(out)
+        loss, parts = measure(out := encoded(model, rows, settings))
         loss.backward()
     if complete: process_group.add_up(model)
     return loss.detach() * number, parts, out
@@ -359,12 +363,11 @@ def widest_batch(steps: int, training_data: TrainingData, settings: Settings, se
 # %% ../../nbs/3_training/06_objective.ipynb #memory-plan
 def memory_plan(model, rows: dict, settings: Settings, process_group: ProcessGroup = ProcessGroup()) -> dict:
     "Bytes by purpose that a step on such a batch needs in addition to what the process already holds."
-    passes = (settings.accumulation if settings.gradient_cache else 1) * process_group.number
+    passes = _passes(settings) * process_group.number
     texts = {side: len(rows[side]['input_ids']) // passes for side, _ in _SIDES}
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    state = _rng_state(model.special.device)
-    kept = sum(_pass_bytes(model, rows[side], document, settings, texts[side]) for side, document in _SIDES)
-    _set_rng_state(state, model.special.device)
+    with _kept_rng(model):
+        kept = sum(_pass_bytes(model, rows[side], document, settings, texts[side]) for side, document in _SIDES)
     decoder = 0 if model.decoder is None else model.decoder.weight.nbytes
     vectors = 4 * 4 * sum(texts.values()) * len(model.special)
     return dict(gradients=trained, moments=2 * trained, kept=kept, vectors=vectors, decoder=decoder)

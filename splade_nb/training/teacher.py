@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
-from ..config.files import ConfigError, out_of_reach, read_json
+from ..config.files import ConfigError, folder_of, out_of_reach, read_json
+from ..model.load import positions
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-label
 def teacher_label(name: str) -> str:  # for a report
@@ -83,21 +84,19 @@ def pooling_of(folder: Path) -> str:  # cls or mean
                       'supported: cls (first token), mean')
 
 # %% ../../nbs/3_training/04_teacher.ipynb #hub-folder
-def _hub_folder(name: str) -> Path:
-    "The snapshot of a hub model, with safetensors or older weights; without a network the cached one."
-    from huggingface_hub import snapshot_download
-    other = ['onnx/*', 'openvino/*']
-    wanted = ['*.json', '*.txt', '*.model', '*.safetensors']
-    folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=other))
+def _teacher_folder(source: str) -> Path:
+    "A local folder, or a hub model's snapshot with safetensors or older weights; without a network the cached one."
+    wanted, other = ['*.json', '*.txt', '*.model', '*.safetensors'], ['onnx/*', 'openvino/*']
+    folder = folder_of(source, allow_patterns=wanted, ignore_patterns=other)
     if any(folder.rglob('*.safetensors')): return folder
-    return Path(snapshot_download(name, allow_patterns=['*pytorch_model*.bin'], ignore_patterns=other))
+    return folder_of(source, allow_patterns=['*pytorch_model*.bin'], ignore_patterns=other)
 
 # %% ../../nbs/3_training/04_teacher.ipynb #load-teacher
 def load_teacher(source: str) -> tuple: # tokenizer, model, pooling
     "A pretrained encoder by hub name or folder. Raises `ConfigError` where it cannot be loaded."
     from transformers import AutoModel, AutoTokenizer
     try:
-        folder = Path(source) if Path(source).is_dir() else _hub_folder(source)
+        folder = _teacher_folder(source)
         place = _modules_of(folder).get('transformer', folder)
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side='right')
         return tokenizer, AutoModel.from_pretrained(place, dtype=torch.float32).eval(), pooling_of(folder)
@@ -114,17 +113,10 @@ def pool(hidden: torch.Tensor,  # [B, L, H]
     if pooling == 'cls': return hidden[:, 0]
     return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
-# %% ../../nbs/3_training/04_teacher.ipynb #longest
-def _longest(tokenizer, model, max_length: int) -> int:  # tokens
-    "`max_length`, or fewer where the model has fewer positions; RoBERTa's begin after the padding index."
-    positions = getattr(model.config, 'max_position_embeddings', None) or max_length
-    if 'roberta' in model.config.model_type: positions -= model.config.pad_token_id + 1
-    return min(max_length, positions, tokenizer.model_max_length)
-
 # %% ../../nbs/3_training/04_teacher.ipynb #embed
 def _embed(tokenizer, model, pooling: str, texts: list, max_length: int, normalise: bool) -> torch.Tensor:
     "Embeddings of one batch of texts [B, H], on the CPU."
-    length = _longest(tokenizer, model, max_length)
+    length = min(max_length, positions(model), tokenizer.model_max_length)
     rows = tokenizer(texts, max_length=length, truncation=True, padding=True, return_tensors='pt').to(model.device)
     vectors = pool(model(**rows).last_hidden_state.float(), rows['attention_mask'], pooling)
     return (F.normalize(vectors, dim=-1) if normalise else vectors).cpu()

@@ -15,20 +15,22 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
+from accelerate.utils import send_to_device
 from tqdm import tqdm
+
+# %% ../../nbs/3_training/09_trainer.ipynb #imports-library
 from ..config.files import plain, write_json
 from ..config.settings import Settings, as_dict, every_phase
 from ..data.tokenizer import save_tokenizer
-from ..model.splade import accumulated_rows
 from ..model.load import save_shape
-from .checkpoints import (
-    CheckpointError, alone, best_checkpoint, best_steps, checkpoints, discard, healthy, link_best, load_checkpoint,
-    save_checkpoint, state_of, step_of, tidy)
+from ..model.splade import accumulated_rows
+from .checkpoints import CheckpointError, alone, best_checkpoint, best_steps, checkpoints, discard
+from .checkpoints import healthy, link_best, load_checkpoint, save_checkpoint, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .dataset import TrainingData
-from .objective import (
-    ProcessGroup, backward, batch_at, contrastive_batches, memory_plan, optimizer_for, weights_at, widest_batch)
+from .objective import ProcessGroup, backward, batch_at, contrastive_batches, memory_plan
+from .objective import optimizer_for, weights_at, widest_batch
 
 # %% ../../nbs/3_training/09_trainer.ipynb #run-state
 @dataclass
@@ -85,17 +87,11 @@ def phase_number(step: int, steps: int, settings: Settings) -> int: # from 1
 
 # %% ../../nbs/3_training/09_trainer.ipynb #set-rate
 def set_rate(run: Run) -> float:
-    "Set the optimizer's learning rate for this step: schedule times phase times what the guard left of it."
+    "Set the optimizer's learning rate for this step: schedule times phase times the guard's factor."
     rate = learning_rate(run.step, run.steps, run.settings) * run.damping.get('learning_rate', 1.0)
     for group in run.optimizer.param_groups: group['lr'] = rate
     run.rates.append(rate)
     return rate
-
-# %% ../../nbs/3_training/09_trainer.ipynb #to-device
-def _to_device(value: object, device: torch.device):
-    "The tensors of a nested batch on a device; everything else as it is."
-    if isinstance(value, dict): return {name: _to_device(part, device) for name, part in value.items()}
-    return value.to(device) if torch.is_tensor(value) else value
 
 # %% ../../nbs/3_training/09_trainer.ipynb #train-step
 def train_step(run: Run) -> dict: # a row of metrics
@@ -106,7 +102,7 @@ def train_step(run: Run) -> dict: # a row of metrics
     # a checkpoint holds the rng state of one process: on several, dropout follows from seed, step and rank
     if group.number > 1: torch.manual_seed((run.seed * 1_000_003 + run.step) * group.number + group.rank)
     for part in range(batches := contrastive_batches(settings)[0]):
-        rows = _to_device(batch_at(*at, part, run.training_data, settings, run.seed), model.special.device)
+        rows = send_to_device(batch_at(*at, part, run.training_data, settings, run.seed), model.special.device)
         last = part == batches - 1
         loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group, last)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -124,23 +120,22 @@ def tensorboard_scalars(row: dict) -> dict[str, float]: # tag -> value
     return {f'train/{name}': value for name, value in values.items()}
 
 # %% ../../nbs/3_training/09_trainer.ipynb #append
-def _json_lines(rows: list) -> str: return ''.join(json.dumps(plain(row), ensure_ascii=False) + '\n' for row in rows)
-
-def _append(path: Path, *rows: dict) -> None:
-    with open(path, 'a', encoding='utf-8') as file: file.write(_json_lines(rows))
+def _write_lines(path: Path, rows: list, mode: str = 'a') -> None:
+    with open(path, mode, encoding='utf-8') as file:
+        file.writelines(json.dumps(plain(row), ensure_ascii=False) + '\n' for row in rows)
 
 # %% ../../nbs/3_training/09_trainer.ipynb #log-row
 def log_row(run: Run, row: dict, writer) -> None: # writer: of TensorBoard
     "Write a row to `metrics.jsonl` and TensorBoard where the schedule asks for it."
     if not logs_at(row['step'] + 1, run.steps, run.settings): return
-    _append(run.folder/'metrics.jsonl', row)
+    _write_lines(run.folder/'metrics.jsonl', [row])
     for tag, value in tensorboard_scalars(row).items(): writer.add_scalar(tag, value, row['step'])
 
 # %% ../../nbs/3_training/09_trainer.ipynb #log-events
 def log_events(run: Run, *events: dict) -> None:
     "Add events to the run and to `guard.jsonl`."
     run.events.extend(events)
-    if events and run.process_group.rank == 0: _append(run.folder/'guard.jsonl', *events)
+    if events and run.process_group.rank == 0: _write_lines(run.folder/'guard.jsonl', events)
 
 # %% ../../nbs/3_training/09_trainer.ipynb #warn
 def warn(run: Run, name: str, message: str, value: float | None = None) -> None:
@@ -200,10 +195,10 @@ def refuse_other(path: Path, state: dict, run: Run) -> None:
     raise CheckpointError(f'cannot resume {run.folder}: {path} has other values: {other}{advice}')
 
 # %% ../../nbs/3_training/09_trainer.ipynb #write-lines
-def _write_lines(path: Path, rows: list) -> None:
-    "Replace a file by lines of JSON."
+def _replace_lines(path: Path, rows: list) -> None:
+    "Replace a file of JSON lines."
     part = path.with_name(path.name + '.part')
-    part.write_text(_json_lines(rows), encoding='utf-8')
+    _write_lines(part, rows, 'w')
     os.replace(part, path)
 
 # %% ../../nbs/3_training/09_trainer.ipynb #truncate-log
@@ -213,7 +208,7 @@ def truncate_log(path: Path, step: int) -> None:
     for line in path.read_text(encoding='utf-8', errors='replace').splitlines() if path.exists() else ():
         try: rows.append(json.loads(line))
         except ValueError: continue
-    _write_lines(path, [row for row in rows if row['step'] < step])
+    _replace_lines(path, [row for row in rows if row['step'] < step])
 
 # %% ../../nbs/3_training/09_trainer.ipynb #restore
 def restore(run: Run, path: Path) -> dict: # the checkpoint's state
@@ -223,7 +218,7 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     if run.process_group.rank: return state
     folder = run.folder/'checkpoints'
     truncate_log(run.folder/'metrics.jsonl', run.step)
-    _write_lines(run.folder/'guard.jsonl', run.events)
+    _replace_lines(run.folder/'guard.jsonl', run.events)
     for later in checkpoints(folder):
         if step_of(later) > run.step: discard(later)
     link_best(folder, best_checkpoint(folder, state))
@@ -269,7 +264,7 @@ def roll_back(run: Run, event: dict, row: dict) -> None:
     name, factor = blame_loss(event, row)
     run.damping = {**damping, name: damping.get(name, 1.0) * factor}
     run.events, run.rollbacks, run.streak = events, rollbacks, 0
-    if run.process_group.rank == 0: _write_lines(run.folder/'guard.jsonl', events)
+    if run.process_group.rank == 0: _replace_lines(run.folder/'guard.jsonl', events)
     message = f'back to step {run.step}, {name} times {factor:g}'
     log_events(run, dict(step=row['step'], level='rollback', name=event['name'], value=run.step, message=message))
 
@@ -334,7 +329,7 @@ def _finish(run: Run, start: dict, validator: Callable | None) -> None:
 # %% ../../nbs/3_training/09_trainer.ipynb #show-plan
 def show_plan(run: Run) -> None:
     "Print the memory that a step will need."
-    rows = _to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), run.model.special.device)
+    rows = send_to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), run.model.special.device)
     sizes = memory_plan(run.model, rows, run.settings, run.process_group)
     parts = ', '.join(f'{name} {size / 2 ** 20:,.1f}' for name, size in sizes.items())
     print(f'memory plan: {sum(sizes.values()) / 2 ** 20:,.1f} MiB more than now ({parts})', file=sys.stderr)
