@@ -10,7 +10,6 @@ __all__ = ['source_paths', 'source_name', 'read_source', 'without_password', 'fi
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #imports
 import fcntl, hashlib, json, os, re, shutil, sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from ..config.files import ConfigError, read_json, root, write_json
 from ..data.readers import Faults, load_collection, locate, read_documents, read_rows, text_stream
@@ -19,26 +18,26 @@ from .index import Label
 from ..training.checkpoints import alone
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #source
-def _source_parts(source):
-    parts = [source] if source == 'toy' or Path(source).exists() else [part.strip() for part in source.split(',')]
-    paths = [None if part == 'toy' else Path(part) if part.endswith('.txt') else locate(part) for part in parts]
-    return [(part, path and path.resolve()) for part, path in zip(parts, paths)]
+def _source_parts(source): # whole paths, and the names of what has no path
+    parts = [source] if Path(source).exists() else [part.strip() for part in source.split(',')]
+    paths = [None if part == 'toy' else locate(part) for part in parts]
+    return [path.resolve() if path else part for part, path in zip(parts, paths)]
 
 def source_paths(source: str) -> list[Path]:
-    "The files and folders that a source is read from."
-    return [path for _, path in _source_parts(source) if path]
+    "The files and folders that a source is read from. Raises `DataError` where one is missing."
+    return [part for part in _source_parts(source) if isinstance(part, Path)]
 
+# %% ../../nbs/6_serving/07_saved_copies.ipynb #source-name
 def source_name(source: str) -> str:
     "Its parts with whole paths, joined by commas."
-    return ','.join(str(path or part) for part, path in _source_parts(source))
+    return ','.join(map(str, _source_parts(source)))
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #read-source
 def read_source(source: str) -> Iterator[Document]:
     "The texts of a source; a collection's folder needs only `corpus.jsonl`. Raises `DataError`."
-    if source.endswith('.txt'):
-        lines = enumerate(text_stream(source), 1)
-        return (Document(str(number), '', line) for number, line in lines if line.strip())
     corpus, faults = Path(source)/'corpus.jsonl', Faults()
+    if source.endswith('.txt'):
+        return (Document(str(n), '', line) for n, line in enumerate(text_stream(source), 1) if line.strip())
     if corpus.is_file(): return iter(read_documents(read_rows(corpus, faults), faults).values())
     return iter(load_collection(source).documents.values())
 
@@ -72,6 +71,7 @@ def try_lock(file, exclusive: bool) -> bool:
     except BlockingIOError: return False
     return True
 
+# %% ../../nbs/6_serving/07_saved_copies.ipynb #open-locked
 def open_locked(place: Path): # file
     "Open `box.json` with a shared lock. Raises `ConfigError` where another process changes or removes the searcher."
     file = open(place/'box.json', 'rb')
@@ -79,37 +79,36 @@ def open_locked(place: Path): # file
     file.close()
     raise ConfigError(f'{place}: another process is changing this searcher; wait for it')
 
+# %% ../../nbs/6_serving/07_saved_copies.ipynb #write-lock
 def write_lock(place: Path):
     "A context in which no other process writes. Raises `ConfigError` where one does."
     return alone(place, 'is writing this searcher; wait for it, or take another folder')
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #record-use
-def _weight_files(folder): # of a run or model folder; none for a model of the hub
-    model = Path(folder)/'model'
-    folder = model if model.is_dir() else Path(folder)
-    return sorted(file for kind in ('safetensors', 'bin') for file in folder.glob(f'*.{kind}'))
+def _weights_stamp(folder): # of a run or model folder; of no file for a model of the hub
+    folder = Path(folder)/'model' if (Path(folder)/'model').is_dir() else Path(folder)
+    return file_stamp(sorted([*folder.glob('*.safetensors'), *folder.glob('*.bin')]))
 
 def record_use(place: Path, model: str, source: str) -> None: # model: its folder
     "Write `kept.json`."
     place.mkdir(parents=True, exist_ok=True)
-    files, path = _weight_files(model), place/'kept.json'
-    record = dict(model=model, weights=file_stamp(files) if files else '', paths=list(map(str, source_paths(source))))
-    if not path.exists() or read_json(path) != record: write_json(path, record)
+    paths = list(map(str, source_paths(source)))
+    write_json(place/'kept.json', dict(model=model, weights=_weights_stamp(model), paths=paths))
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #outdated
 def outdated(place: Path) -> str: # the reason; '' where a search may use the copy again
     "Why no search uses a copy again; an unreadable copy is outdated too."
     try:
         record = read_json(place/'kept.json')
-        missing = [path for path in record['paths'] if not Path(path).exists()]
-        if record['weights'] not in ('', file_stamp(_weight_files(record['model']))):
+        if record['weights'] not in ('', _weights_stamp(record['model'])):
             return f"another model is in {record['model']} now"
-        return f'{missing[0]} no longer exists' if missing else ''
+        return next((f'{path} no longer exists' for path in record['paths'] if not Path(path).exists()), '')
     except (OSError, ValueError, KeyError, TypeError): return 'kept.json is missing or cannot be read'
 
+# %% ../../nbs/6_serving/07_saved_copies.ipynb #old-copies
 def old_copies() -> list[tuple[Path, str]]: # (folder, reason)
     "Copies that no search uses again."
-    places = sorted(path for path in copies_folder().glob('*') if path.is_dir() and not path.name.startswith('.'))
+    places = sorted(path for path in copies_folder().glob('[!.]*') if path.is_dir())
     return [(place, reason) for place in places if (reason := outdated(place))]
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #folder-size
@@ -118,39 +117,35 @@ def folder_size(folder: Path) -> int: # bytes
 
 def report_old_copies() -> None:
     "One line on standard error where there are outdated copies."
-    copies, folder = old_copies(), copies_folder()
-    size = sum(folder_size(place) for place, _ in copies)
-    line = f'{len(copies)} old copies in {folder}, {size:,} bytes: `make clean-search` removes them'
+    copies = old_copies()
+    size = f'{sum(folder_size(place) for place, _ in copies):,} bytes'
+    line = f'{len(copies)} old copies in {copies_folder()}, {size}: `make clean-search` removes them'
     if copies: print(line, file=sys.stderr)
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #remove-copy
 def remove_copy(place: Path) -> int: # bytes that were freed
     "Remove a copy. Raises `ConfigError` where a process has it open."
     size, aside = folder_size(place), place.with_name(f'.removed-{place.name}')
-    with write_lock(place), ExitStack() as files:
-        if (place/'box.json').exists():
-            file = files.enter_context(open(place/'box.json', 'rb'))
-            if not try_lock(file, exclusive=True): raise ConfigError(f'{place}: a running process has it open')
+    with write_lock(place), open(place/'box.json', 'ab') as file:
+        if not try_lock(file, exclusive=True): raise ConfigError(f'{place}: a running process has it open')
         os.replace(place, aside)
         shutil.rmtree(aside)
     return size
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #clean
-def _server_of(place): # '' where the vectors lie in the copy
-    try: return without_password(read_json(place/'box.json').get('index', ''))
-    except (OSError, ValueError): return ''
+def _server_note(place): # '' where the vectors lie in the copy
+    try: server = read_json(place/'box.json')['index']
+    except (OSError, ValueError, KeyError): return ''
+    return f'; its vectors stay at {without_password(server)}' if server else ''
 
 def clean() -> None:
     "Remove outdated copies and print each with the reason and its bytes. One that is open stays."
     sizes, folder = [], copies_folder()
     for interrupted in folder.glob('.removed-*'): shutil.rmtree(interrupted)
     for place, reason in old_copies():
-        server = _server_of(place)
+        note = _server_note(place)
         try: sizes.append(remove_copy(place))
-        except ConfigError as error:
-            print(f'kept: {error}')
-            continue
-        note = f'; its vectors stay at {server}' if server else ''
-        print(f'removed: {place}, {sizes[-1]:,} bytes: {reason}{note}')
+        except ConfigError as error: print(f'kept: {error}')
+        else: print(f'removed: {place}, {sizes[-1]:,} bytes: {reason}{note}')
     left = sum(path.is_dir() for path in folder.glob('*'))
     print(f'{sum(sizes):,} bytes removed in {len(sizes)} old copies; {left} copies stay in {folder}')
