@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ADDRESS', 'NAME', 'HINTS', 'FIELD', 'KINDS', 'TERMS', 'SEISMIC', 'HEAVIEST', 'FOLDED', 'PASSING', 'TOO_LARGE',
-           'MAX_ID', 'read_address', 'error_reason', 'server_errors', 'Server', 'Layout', 'index_body', 'read_layout',
-           'weights_of', 'neural_sparse', 'rank_feature', 'with_text', 'SearchOptions', 'resolve_options', 'request',
-           'BulkOptions', 'chunks', 'operation', 'OpenSearchIndex', 'IngestReport', 'ingest']
+           'MAX_ID', 'without_password', 'read_address', 'error_reason', 'server_errors', 'Server', 'Layout',
+           'index_body', 'read_layout', 'weights_of', 'neural_sparse', 'rank_feature', 'with_text', 'SearchOptions',
+           'resolve_options', 'request', 'BulkOptions', 'chunks', 'operation', 'OpenSearchIndex', 'IngestReport',
+           'ingest']
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #imports
 import base64, functools, itertools, json, logging, os, random, re, time
@@ -26,9 +27,13 @@ from .index import Index, Label, NoIndex, check_label
 ADDRESS = re.compile(r'(https?)://(?:([^:@/]*)(?::([^@/]*))?@)?([^:@/?#]+|\[[^\]]+\])(?::(\d+))?(/.*)?/([^/?#]+)/?')
 NAME = re.compile(r'(?![-_+.])[^\s\\/*?"<>|,#:A-Z]{1,80}')
 
+def without_password(address: str) -> str:
+    "An address as it may be shown and written."
+    return re.sub('//[^/]*@', '//', address).rstrip('/')
+
 def read_address(url: str) -> tuple[str, str, dict]: # address without password, name of the index, client arguments
     "Raises `ConfigError` for anything but a server and one index."
-    shown, found = re.sub('//[^/]*@', '//', url), ADDRESS.fullmatch(url)
+    shown, found = without_password(url), ADDRESS.fullmatch(url)
     if not found or not NAME.fullmatch(unquote(found[7])):
         raise ConfigError(f'{shown}: expected https://host:9200/my-index, one index by its name in lower case')
     scheme, user, password, host, port, folders, name = found.groups()
