@@ -145,8 +145,7 @@ def test_title_and_one_line(notebook):
 STILL_LONG = set("""
 3_training/03_negatives 3_training/05_dataset 3_training/06_objective 4_evaluation/04_report 4_evaluation/05_compare
 4_evaluation/06_error_analysis 4_evaluation/07_systems 4_evaluation/09_leaderboard 5_hub/01_sentence_transformers
-6_serving/01_formats 6_serving/02_index 6_serving/03_embedded_engines 6_serving/04_opensearch
-
+6_serving/01_formats 6_serving/02_index 6_serving/03_embedded_engines
 """.split())
 
 
