@@ -147,11 +147,11 @@ def test_texts_that_became_longer_are_all_encoded_again(encoder, tmp_path):
 def test_two_collections_at_one_address_stay_apart(encoder, server, tmp_path):
     with searchers.build_searcher(encoder, TEXTS, tmp_path/'recipes', 'opensearch', f'{server.url}/docs') as searcher: before = first_results(searcher)
     others = [Document(text.id, '', f'다른 {text.text}') for text in TEXTS]
-    written = dict(server.shelves['docs'].written)
+    written = dict(server.indices['docs'].written)
     with pytest.raises(ConfigError, match=f'holds the documents of .*{tmp_path}/recipes; those of .*{tmp_path}/news are asked for'):
         searchers.build_searcher(encoder, others, tmp_path/'news', 'opensearch', f'{server.url}/docs')
-    assert server.shelves['docs'].written == written, 'nothing was overwritten'
-    label = server.shelves['docs'].mappings['_meta']['splade_nb']['label']
+    assert server.indices['docs'].written == written, 'nothing was overwritten'
+    label = server.indices['docs'].mappings['_meta']['splade_nb']['label']
     assert f'{tmp_path}/recipes' in label['texts'], 'the server says which is which'
     with searchers.build_searcher(encoder, others, tmp_path/'more', 'opensearch', f'{server.url}/news') as searcher: assert len(first_results(searcher)) == 5
     with searchers.open_searcher(tmp_path/'recipes', encoder) as searcher: assert first_results(searcher) == before
@@ -162,7 +162,7 @@ def test_an_index_that_does_not_say_whose_it_is_is_left_alone(encoder, server, t
         index.add(['글 0'], sparse.csr_matrix(counted('남의 글')[None]))
     with pytest.raises(ConfigError, match='does not say of which collection'):
         searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', 'opensearch', f'{server.url}/docs')
-    assert list(server.shelves['docs'].written) == ['글 0']
+    assert list(server.indices['docs'].written) == ['글 0']
 
 
 def test_a_server_that_fails_is_said_and_the_next_try_goes_on(encoder, server, tmp_path):
@@ -199,7 +199,7 @@ def test_another_address_is_another_searcher(encoder, server, project):
     for name in ('one', 'two', 'one'):
         with searchers.saved_searcher('model', 'texts.txt', 'opensearch', f'{server.url}/{name}') as searcher:
             assert searcher.index.server.name == name and len(first_results(searcher)) == 5
-    assert len(places()) == 2 and len(server.shelves['one'].written) == len(server.shelves['two'].written) == 5
+    assert len(places()) == 2 and len(server.indices['one'].written) == len(server.indices['two'].written) == 5
 
 
 def test_a_file_that_changed_is_followed_in_its_one_searcher(encoder, project, capsys):
@@ -218,7 +218,7 @@ def test_a_local_copy_that_was_lost_does_not_leave_texts_at_the_server(encoder, 
     saved_copies.shutil.rmtree(places()[0])
     Path('texts.txt').write_text(WORDS[0], encoding='utf-8')
     with searchers.saved_searcher('model', 'texts.txt', 'opensearch', f'{server.url}/docs') as searcher: assert list(first_results(searcher)) == ['1']
-    assert list(server.shelves['docs'].written) == ['1']
+    assert list(server.indices['docs'].written) == ['1']
 
 
 WRONG = [('exact', 'http://localhost:1/x', 'in a folder'), ('opensearch', '', 'is a server'),

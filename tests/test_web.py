@@ -243,8 +243,8 @@ def steps(call) -> int: # bytecodes run in the service's module, and letters giv
 def test_a_passage_costs_as_much_as_the_text_is_long():
     terms = [KIMCHI, Term('배', 'word', .5, False), Term('-치', 'part', .2, False)]
     text = '배 김치 배추김치 소금 물 ' * 1600
-    short, long = (steps(lambda: web.passage(text[:letters], terms)) for letters in (2_400, 24_000))
-    assert short > 2_400 and 9 < long / short < 11
+    short, middle, long = (steps(lambda: web.passage(text[:letters], terms)) for letters in (2_400, 13_200, 24_000))
+    assert short > 2_400 and 0.99 < (long - middle) / (middle - short) < 1.01, 'a letter costs the same in a long text'
 
 
 def test_a_slow_passage_keeps_no_other_request_waiting(monkeypatch):
