@@ -88,8 +88,9 @@ def transaction(store: DocumentStore):
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #remove
 def _remove(store, id):
-    for columns in store.column('DELETE FROM texts WHERE id = ? RETURNING columns', id):
+    for columns in store.column('SELECT columns FROM texts WHERE id = ?', id):
         if columns: store.postings[np.frombuffer(columns, '<i4')] -= 1
+    store.run('DELETE FROM texts WHERE id = ?', id)
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #put
 def put(store: DocumentStore, documents: Iterable[Document]) -> int: # texts that are new or changed

@@ -88,6 +88,8 @@ class Server:
     def ask(self, endpoint, **arguments) -> dict: # endpoint: a method of the client, for our index
         with self.errors(): return endpoint(index=self.name, **arguments)
 
+    def refresh(self) -> None: self.ask(self.client.indices.refresh)  # what was written is found by searches
+
     @functools.cached_property
     def version(self) -> tuple: # (major, minor)
         with self.errors(): return tuple(map(int, self.client.info()['version']['number'].split('.')[:2]))
@@ -345,7 +347,7 @@ def _deletion(id): return id, json.dumps(dict(delete=dict(_id=id)), ensure_ascii
 def _store(index, operations):
     requests, refused = _RequestSize(index.bulk), []
     for chunk in chunks(operations, index.bulk): refused += _write(index.server, chunk, requests)
-    index.server.ask(index.server.client.indices.refresh)
+    index.server.refresh()
     reasons = '; '.join(f'{id[:40]}: {reason}' for id, reason in refused[:3])
     count = f'{len(refused):,} documents were refused, the others are stored'
     if refused: raise ConfigError(f'{index.server.place}: {count}; {reasons}')
@@ -353,7 +355,7 @@ def _store(index, operations):
 # %% ../../nbs/6_serving/04_opensearch.ipynb #all-ids
 def _all_ids(server):
     helpers = needs('opensearchpy.helpers', 'engines')
-    server.ask(server.client.indices.refresh)
+    server.refresh()
     hits = helpers.scan(server.client, dict(query=dict(match_all={})), index=server.name, size=1000, _source=False)
     with server.errors():
         try: yield from (hit['_id'] for hit in hits)
@@ -375,7 +377,7 @@ class _FilledIndex(Index):
     engine = 'opensearch'
 
     def __len__(self) -> int:
-        self.server.ask(self.server.client.indices.refresh)
+        self.server.refresh()
         return self.server.ask(self.server.client.count)['count']
 
     def _put(self, ids, vectors): _store(self, map(functools.partial(operation, self), ids, vectors))
@@ -386,7 +388,7 @@ class _FilledIndex(Index):
     def save(self) -> None:
         "Everything on the server's disk, and found by searches."
         self.server.ask(self.server.client.indices.flush)
-        self.server.ask(self.server.client.indices.refresh)
+        self.server.refresh()
 
     def close(self) -> None: self.server.client.close()
 
