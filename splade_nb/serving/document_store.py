@@ -70,7 +70,7 @@ class DocumentStore:
         "Read `postings` [V], the number of texts in which each term is active."
         self.postings = np.frombuffer(self.fact('postings') or bytes(8 * self.size), '<i8').copy()
 
-# %% ../../nbs/6_serving/06_document_store.ipynb #whole
+# %% ../../nbs/6_serving/06_document_store.ipynb #transaction
 @contextmanager
 def transaction(store: DocumentStore):
     "An error inside undoes everything since the outermost `transaction` began."
@@ -133,7 +133,7 @@ def synchronise(store: DocumentStore, documents: Iterable[Document]
         drop(store, missing)
     return changed, len(missing)
 
-# %% ../../nbs/6_serving/06_document_store.ipynb #unread
+# %% ../../nbs/6_serving/06_document_store.ipynb #not-encoded
 def not_encoded(store: DocumentStore, limit: int = 512) -> list: # [(number, title, text)]
     "Texts without a vector, oldest first."
     return store.run('SELECT number, title, text FROM texts WHERE columns IS NULL ORDER BY number LIMIT ?', limit)
@@ -152,7 +152,7 @@ def write_vectors(store: DocumentStore,
                       vector.indices.astype('<i4'), vector.data.astype('<f4'), mask, number)
         store.postings += vectors.getnnz(axis=0)
 
-# %% ../../nbs/6_serving/06_document_store.ipynb #entry-of
+# %% ../../nbs/6_serving/06_document_store.ipynb #read-entry
 def read_entry(store: DocumentStore, id: str) -> Entry | None:
     "An encoded text by its id."
     fields = 'number, id, title, text, columns, weights, own'
@@ -162,7 +162,7 @@ def read_entry(store: DocumentStore, id: str) -> Entry | None:
         mask = np.unpackbits(np.frombuffer(own, np.uint8), count=len(columns)).astype(bool)
         return Entry(*words, columns, weights, mask)
 
-# %% ../../nbs/6_serving/06_document_store.ipynb #waiting
+# %% ../../nbs/6_serving/06_document_store.ipynb #not-indexed
 def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[str], sparse.csr_matrix]]:
     "Ids and vectors [n, V] that no index has saved, at most `limit` at a time."
     last, condition = -1, 'placed = 0 AND columns IS NOT NULL AND number > ? ORDER BY number LIMIT ?'
@@ -173,7 +173,7 @@ def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[
         yield list(ids), sparse.csr_matrix((weights, columns, ends), shape=(len(ids), store.size))
         last = numbers[-1]
 
-# %% ../../nbs/6_serving/06_document_store.ipynb #placed
+# %% ../../nbs/6_serving/06_document_store.ipynb #mark-indexed
 def mark_indexed(store: DocumentStore) -> None:
     "Record that the index has saved every encoded text and deleted every removed one."
     with transaction(store):
@@ -190,7 +190,7 @@ def compare_with_index(store: DocumentStore, indexed: set[str], # ids that the i
         for id in ids - indexed: store.run('UPDATE texts SET placed = 0 WHERE id = ?', id)
         if own: drop(store, sorted(indexed - ids))
 
-# %% ../../nbs/6_serving/06_document_store.ipynb #unwrite
+# %% ../../nbs/6_serving/06_document_store.ipynb #delete-vectors
 def delete_vectors(store: DocumentStore) -> None:
     "Every text has to be encoded again."
     with transaction(store):

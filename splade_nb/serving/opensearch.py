@@ -46,7 +46,7 @@ def read_address(url: str) -> tuple[str, str, dict]: # address without password,
         hosts=[dict(host=host.strip('[]'), port=port, url_prefix=folders.strip('/'))], use_ssl=scheme == 'https',
         headers=dict(authorization=f'Basic {token}') if user else {})
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #why
+# %% ../../nbs/6_serving/04_opensearch.ipynb #error-reason
 def error_reason(error) -> str:
     "A server's error in a line: the first cause, and what caused that."
     error = error.get('error', error) if isinstance(error, dict) else error
@@ -55,7 +55,7 @@ def error_reason(error) -> str:
     cause = f", caused by {error_reason(error['caused_by'])}" if error.get('caused_by') else ''
     return f"{error.get('type')}: {error.get('reason')}{cause}"
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #told
+# %% ../../nbs/6_serving/04_opensearch.ipynb #server-errors
 HINTS = {401: '. Credentials: https://user:password@host or OPENSEARCH_USER and OPENSEARCH_PASSWORD',
          403: '. Is the user allowed to?'}
 
@@ -110,7 +110,7 @@ def about_index(server: Server) -> dict: # settings and mappings; empty where th
     if len(found) == 1: return next(iter(found.values()))
     raise ConfigError(f'{server.place}: an alias of {", ".join(sorted(found))}; one index is expected')
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #layout-words
+# %% ../../nbs/6_serving/04_opensearch.ipynb #layout-names
 FIELD, KINDS, TERMS = 'vector', ('rank_features', 'sparse_vector'), ('ids', 'names')
 SEISMIC = ('n_postings', 'cluster_ratio', 'summary_prune_ratio', 'approximate_threshold',
            'quantization_ceiling_ingest', 'quantization_ceiling_search')
@@ -179,13 +179,13 @@ def with_text(query: dict, text: str, boost: float = 1.0) -> dict:
     words = [dict(match={name: dict(query=text, boost=boost)}) for name in ('title', 'text')]
     return dict(bool=dict(should=[query, *words]))
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #search-options
+# %% ../../nbs/6_serving/04_opensearch.ipynb #search-limits
 HEAVIEST = 64    # weight of a token in a query: Lucene's FeatureField
 FOLDED = 32_768  # ids that a large segment tells apart: SparseConstants of the neural-search plugin
 PARAMETERS = {'two_phase': ('prune_ratio', 'expansion_rate', 'max_window_size'),
               'approximate': ('top_n', 'heap_factor')}
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #search-options-class
+# %% ../../nbs/6_serving/04_opensearch.ipynb #search-options
 @dataclass(frozen=True)
 class SearchOptions:
     "How an index is searched."
@@ -291,7 +291,7 @@ def _send(server, operations): # as `_answers`
     except exceptions.ConnectionError as error: return operations, [], f'no answer ({error.error})'
     except exceptions.TransportError as error: return _refused_request(operations, error)
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #flow
+# %% ../../nbs/6_serving/04_opensearch.ipynb #request-size
 class _RequestSize: # documents a request: halved by trouble, growing again
     def __init__(self, bulk): self.bulk, self.size, self.limit, self.retries = bulk, bulk.documents, bulk.documents, 0
 
@@ -305,7 +305,7 @@ class _RequestSize: # documents a request: halved by trouble, growing again
             time.sleep(pause * random.uniform(0.5, 1))
             self.retries += 1
 
-# %% ../../nbs/6_serving/04_opensearch.ipynb #settle
+# %% ../../nbs/6_serving/04_opensearch.ipynb #write-chunk
 MAX_ID = 512  # bytes
 
 def _long_ids(chunk): # [(id, reason)]

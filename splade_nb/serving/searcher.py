@@ -177,7 +177,7 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
         terms = [term for term in hit.terms[:limit] if term.weight >= .005]
         print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #search-vectors
+# %% ../../nbs/6_serving/08_searcher.ipynb #search-index
 def _query_vector(searcher, query): # [1, V]
     encoder, store = searcher.encoder, searcher.store
     if searcher.factor is None: searcher.factor = factor_for(encoder.model, store.postings, len(store))
@@ -266,8 +266,8 @@ def check_address(engine: str, index: str) -> None: # index: an address; '' for 
     if not found: raise ConfigError(f'{given}: expected an address, {EXAMPLE}')
     if found != engine: raise ConfigError(f'{given}: the address of engine {found!r}, but engine={engine!r}')
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #claim
-def _claim(place, encoder, engine, index, source=''): # what `box.json` says
+# %% ../../nbs/6_serving/08_searcher.ipynb #check-folder
+def _check_folder(place, encoder, engine, index, source=''): # what `box.json` says
     check_address(engine, index)
     path, given = place/'box.json', dict(engine=engine, index=without_password(index))
     if not path.exists():
@@ -290,9 +290,9 @@ def _resume(place, engine, index, label, file): # Index
         return resume_index(engine, place/'index', label)
     finally: try_lock(file, exclusive=False)
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #attach-searcher
-def _attach(place, encoder, engine, index, source=''): # Searcher
-    saved = _claim(place, encoder, engine, index, source)
+# %% ../../nbs/6_serving/08_searcher.ipynb #open-folder
+def _open_folder(place, encoder, engine, index, source=''): # Searcher
+    saved = _check_folder(place, encoder, engine, index, source)
     texts = saved['texts'] if index else ''
     with ExitStack() as opened:
         file = opened.enter_context(open_locked(place))
@@ -301,7 +301,7 @@ def _attach(place, encoder, engine, index, source=''): # Searcher
         opened.pop_all()
     return Searcher(encoder, store, found, bool(texts or not index), file)
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #renew
+# %% ../../nbs/6_serving/08_searcher.ipynb #replace-texts
 LENGTH_CHANGE = 0.1  # texts that became this share longer or shorter are all encoded again
 
 def _replace_texts(searcher, documents): # number of new or changed texts, of deleted ones
@@ -336,7 +336,7 @@ def build_searcher(model: str | Path | Encoder,         # a run or model folder
     place, encoder = Path(place), open_encoder(model)
     name, texts = (source_name(documents), read_source(documents)) if isinstance(documents, str) else ('', documents)
     with write_lock(place), ExitStack() as opened:
-        searcher = opened.enter_context(_attach(place, encoder, engine, index, name))
+        searcher = opened.enter_context(_open_folder(place, encoder, engine, index, name))
         _replace_texts(searcher, texts)
         _update_index(searcher, progress)
         searcher.store.set_fact('filled', 1)
@@ -370,7 +370,7 @@ def open_searcher(place: Path | str,
     with intact(path): saved = {'index': ''} | read_json(path)
     encoder = open_encoder(model or saved['model'])
     with ExitStack() as opened:
-        searcher = opened.enter_context(_attach(path.parent, encoder, saved['engine'], index or saved['index']))
+        searcher = opened.enter_context(_open_folder(path.parent, encoder, saved['engine'], index or saved['index']))
         _finish(searcher, progress)
         opened.pop_all()
     return searcher

@@ -19,7 +19,7 @@ from ..config.files import ConfigError, needs
 from ..data.tokenizer import ENDINGS, PARTICLES
 from .searcher import Hit, Searcher, Term, command_options, full_text, saved_searcher
 
-# %% ../../nbs/6_serving/09_web.ipynb #places
+# %% ../../nbs/6_serving/09_web.ipynb #patterns
 PREFIX = {'word': r'(?<!\w)', 'sound': r'(?<!\w)', 'part': r'(?<=\w)', 'pair': ''}
 WORD_END = rf'(?=(?:{"|".join(sorted(PARTICLES | ENDINGS))})?(?!\w))'
 
@@ -31,7 +31,7 @@ def term_spans(text: str, term: Term) -> list[tuple[int, int]]: # (begin, end)
     pattern = PREFIX[term.kind] + re.escape(letters) + WORD_END * (len(letters) == 1)
     return [match.span() for match in re.finditer(pattern, text, re.I)]
 
-# %% ../../nbs/6_serving/09_web.ipynb #marks
+# %% ../../nbs/6_serving/09_web.ipynb #matched-letters
 def matched_letters(text: str, terms: list[Term]) -> np.ndarray: # [letters] bool
     "Which letters of a text belong to matched input tokens."
     matched = np.zeros(len(text), bool)
@@ -39,7 +39,7 @@ def matched_letters(text: str, terms: list[Term]) -> np.ndarray: # [letters] boo
         matched[begin:end] = True
     return matched
 
-# %% ../../nbs/6_serving/09_web.ipynb #richest
+# %% ../../nbs/6_serving/09_web.ipynb #best-start
 def best_start(matched: np.ndarray, # [letters] bool
                width: int           # letters that are shown
               ) -> int:
@@ -125,7 +125,7 @@ def bounded(app):
         await answer(scope, replay, _with_headers(send))
     return guarded
 
-# %% ../../nbs/6_serving/09_web.ipynb #one-by-one
+# %% ../../nbs/6_serving/09_web.ipynb #call-queue
 class _CallQueue:
     "Calls of a searcher, one after another."
     def __init__(self, wait: float): self.wait, self.turn = wait, asyncio.Semaphore(1) # seconds
