@@ -45,6 +45,20 @@ class Encoders: read = [] # texts that were encoded
 
 
 @pytest.fixture
+def build(encoder, tmp_path):
+    "Build a searcher in a folder of the test."
+    def made(documents=TEXTS, engine='exact', index='', place='searcher'):
+        return searchers.build_searcher(encoder, documents, tmp_path/place, engine, index)
+    return made
+
+
+@pytest.fixture
+def reopen(encoder, tmp_path):
+    def opened(index='', place='searcher'): return searchers.open_searcher(tmp_path/place, encoder, index)
+    return opened
+
+
+@pytest.fixture
 def server():
     with serving() as fake: yield fake
 
@@ -52,29 +66,35 @@ def server():
 def at(server, engine: str, name: str = 'texts') -> str: return f'{server.url}/{name}' if engine == 'opensearch' else ''
 
 
-def first_results(searcher) -> dict: # what searching each text's own letters finds first, of the texts that the index lists
+def search_letters(searcher, text: str, k: int) -> list: # ids
+    return [id for id, _ in searcher.index.search(sparse.csr_matrix(counted(text)[None]), k)[0]]
+
+
+def first_results(searcher) -> dict: # id of a text: id of the best result for its letters
     ids = sorted(searcher.index.ids())
-    assert ids == sorted(id for id, in searcher.store.run('SELECT id FROM texts')) and len(searcher.index) == len(ids) == len(searcher)
-    found = {}
-    for id in ids:
-        asked = sparse.csr_matrix(counted(document_store.read_entry(searcher.store, id).text)[None])
-        found[id] = searcher.index.search(asked, 1)[0][0][0]
-    return found
+    assert ids == sorted(searcher.store.column('SELECT id FROM texts'))
+    assert len(searcher.index) == len(ids) == len(searcher)
+    return {id: search_letters(searcher, document_store.read_entry(searcher.store, id).text, 1)[0] for id in ids}
+
+
+def closing_results(searcher) -> dict:
+    with searcher: return first_results(searcher)
 
 
 # A source that changed
 
 @every
-def test_what_the_source_no_longer_has_leaves_the_index(engine, encoder, server, tmp_path):
-    with searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', engine, at(server, engine)) as searcher: assert len(first_results(searcher)) == 5
-    changed = [TEXTS[0], Document('글 1', '', '두루마기를 걸친다'), TEXTS[4], Document('글 9', '', '새로 온 이야기')]
+def test_what_the_source_no_longer_has_leaves_the_index(engine, build, reopen, server):
+    assert len(closing_results(build(TEXTS, engine, at(server, engine)))) == 5
+    new, changed = Document('글 9', '', '새로 온 이야기'), Document('글 1', '', '두루마기를 걸친다')
+    ids = ['글 0', '글 1', '글 4', '글 9']
     Encoders.read.clear()
-    with searchers.build_searcher(encoder, changed, tmp_path/'searcher', engine, at(server, engine)) as searcher:
-        assert searcher.changed == (2, 2) and sorted(first_results(searcher)) == ['글 0', '글 1', '글 4', '글 9']
-        assert sorted(Encoders.read) == ['두루마기를 걸친다', '새로 온 이야기'], 'what is unchanged is not encoded again'
-    with searchers.open_searcher(tmp_path/'searcher', encoder) as searcher:
-        assert first_results(searcher) == {id: id for id in ('글 0', '글 1', '글 4', '글 9')}
-        assert all(id not in ('글 2', '글 3') for id, _ in searcher.index.search(sparse.csr_matrix(counted(WORDS[2])[None]), 5)[0])
+    with build([TEXTS[0], changed, TEXTS[4], new], engine, at(server, engine)) as searcher:
+        assert searcher.changed == (2, 2) and sorted(first_results(searcher)) == ids
+        assert sorted(Encoders.read) == [changed.text, new.text], 'what is unchanged is not encoded again'
+    with reopen() as searcher:
+        assert first_results(searcher) == {id: id for id in ids}
+        assert not {'글 2', '글 3'} & set(search_letters(searcher, WORDS[2], 5))
 
 
 def interrupted():
@@ -83,11 +103,10 @@ def interrupted():
 
 
 @every
-def test_a_source_that_is_cut_off_changes_nothing(engine, encoder, server, tmp_path):
-    with searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', engine, at(server, engine)) as searcher: before = first_results(searcher)
-    with pytest.raises(OSError, match='cut off'):
-        searchers.build_searcher(encoder, interrupted(), tmp_path/'searcher', engine, at(server, engine))
-    with searchers.open_searcher(tmp_path/'searcher', encoder) as searcher: assert first_results(searcher) == before
+def test_a_source_that_is_cut_off_changes_nothing(engine, build, reopen, server):
+    before = closing_results(build(TEXTS, engine, at(server, engine)))
+    with pytest.raises(OSError, match='cut off'): build(interrupted(), engine, at(server, engine))
+    assert closing_results(reopen()) == before
 
 
 STEPS = ('_replace_texts', '_update_index', 'delete', 'add', 'save', 'mark_indexed')
@@ -105,38 +124,39 @@ def dying_after(step: str, kind) -> None: # in a child: the process dies when th
 @pytest.mark.parametrize('step', STEPS)
 # Not Seismic: in a fork of a process where its threads ran, it would wait for them.
 @pytest.mark.parametrize('engine', ('exact', 'opensearch'))
-def test_a_process_that_dies_between_two_steps_is_finished_by_the_next(engine, step, encoder, server, tmp_path):
-    searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', engine, at(server, engine)).close()
+def test_a_process_that_dies_between_two_steps_is_finished_by_the_next(engine, step, build, reopen, server):
+    build(TEXTS, engine, at(server, engine)).close()
     changed = [TEXTS[0], Document('글 1', '', '두루마기를 걸친다')]
     child = os.fork()
     if not child:
         signal.alarm(120)
         dying_after(step, searchers.ENGINES[engine])
-        searchers.build_searcher(encoder, changed, tmp_path/'searcher', engine, at(server, engine))
+        build(changed, engine, at(server, engine))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    with searchers.open_searcher(tmp_path/'searcher', encoder) as searcher:
+    with reopen() as searcher:
         assert first_results(searcher) == {'글 0': '글 0', '글 1': '글 1'}
         assert document_store.read_entry(searcher.store, '글 1').text == '두루마기를 걸친다'
 
 
 @pytest.mark.parametrize('engine', ('exact', 'seismic', 'milvus', 'qdrant'))
-def test_a_damaged_index_is_made_again_from_the_store(engine, encoder, tmp_path, capsys):
-    with searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', engine) as searcher: before = first_results(searcher)
+def test_a_damaged_index_is_made_again_from_the_store(engine, build, reopen, tmp_path, capsys):
+    before = closing_results(build(TEXTS, engine))
     Encoders.read.clear()
     (tmp_path/'searcher'/'index'/'index.json').write_text('{"engine": ')
-    with searchers.open_searcher(tmp_path/'searcher', encoder) as searcher: assert first_results(searcher) == before and not Encoders.read
+    assert closing_results(reopen()) == before and not Encoders.read
     assert 'made again from' in capsys.readouterr().err
 
 
-def test_texts_that_became_longer_are_all_encoded_again(encoder, tmp_path):
+def test_texts_that_became_longer_are_all_encoded_again(build):
     "The mean length that a model divides by was measured on the texts of before."
-    with searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher') as searcher:
+    with build() as searcher:
         searcher.store.set_fact('letters', searchers._mean_letters(searcher.store))
         searcher.store.set_fact('mean_length', 4.0)
     Encoders.read.clear()
-    with searchers.build_searcher(encoder, TEXTS[:-1] + [Document('글 4', '', '버스를 탔다')], tmp_path/'searcher') as searcher: assert len(Encoders.read) == 1
-    with searchers.build_searcher(encoder, TEXTS[:-1] + [Document('글 4', '', '버스를 ' * 40)], tmp_path/'searcher') as searcher:
+    build([*TEXTS[:-1], Document('글 4', '', '버스를 탔다')]).close()
+    assert len(Encoders.read) == 1
+    with build([*TEXTS[:-1], Document('글 4', '', '버스를 ' * 40)]) as searcher:
         assert len(Encoders.read) == 1 + 5 and searcher.store.fact('mean_length') is None
         texts = [*WORDS[:-1], '버스를 ' * 40]
         assert searcher.store.postings.tolist() == (np.stack([counted(text) for text in texts]) > 0).sum(0).tolist()
@@ -144,45 +164,47 @@ def test_texts_that_became_longer_are_all_encoded_again(encoder, tmp_path):
 
 # Servers
 
-def test_two_collections_at_one_address_stay_apart(encoder, server, tmp_path):
-    with searchers.build_searcher(encoder, TEXTS, tmp_path/'recipes', 'opensearch', f'{server.url}/docs') as searcher: before = first_results(searcher)
+def test_two_collections_at_one_address_stay_apart(build, reopen, server, tmp_path):
+    before = closing_results(build(TEXTS, 'opensearch', f'{server.url}/docs', 'recipes'))
     others = [Document(text.id, '', f'다른 {text.text}') for text in TEXTS]
-    written = dict(server.shelves['docs'].written)
-    with pytest.raises(ConfigError, match=f'holds the documents of .*{tmp_path}/recipes; those of .*{tmp_path}/news are asked for'):
-        searchers.build_searcher(encoder, others, tmp_path/'news', 'opensearch', f'{server.url}/docs')
-    assert server.shelves['docs'].written == written, 'nothing was overwritten'
-    label = server.shelves['docs'].mappings['_meta']['splade_nb']['label']
-    assert f'{tmp_path}/recipes' in label['texts'], 'the server says which is which'
-    with searchers.build_searcher(encoder, others, tmp_path/'more', 'opensearch', f'{server.url}/news') as searcher: assert len(first_results(searcher)) == 5
-    with searchers.open_searcher(tmp_path/'recipes', encoder) as searcher: assert first_results(searcher) == before
+    index = server.indices['docs']
+    written = dict(index.written)
+    message = f'holds the documents of .*{tmp_path}/recipes; those of .*{tmp_path}/news are asked for'
+    with pytest.raises(ConfigError, match=message): build(others, 'opensearch', f'{server.url}/docs', 'news')
+    assert index.written == written, 'nothing was overwritten'
+    label = index.mappings['_meta']['splade_nb']['label']
+    assert f'{tmp_path}/recipes' in label['texts'], 'the server says whose documents it has'
+    assert len(closing_results(build(others, 'opensearch', f'{server.url}/news', 'more'))) == 5
+    assert closing_results(reopen(place='recipes')) == before
 
 
-def test_an_index_that_does_not_say_whose_it_is_is_left_alone(encoder, server, tmp_path):
+def test_an_index_that_does_not_say_whose_it_is_is_left_alone(build, server):
     with OpenSearchIndex.new(f'{server.url}/docs', LABEL) as index:
         index.add(['글 0'], sparse.csr_matrix(counted('남의 글')[None]))
     with pytest.raises(ConfigError, match='does not say of which collection'):
-        searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', 'opensearch', f'{server.url}/docs')
-    assert list(server.shelves['docs'].written) == ['글 0']
+        build(TEXTS, 'opensearch', f'{server.url}/docs')
+    assert list(server.indices['docs'].written) == ['글 0']
 
 
-def test_a_server_that_fails_is_said_and_the_next_try_goes_on(encoder, server, tmp_path):
+def test_the_fault_of_a_server_is_named_and_the_next_try_goes_on(build, server):
     server.always['_bulk'] = Fault('breaker')
     server.faults['_count'] = [Fault('unavailable')] * 2 # the client tries once more
-    with pytest.raises(ConfigError, match='503'): searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', 'opensearch', f'{server.url}/docs')
+    with pytest.raises(ConfigError, match='503'): build(TEXTS, 'opensearch', f'{server.url}/docs')
     server.always.clear()
-    with searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', 'opensearch', f'{server.url}/docs') as searcher: assert len(first_results(searcher)) == 5
+    assert len(closing_results(build(TEXTS, 'opensearch', f'{server.url}/docs'))) == 5
 
 
-def test_a_password_is_not_written_down(encoder, tmp_path):
+def test_a_password_is_not_written_down(build, reopen, tmp_path):
     with serving(auth=('admin', 'bibimbap')) as guarded:
         address = f'{guarded.url}/docs'.replace('//', '//admin:bibimbap@')
-        searchers.build_searcher(encoder, TEXTS, tmp_path/'searcher', 'opensearch', address).close()
-        assert not [path for path in (tmp_path/'searcher').rglob('*') if path.is_file() and b'bibimbap' in path.read_bytes()]
-        with searchers.open_searcher(tmp_path/'searcher', encoder, address) as searcher: assert len(first_results(searcher)) == 5
-        with pytest.raises(ConfigError, match='Credentials'): searchers.open_searcher(tmp_path/'searcher', encoder)
+        build(TEXTS, 'opensearch', address).close()
+        files = [path for path in (tmp_path/'searcher').rglob('*') if path.is_file()]
+        assert files and not [path for path in files if b'bibimbap' in path.read_bytes()]
+        assert len(closing_results(reopen(address))) == 5
+        with pytest.raises(ConfigError, match='Credentials'): reopen()
 
 
-# Kept under outputs/
+# Saved under outputs/
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
@@ -199,12 +221,12 @@ def test_another_address_is_another_searcher(encoder, server, project):
     for name in ('one', 'two', 'one'):
         with searchers.saved_searcher('model', 'texts.txt', 'opensearch', f'{server.url}/{name}') as searcher:
             assert searcher.index.server.name == name and len(first_results(searcher)) == 5
-    assert len(places()) == 2 and len(server.shelves['one'].written) == len(server.shelves['two'].written) == 5
+    assert len(places()) == 2 and len(server.indices['one'].written) == len(server.indices['two'].written) == 5
 
 
 def test_a_file_that_changed_is_followed_in_its_one_searcher(encoder, project, capsys):
     searchers.saved_searcher('model', 'texts.txt').close()
-    assert '5 texts' in (said := capsys.readouterr().err) and '5 new or changed, 0 taken out' in said
+    assert '5 texts' in (printed := capsys.readouterr().err) and '5 new or changed, 0 taken out' in printed
     Encoders.read.clear()
     Path('texts.txt').write_text('\n'.join([*WORDS[:2], '새로운 세 번째 줄']), encoding='utf-8')
     with searchers.saved_searcher('model', 'texts.txt') as searcher: assert len(first_results(searcher)) == 3
@@ -217,17 +239,19 @@ def test_a_local_copy_that_was_lost_does_not_leave_texts_at_the_server(encoder, 
     searchers.saved_searcher('model', 'texts.txt', 'opensearch', f'{server.url}/docs').close()
     saved_copies.shutil.rmtree(places()[0])
     Path('texts.txt').write_text(WORDS[0], encoding='utf-8')
-    with searchers.saved_searcher('model', 'texts.txt', 'opensearch', f'{server.url}/docs') as searcher: assert list(first_results(searcher)) == ['1']
-    assert list(server.shelves['docs'].written) == ['1']
+    searcher = searchers.saved_searcher('model', 'texts.txt', 'opensearch', f'{server.url}/docs')
+    assert list(closing_results(searcher)) == ['1']
+    assert list(server.indices['docs'].written) == ['1']
 
 
 WRONG = [('exact', 'http://localhost:1/x', 'in a folder'), ('opensearch', '', 'is a server'),
-         ('qdrant', 'milvus+http://localhost:1/x', "engine 'milvus'"), ('milvus', 'localhost:1/x', 'expected an address')]
+         ('qdrant', 'milvus+http://localhost:1/x', "engine 'milvus'"),
+         ('milvus', 'localhost:1/x', 'expected an address')]
 
 
-@pytest.mark.parametrize('engine, index, said', WRONG)
-def test_an_engine_and_an_address_that_do_not_fit_leave_nothing_behind(engine, index, said, encoder, project):
-    with pytest.raises(ConfigError, match=said): searchers.saved_searcher('model', 'texts.txt', engine, index)
+@pytest.mark.parametrize('engine, index, message', WRONG)
+def test_an_engine_and_an_address_that_do_not_fit_leave_nothing_behind(engine, index, message, encoder, project):
+    with pytest.raises(ConfigError, match=message): searchers.saved_searcher('model', 'texts.txt', engine, index)
     assert not Path('outputs').exists()
 
 
@@ -253,7 +277,8 @@ def test_texts_do_not_change_under_an_open_searcher(encoder, project):
     try:
         searchers.saved_searcher('model', 'texts.txt').close() # as they were: both may
         Path('texts.txt').write_text(WORDS[0], encoding='utf-8')
-        with pytest.raises(ConfigError, match='another process has this searcher open'): searchers.saved_searcher('model', 'texts.txt')
+        with pytest.raises(ConfigError, match='another process has this searcher open'):
+            searchers.saved_searcher('model', 'texts.txt')
         with searchers.open_searcher(places()[0], encoder) as searcher: assert len(first_results(searcher)) == 5
     finally:
         os.kill(child, signal.SIGKILL)
@@ -272,20 +297,22 @@ def test_old_copies_are_told_and_cleaned_but_never_one_that_is_open(encoder, pro
     size = saved_copies.folder_size(old)
     capsys.readouterr()
     searchers.saved_searcher('model', 'texts.txt').close()
-    said = capsys.readouterr().err
-    assert f'2 old copies in {project}/outputs/.boxes, {size + 1000:,} bytes' in said and 'make clean-search' in said
+    printed = capsys.readouterr().err
+    assert f'2 old copies in {project}/outputs/.boxes, {size + 1000:,} bytes' in printed
+    assert 'make clean-search' in printed
     child = child_with_a_searcher(old, encoder)
     try: assert searchers.main(['clean']) == 0
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    said = capsys.readouterr().out
-    assert f'kept: {old.resolve()}: a running process has it open' in said and '1,000 bytes removed in 1 old copies' in said
+    printed = capsys.readouterr().out
+    assert f'kept: {old.resolve()}: a running process has it open' in printed
+    assert '1,000 bytes removed in 1 old copies' in printed
     assert searchers.main(['clean']) == 0 and f'{old.resolve()}, {size:,} bytes' in capsys.readouterr().out
     assert [path.name for path in places()] == [used.name]
     searchers.saved_searcher('model', 'texts.txt').close()
-    said = capsys.readouterr().err
-    assert 'nothing to encode' in said and 'old copies' not in said
+    printed = capsys.readouterr().err
+    assert 'nothing to encode' in printed and 'old copies' not in printed
 
 
 def test_a_model_that_was_trained_again_leaves_an_old_copy(encoder, project, monkeypatch, capsys):
