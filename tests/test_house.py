@@ -145,12 +145,6 @@ def test_title_and_one_line(notebook):
 STILL_LONG = set("""
 4_evaluation/04_report 4_evaluation/05_compare
 4_evaluation/06_error_analysis 4_evaluation/07_systems 4_evaluation/09_leaderboard 5_hub/01_sentence_transformers
-<<<<<<< HEAD
-6_serving/04_opensearch
-6_serving/06_document_store 6_serving/06b_saved_copies 6_serving/07_searcher 6_serving/08_web
-=======
-6_serving/01_formats 6_serving/02_index 6_serving/03_embedded_engines
->>>>>>> s25-servweb
 """.split())
 
 
