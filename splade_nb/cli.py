@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 # %% ../nbs/8_cli.ipynb #imports-library
-from .config.command_line import CommandLine
+from .config.command_line import CommandLine, exit_codes
 from .config.files import ConfigError, choose, no_repeats, read_json
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
 from .data.readers import named_queries, iterate_texts, text_stream
-from .data.records import DataError
 from .data.tokenizer import SpladeTokenizer, load_tokenizer, masks, save_tokenizer, vocabulary_hash
 from .model.encode_shards import (
     Again, collection_factor_of, encode_shards, read_shards, shard_ids, shard_notes, shard_texts)
@@ -238,19 +237,14 @@ def _run_command(command: str, options: dict) -> dict:  # what is printed as JSO
     return export_model(*(options[name] for name in ('model', 'to', 'out', 'push', 'public', 'licence')))
 
 # %% ../nbs/8_cli.ipynb #main
-def main(arguments: list | None = None) -> int:  # exit code
-    "Train, evaluate, encode, convert or export; a wrong setting or file is one line on standard error and exit code 2."
+@exit_codes
+def main(arguments: list | None = None) -> int | None:  # exit code
+    "Train, evaluate, encode, convert or export."
     options = vars(parser().parse_args(arguments))
     command = options.pop('command')
-    try:
-        if options.get('check_settings'): return _print_settings_check(options['version'], options['set'])
-        result = _run_command(command, options)
-        if result: print(json.dumps(result, ensure_ascii=False))
-    except KeyboardInterrupt: return 130
-    except (ConfigError, DataError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    if options.get('check_settings'): return _print_settings_check(options['version'], options['set'])
+    result = _run_command(command, options)
+    if result: print(json.dumps(result, ensure_ascii=False))
 
 # %% ../nbs/8_cli.ipynb #main-guard
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

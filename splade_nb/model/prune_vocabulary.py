@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from ..config.command_line import CommandLine
+from ..config.command_line import CommandLine, exit_codes
 from ..config.files import ConfigError, choose, out_of_reach, read_json, write_json
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import (
@@ -352,22 +352,17 @@ def parser() -> CommandLine:
     return top
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #main
-def main(arguments: list[str] | None = None) -> int: # exit code
-    "Prune and print the report; a wrong file or name is one line on standard error and exit code 2."
+@exit_codes
+def main(arguments: list[str] | None = None) -> None:
+    "Prune and print the report."
     from transformers.utils import logging
     options = parser().parse_args(arguments)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
-        kinds = [kind.strip() for kind in ','.join(options.kinds).split(',') if kind.strip()]
-        sources = options.data, options.words, options.held_out
-        texts, words, held_out = (read_texts(source) if source else [] for source in sources)
-        print(table(prune(options.source, texts, options.out, kinds, words, options.segment, held_out)))
-    except KeyboardInterrupt: return 130
-    except (ConfigError, DataError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    kinds = [kind.strip() for kind in ','.join(options.kinds).split(',') if kind.strip()]
+    sources = options.data, options.words, options.held_out
+    texts, words, held_out = (read_texts(source) if source else [] for source in sources)
+    print(table(prune(options.source, texts, options.out, kinds, words, options.segment, held_out)))
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #main-guard
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
