@@ -16,12 +16,11 @@ from ..config.settings import Settings, bigram_columns
 from ..data.idf import Frequencies
 from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
-from splade_nb.model.splade import (
-    MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits, on_states, read_states, texts_of,
-    token_logits)
-from .term_weights import (
-    QUERY_LEARNING_RATE_FACTOR, CountFactor, HashedBigrams, InferenceFreeQuery, InputFloor, LogTwice, OutputIdf,
-    SpecialMask, Texts, apply_term_weights, collection_factor, make_term_weight, scatter_counts)
+from .splade import MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits
+from .splade import on_states, read_states, texts_of, token_logits
+from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor, HashedBigrams, InferenceFreeQuery
+from .term_weights import InputFloor, LogTwice, OutputIdf, SpecialMask, Texts, apply_term_weights
+from .term_weights import collection_factor, make_term_weight, scatter_counts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts
 def _numbers(values, columns: int = 0):  # as a tensor, ones for None

@@ -75,7 +75,7 @@ def raise_input_logits(logits: Tensor,  # [B, V], or of entries [n]
                        counts: Tensor,  # how often each token stands in the text
                        floor: float,
                        ) -> Tensor:
-    "Logits of a text's input tokens raised to the floor."
+    "Logits of a text's input tokens raised to the minimum."
     return torch.where(counts > 0, logits.clamp(min=floor), logits)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #input-floor
