@@ -132,9 +132,8 @@ def prepared_decoder(model: nn.Module,
     if screen and precision == 'bf16': raise ConfigError('screen=True makes float32 exact: take precision=fp32 with it')
     if screen and model.special.device.type != 'cpu':
         raise ConfigError(f'screen=True is for a CPU, the model is on {model.special.device}')
-    if model.decoder is not None: return decoder_for(model, keep, screen, precision)
-    if keep is not None or screen:
-        raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to filter')
+    if model.decoder is None and keep is None and not screen: return None
+    return decoder_for(model, keep, screen, precision)
 
 # %% ../../nbs/2_model/08_encode.ipynb #check-numbers
 def check_options(top_k: int = 0, threshold: float = 0.0, most_windows: int = 8, size: int = 1, **_) -> None:

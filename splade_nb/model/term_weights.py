@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
-           'apply_term_weights', 'raise_input_logits', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice',
-           'output_weights', 'OutputIdf', 'count_factor', 'CountFactor', 'InferenceFreeQuery', 'collection_factor',
+           'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
+           'OutputIdf', 'count_factor', 'CountFactor', 'InferenceFreeQuery', 'collection_factor',
            'register_term_weight', 'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
@@ -63,19 +63,11 @@ def apply_term_weights(parts: list,     # in this order
     for part in parts: weights = part.on_weights(weights, texts)
     return weights, logits
 
-# %% ../../nbs/2_model/06_term_weights.ipynb #own-floor
-def raise_input_logits(logits: Tensor,  # [B, V]
-                       counts: Tensor,  # how often each token stands in the text
-                       floor: float,
-                       ) -> Tensor:
-    "Logits of a text's input tokens raised to the minimum."
-    return torch.where(counts > 0, logits.clamp(min=floor), logits)
-
 # %% ../../nbs/2_model/06_term_weights.ipynb #input-floor
 class InputFloor(TermWeight):
     "`min_input_logit`: the text's own tokens never fall below this logit."
     def __init__(self, floor: float): self.floor = floor
-    def on_logits(self, logits, texts): return raise_input_logits(logits, texts.counts, self.floor)
+    def on_logits(self, logits, texts): return torch.where(texts.counts > 0, logits.clamp(min=self.floor), logits)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #special-mask
 class SpecialMask(TermWeight):
