@@ -184,7 +184,8 @@ KOREAN = {  # what the English block says: the same in Korean
     'steeper IDF curve, special tokens out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',
     'Korean filter and context gate': '한국어 필터와 문맥 게이트', 'Korean filter without the gate': '게이트 없는 한국어 필터',
     'V28 after the collapse: weaker filter, stronger minimum': '붕괴 뒤의 V28: 약한 필터, 강한 최소 활성화', 'control: InfoNCE and FLOPS on both sides, nothing else': '대조군: 양쪽의 InfoNCE와 FLOPS뿐',
-    'a floor under input tokens, pairs, sounds and translations; queries from a table': '자기 조각·글자쌍·소리·번역의 하한, 표로 만드는 질의'}
+    'minimum logit of input tokens, hashed character bigrams, phonetic keys, IBM Model 1 expansion; inference-free queries':
+        '입력 토큰의 최소 로짓, 해시한 글자 바이그램, 음운 키, IBM Model 1 확장, 추론 없는 질의'}
 LEFT = re.compile('[a-z]{4,} [a-z]{2,}')  # English that nobody translated
 
 

@@ -19,8 +19,8 @@ from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
 from .data.readers import named_queries, iterate_texts, text_stream
 from .data.tokenizer import SpladeTokenizer, load_tokenizer, masks, save_tokenizer, vocabulary_hash
-from .model.encode_shards import (
-    Again, collection_factor_of, encode_shards, read_shards, shard_ids, shard_notes, shard_texts)
+from .model.encode_shards import Again, collection_factor_of, encode_shards, read_shards, shard_ids
+from .model.encode_shards import shard_notes, shard_texts
 from .model.load import load_encoder
 from .training.check_settings import check_settings
 from .evaluation.retrieval import evaluate_model

@@ -13,14 +13,14 @@ from dataclasses import fields
 from pathlib import Path
 import numpy as np
 import torch
-from .config.files import (
-    ConfigError, choose, machine, nearest, packages, peak_memory_mb, revision, root, write_json)
+from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, revision, root
+from .config.files import write_json
 from .model.initialization import mini_backbone
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
-from .config.versions import (
-    SCALES, current_recipe, differences, recipe_name, resolve, resolve_quietly, version_name)
+from .config.versions import SCALES, current_recipe, differences, recipe_name, resolve, resolve_quietly
+from .config.versions import version_name
 from .data.readers import load_collection
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
@@ -33,9 +33,8 @@ from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
-from splade_nb.evaluation.retrieval import (
-    baselines, compare_systems, context_result, contract_metrics, index_facts, evaluate_queries, language_result,
-    make_validator)
+from .evaluation.retrieval import baselines, compare_systems, context_result, contract_metrics, index_facts
+from .evaluation.retrieval import evaluate_queries, language_result, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
 PARAMETERS = ('version', 'recipe', 'scale', 'data', 'seed', 'out', 'max_steps', 'resume', 'settings')

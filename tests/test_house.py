@@ -141,13 +141,6 @@ def test_title_and_one_line(notebook):
     assert len(found[1].split()) <= 12
 
 
-# Notebooks whose cells are still too long since their lines were cut to 120 characters; the list only shrinks.
-STILL_LONG = set("""
-4_evaluation/04_report 4_evaluation/05_compare
-4_evaluation/06_error_analysis 4_evaluation/07_systems 4_evaluation/09_leaderboard 5_hub/01_sentence_transformers
-""".split())
-
-
 @each_notebook
 def test_export_cells_are_small(notebook):
     sizes = {c['id']: sum(bool(line.strip()) and not line.startswith('#|') for line in text(c).splitlines())
@@ -155,10 +148,8 @@ def test_export_cells_are_small(notebook):
     if not sizes: return
     long = {k: v for k, v in sizes.items() if v > 20}
     assert max(sizes.values()) <= 40, f'long cells: {long} of {len(sizes)}'
-    small = statistics.median(sizes.values()) <= 8 and len(long) <= len(sizes)/10
-    if name(notebook).removesuffix('.ipynb') in STILL_LONG:
-        assert not small, 'its cells are short now: take it out of STILL_LONG'
-    else: assert small, f'median {statistics.median(sizes.values())}, long cells: {long} of {len(sizes)}'
+    assert statistics.median(sizes.values()) <= 8, f'median {statistics.median(sizes.values())}'
+    assert len(long) <= len(sizes)/10, f'long cells: {long} of {len(sizes)}'
 
 
 def test_exported_lines_are_short():

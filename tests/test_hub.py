@@ -138,7 +138,7 @@ def test_a_masked_language_model_by_its_card(models, texts, tmp_path, monkeypatc
     assert far(sparse.csr_matrix(found['vectors'].numpy()), encode(model, tokenizer, texts, most_windows=1)) < 1e-5
 
 
-@pytest.mark.parametrize('form, said', [('v28-mini', 'the context gate'), ('v22-mini', 'morphemes by Kiwi'), ('splade_ko-mini', 'the floor under input tokens')])
+@pytest.mark.parametrize('form, said', [('v28-mini', 'the context gate'), ('v22-mini', 'morphemes by Kiwi'), ('splade_ko-mini', 'the minimum logit of input tokens')])
 def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tmp_path):
     with pytest.raises(ConfigError, match=said): export_model(str(models(form)), 'mlm', str(tmp_path/'out'))
     assert [*tmp_path.iterdir()] == []

@@ -57,8 +57,8 @@ class Largest(TorchDispatchMode):
 
 
 SHORT, VOCABULARY = [f'{number}번 버스' for number in range(1000)], 10_000
-DENSE = {'sigmoid': dict(gate_form='sigmoid'), 'threshold': dict(gate_form='threshold'),
-         'importance': dict(mlm_head=False)}
+FORMS = {form: dict(gate_form=form) for form in ('sigmoid', 'threshold', 'signed', 'hidden')} | {
+    'no gate': dict(context_gate=False), 'importance': dict(mlm_head=False)}
 
 
 def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
@@ -68,9 +68,9 @@ def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
     return vectors, largest.bytes
 
 
-@pytest.mark.parametrize('form', DENSE)
+@pytest.mark.parametrize('form', FORMS)
 def test_many_short_texts_take_no_more_than_the_bound(form, monkeypatch):
-    model, bound = toy_model(VOCABULARY, **DENSE[form]), 2 ** 24
+    model, bound = toy_model(VOCABULARY, **FORMS[form]), 2 ** 24
     if model.decoder is not None: torch.nn.init.constant_(model.decoder.bias, -0.35)  # a few tokens stand in a vector
     wanted, unbounded = encoded(model, SHORT, 2 ** 40, monkeypatch)
     vectors, bounded = encoded(model, SHORT, bound, monkeypatch)
@@ -80,19 +80,8 @@ def test_many_short_texts_take_no_more_than_the_bound(form, monkeypatch):
     assert several <= bound and long.shape[0] == 100
 
 
-@pytest.mark.parametrize('form', ('signed', 'hidden', 'none'))
-def test_gates_that_make_nothing_dense_are_not_divided(form, monkeypatch):
-    model = toy_model(VOCABULARY, **(dict(context_gate=False) if form == 'none' else dict(gate_form=form)))
-    torch.nn.init.constant_(model.decoder.bias, -0.35)
-    calls, true = [], encoding.sparse_batch
-    monkeypatch.setattr(encoding, 'sparse_batch', lambda *given, **named: calls.append(1) or true(*given, **named))
-    _, largest = encoded(model, SHORT[:800], 2 ** 20, monkeypatch)
-    assert len(calls) == 1 and largest < 4 * 800 * VOCABULARY
-
-
 def test_the_bound_is_small_at_a_large_vocabulary():
     "Gigabytes where batches were bounded by tokens alone."
     from types import SimpleNamespace
-    gate = SimpleNamespace(form=SimpleNamespace(on_states=False))
-    model = SimpleNamespace(decoder=1, gate=gate, settings=SimpleNamespace(gate_form='sigmoid'), special=range(250_002), parts=())
+    model = SimpleNamespace(special=range(250_002))
     assert 4 * 250_002 * encoding.most_rows(model) <= 2 ** 27 < 4 * 250_002 * (8192 // 5) / 10

@@ -103,10 +103,9 @@ def test_registered_parts_through_a_life(tmp_path, monkeypatch):
     monkeypatch.setattr(term_weights, 'TERM_WEIGHTS', {})
     @register_term_weight('scale')
     class Scale(torch.nn.Module, TermWeight):
-        on_entries = True
         def __init__(self, settings, columns):
             super().__init__(); self.scale = torch.nn.Parameter(torch.full((columns,), 2.0))
-        def on_weights(self, weights, texts): return weights * texts.of_token(self.scale)
+        def on_weights(self, weights, texts): return weights * self.scale
     plain, model = toy_model(), toy_model(term_weights=('scale',))
     torch.testing.assert_close(model(IDS, MASK)[0], 2 * plain(IDS, MASK)[0])
     model(IDS, MASK)[0].sum().backward()

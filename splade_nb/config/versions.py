@@ -92,7 +92,8 @@ ABOUT = {  # title, backbone, data
     'v28_retrain': ('V28 after the collapse: weaker filter, stronger minimum', 'XLM-R base 278 M + gate 66.8 M',
                     'data/v24.0'),
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
-    'splade_ko': ('a floor under input tokens, pairs, sounds and translations; queries from a table', 'A.X-Encoder 149 M', 'any'),
+    'splade_ko': ('minimum logit of input tokens, hashed character bigrams, phonetic keys, IBM Model 1 expansion; '
+                  'inference-free queries', 'A.X-Encoder 149 M', 'any'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #chosen

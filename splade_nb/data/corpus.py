@@ -15,9 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from ..config.files import ConfigError
 from .records import SPLITS, Collection, DataError, content_hash
-from splade_nb.data.readers import (
-    Faults, hub_tables, is_snapshot, judged_splits, load, locate, normalise, read_judgments, read_queries,
-    table_rows)
+from .readers import Faults, hub_tables, is_snapshot, judged_splits, load, locate, normalise
+from .readers import read_judgments, read_queries, table_rows
 
 # %% ../../nbs/1_data/03_corpus.ipynb #standard
 @dataclass(frozen=True)

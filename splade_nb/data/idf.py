@@ -88,14 +88,13 @@ def count_texts(tokenizer: SpladeTokenizer,
                 folder: Path | str,       # where counts are saved
                 corpus_hash: str,         # names the texts, such as a collection's `hash`
                 chunk: int = 1000,        # texts held at a time
-                progress: bool = True,
-                total: int | None = None  # texts, where a stream cannot say
+                progress: bool = True
                ) -> Frequencies:
     "Document frequencies of texts in one streaming pass, or from disk. Raises `ConfigError` for a bad hash."
     key = _counts_key(corpus_hash, tokenizer)
     file = Path(folder)/f'frequencies-{key}.npz'
     if (saved := kept(file, key, len(tokenizer))) is not None: return saved
-    total = len(texts) if total is None and hasattr(texts, '__len__') else total
+    total = len(texts) if hasattr(texts, '__len__') else None
     frequencies = count(_stream_ids(tokenizer, texts, chunk), len(tokenizer), progress, total)
     keep(frequencies, file, key)
     return frequencies

@@ -16,9 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ..config.files import nearest, root
-from .records import (
-    Collection, ContextPair, DataError, Document, PAIR_TYPES, Query, SPLITS, Triplet, collect, difficulty,
-    given_triplets, merge, ready, toy_corpus, with_splits)
+from .records import Collection, ContextPair, DataError, Document, PAIR_TYPES, Query, SPLITS, Triplet
+from .records import collect, difficulty, given_triplets, merge, ready, toy_corpus, with_splits
 
 # %% ../../nbs/1_data/02_readers.ipynb #faults
 class Faults:

@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOY_DOCUMENTS', 'TOY_QUERIES', 'TOY_PAIRS', 'PAIR_TYPES', 'Document', 'Query', 'Triplet', 'ContextPair',
-           'Collection', 'content_hash', 'collect', 'difficulty', 'train_triplets', 'write_triplets', 'given_triplets',
-           'resplit', 'with_splits', 'ready', 'merge', 'toy_corpus']
+           'Collection', 'content_hash', 'collect', 'difficulty', 'train_triplets', 'given_triplets', 'resplit',
+           'with_splits', 'ready', 'merge', 'toy_corpus']
 
 # %% ../../nbs/1_data/01_records.ipynb #imports
-import hashlib, json, os, re
+import hashlib, json, re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from ..config.files import DataError, alternatives
 
 # %% ../../nbs/1_data/01_records.ipynb #document
@@ -133,19 +132,6 @@ def train_triplets(collection: Collection) -> list[Triplet]:
     return [triplet for query in collection.split('train').values()
             for positive, score in collection.qrels[query.id].items() if score
             for triplet in given.get((query.id, positive)) or plain(query, positive)]
-
-# %% ../../nbs/1_data/01_records.ipynb #write-triplets
-def write_triplets(triplets: Iterable[Triplet], path: Path | str) -> Path:
-    "The seed's JSON Lines, one for each negative (`[]` where there is none), written beside, then renamed."
-    path = Path(path); beside = path.with_name(path.name + '.part')
-    with beside.open('w', encoding='utf-8', newline='\n') as file:
-        for triplet in triplets:
-            for negative in triplet.negatives or ([],):
-                values = {'query': triplet.query, 'positive': triplet.positive, 'negative': negative,
-                          'pair_type': triplet.pair_type, 'difficulty': triplet.difficulty}
-                file.write(json.dumps(values, ensure_ascii=False) + '\n')
-    os.replace(beside, path)
-    return path
 
 # %% ../../nbs/1_data/01_records.ipynb #given-triplets
 def given_triplets(documents: dict, queries: dict, qrels: dict, given: dict) -> Iterator[Triplet]:

@@ -34,7 +34,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
         'the count factor of documents (term_frequency)': uses_count_factor(model, True),
-        f'the floor under input tokens (min_input_logit={settings.min_input_logit:g}), '
+        f'the minimum logit of input tokens (min_input_logit={settings.min_input_logit:g}), '
         f'with {settings.hashed_bigrams} hashed bigrams and phonetic keys': settings.min_input_logit > 0,
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
         'masked special tokens: this decoder has no bias': no_bias}

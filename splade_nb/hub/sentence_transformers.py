@@ -8,6 +8,8 @@ __all__ = ['features', 'pooled', 'SpladeModule']
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports
 import torch
 from torch import nn
+
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer, save_tokenizer
 from ..model.encode import window_batch
@@ -39,9 +41,8 @@ class _Columns: # a tokenizer that also names hashed bigrams, the columns after 
     def __getattr__(self, name): return getattr(self.tokenizer.backend, name)
     def convert_ids_to_tokens(self, ids): return [self.tokenizer.names[i] for i in ids]
 
-# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #splademodule
-class SpladeModule(nn.Module):
-    "A SPLADE-doc as the only module of a `SparseEncoder`."
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #described-module
+class _DescribedModule(nn.Module): # what sentence-transformers asks of every module
     forward_kwargs, modalities, save_in_root = {'task'}, ['text'], True
 
     def __init__(self, model: nn.Module, text_tokenizer: SpladeTokenizer):
@@ -54,6 +55,9 @@ class SpladeModule(nn.Module):
     def max_seq_length(self): return self.model.settings.max_length
     def get_embedding_dimension(self): return len(self.model.special)
 
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #splademodule
+class SpladeModule(_DescribedModule):
+    "A SPLADE-doc as the only module of a `SparseEncoder`."
     def preprocess(self, texts: list[str], prompt: str | None = None, task: str | None = None, **_) -> dict:
         return features(self.model, self.text_tokenizer, [f'{prompt or ""}{text}' for text in texts], task != 'query')
 

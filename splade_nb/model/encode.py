@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ..config.files import ConfigError, choose
 from ..data.tokenizer import SpladeTokenizer, batch
 from .term_weights import count_factor
-from .splade_doc import decoder_for, makes_dense, query_weights, sparse_batch
+from .splade_doc import decoder_for, query_weights, sparse_batch
 from .term_weights import bag_rows
 from .splade_doc import factor_for
 
@@ -68,8 +68,8 @@ DENSE_BYTES = 2 ** 27 # largest float32 tensor [windows, V], in bytes
 
 # %% ../../nbs/2_model/08_encode.ipynb #most-rows
 def most_rows(model: nn.Module) -> int:
-    "Largest number of windows per batch; 0 (no limit) for a model that never makes a tensor [windows, V]."
-    return max(1, DENSE_BYTES // (4 * len(model.special))) if makes_dense(model) else 0
+    "Largest number of windows per batch."
+    return max(1, DENSE_BYTES // (4 * len(model.special)))
 
 # %% ../../nbs/2_model/08_encode.ipynb #counted
 def counted(bags: list[list[int]],   # [B] columns of each text, with repetitions
@@ -132,9 +132,8 @@ def prepared_decoder(model: nn.Module,
     if screen and precision == 'bf16': raise ConfigError('screen=True makes float32 exact: take precision=fp32 with it')
     if screen and model.special.device.type != 'cpu':
         raise ConfigError(f'screen=True is for a CPU, the model is on {model.special.device}')
-    if model.decoder is not None: return decoder_for(model, keep, screen, precision)
-    if keep is not None or screen:
-        raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to filter')
+    if model.decoder is None and keep is None and not screen: return None
+    return decoder_for(model, keep, screen, precision)
 
 # %% ../../nbs/2_model/08_encode.ipynb #check-numbers
 def check_options(top_k: int = 0, threshold: float = 0.0, most_windows: int = 8, size: int = 1, **_) -> None:
@@ -164,11 +163,7 @@ def _encode_group(model, decoder, tokenizer, ids, bags, most_windows, precision,
     device = model.special.device
     inputs = {name: value.to(device) for name, value in inputs.items()} | dict(windows=spans)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == 'bf16'):
-        if decoder is not None: text, term, weight = sparse_batch(model, decoder, **inputs, **options)
-        else:
-            vectors = model(**inputs, **options)[0]
-            text, term = vectors.nonzero(as_tuple=True)
-            weight = vectors[text, term]
+        text, term, weight = sparse_batch(model, decoder, **inputs, **options)
     entries = weight.float().cpu().numpy(), (text.cpu().numpy(), term.cpu().numpy())
     rows = sparse.csr_matrix(entries, shape=(len(ids), len(model.special)))
     rows.sort_indices()

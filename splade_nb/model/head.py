@@ -34,23 +34,18 @@ def _max_of_chunk(logits, starts, lengths): # [C, T], first token and number of 
     return torch.stack([p.values for p in parts], 1), torch.stack([p.indices + s for p, s in zip(parts, starts)], 1)
 
 # %% ../../nbs/2_model/02_head.ipynb #max-over-vocabulary
-def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners):
-    # values and their tokens [V, B]; winners: [T] or None
-    if hidden.is_cuda and winners is None and available(): # kernel.fused_max: no chunk of logits leaves the chip
+def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype): # values and their tokens [V, B]
+    if hidden.is_cuda and available(): # kernel.fused_max: no chunk of logits leaves the chip
         values, at = fused_max(hidden.to(dtype), weight.to(dtype), bias, lengths)
         return values.t(), at.t()
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     values = hidden.new_empty(len(weight), len(lengths))
     at = torch.empty(len(weight), len(lengths), dtype=torch.int32, device=hidden.device)
-    columns, largest = hidden.to(dtype).t().contiguous(), hidden.new_full((len(hidden),), float('-inf'))
+    columns = hidden.to(dtype).t().contiguous()
     for low in range(0, len(weight), chunk):
         rows = slice(low, low + chunk)
         logits = (weight[rows].to(dtype) @ columns).to(hidden.dtype)
         values[rows], at[rows] = _max_of_chunk(logits, starts, lengths)
-        if winners is not None:
-            value, term = logits.add_(bias[rows, None]).max(0)
-            winners.copy_(torch.where(value > largest, term + low, winners))
-            torch.maximum(value, largest, out=largest)
         del logits # or two chunks stand side by side
     return values.add_(bias[:, None]), at
 
@@ -91,8 +86,8 @@ GATHER_COST = 12
 class _MaxOverTokens(torch.autograd.Function):
     "Largest logit of each text and token; the gradient goes to the token that gave it, ties as `max` decides them."
     @staticmethod
-    def forward(ctx, hidden, weight, bias, lengths, chunk, dtype, as_rows, winners):
-        values, at = _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype, winners)
+    def forward(ctx, hidden, weight, bias, lengths, chunk, dtype, as_rows):
+        values, at = _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype)
         ctx.save_for_backward(hidden, weight, at)
         ctx.chunk, ctx.as_rows = chunk, as_rows
         return values.t()
@@ -103,7 +98,7 @@ class _MaxOverTokens(torch.autograd.Function):
         dense = torch.count_nonzero(gradient) * GATHER_COST > len(hidden) * len(weight)
         if dense: found = _dense_gradients(gradient.t(), at, hidden, weight, ctx.chunk)
         else: found = _sparse_gradients(gradient.t(), at, hidden, weight, ctx.as_rows)
-        return *found, gradient.sum(0), None, None, None, None, None
+        return *found, gradient.sum(0), None, None, None, None
 
 # %% ../../nbs/2_model/02_head.ipynb #product-type
 def _product_type(hidden): # of the products; sums, values and gradients stay wide
@@ -117,18 +112,15 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
                bias,                  # [V]
                lengths: list,         # B numbers of tokens, each at least 1, summing to T
                chunk: int = 0,        # tokens at a time; 0 takes as many as fit a cache
-               as_rows: bool = False, # the weight's gradient as rows of a sparse tensor
-               tokens: bool = False   # also the largest logit of each token
-              ):                      # [B, V] largest logit over the text's tokens, in float32 or wider; with `tokens` also [T]
+               as_rows: bool = False  # the weight's gradient as rows of a sparse tensor
+              ):                      # [B, V] largest logit over the text's tokens, in float32 or wider
     "Exact maximum of `hidden @ weight.T + bias` over each text's tokens. Raises `ValueError` for an empty text."
     if min(lengths) < 1 or sum(lengths) != len(hidden):
         raise ValueError(f'lengths {lengths} must be at least 1 and sum to {len(hidden)} tokens')
     dtype, chunk = _product_type(hidden), chunk or rows_in_cache(len(hidden))
     hidden, weight, bias = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (hidden, weight, bias))
-    winners = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device) if tokens else None
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = _MaxOverTokens.apply(hidden, weight, bias, lengths, chunk, dtype, as_rows, winners)
-        return (logits, (hidden * weight[winners]).sum(1) + bias[winners]) if tokens else logits
+        return _MaxOverTokens.apply(hidden, weight, bias, lengths, chunk, dtype, as_rows)
 
 # %% ../../nbs/2_model/02_head.ipynb #token-maxima
 def token_maxima(hidden,            # [T, H] tokens, without padding

@@ -18,8 +18,8 @@ from torch import nn
 from ..config.command_line import CommandLine, exit_codes
 from ..config.files import ConfigError, choose, out_of_reach, read_json, write_json
 from ..data.readers import DataError, Faults, load, read_lines
-from ..data.tokenizer import (
-    BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer, special_ids, vocabulary_kinds)
+from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer
+from ..data.tokenizer import special_ids, vocabulary_kinds
 from .load import pretrained_backbone
 
 # %% ../../nbs/2_model/10_prune_vocabulary.ipynb #fallback

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
-           'apply_term_weights', 'raise_input_logits', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice',
-           'output_weights', 'OutputIdf', 'count_factor', 'CountFactor', 'InferenceFreeQuery', 'collection_factor',
+           'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
+           'OutputIdf', 'count_factor', 'CountFactor', 'InferenceFreeQuery', 'collection_factor',
            'register_term_weight', 'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
@@ -38,21 +38,14 @@ def scatter_counts(bag: Tensor,     # [B, E] token ids
 class Texts:
     "What a part may know of the texts whose weights it changes."
     document: bool = True           # a query otherwise
-    counts: Tensor | None = None    # how often the token stands in the text: [B, V], of entries [n]
-    lengths: Tensor | None = None   # tokens of the text: [B], of entries [n]
+    counts: Tensor | None = None    # [B, V] how often the token stands in the text
+    lengths: Tensor | None = None   # [B] tokens of the text
     mean_length: float = 0.0        # tokens of a document of the collection; 0: of the training texts
-    tokens: Tensor | None = None    # [n] the token of each entry; None in the dense layout
-
-    def of_token(self, values: Tensor) -> Tensor: # [V] -> what aligns with the weights
-        "Numbers of the vocabulary in the layout of the weights."
-        return values if self.tokens is None else values[self.tokens]
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #term-weight
 class TermWeight:
     "A part that changes logits or weights; as it stands it changes nothing. Overwrite one method or both."
     reads_counts = True     # False: it works without `texts.counts` and `texts.lengths`
-    on_entries = False      # True: each entry by itself, and no token becomes active that was not
-    raises_input = False    # True: input tokens become active whatever their logits are
 
     def __init__(self, settings: Settings | None = None, columns: int = 0): pass  # columns: V
 
@@ -61,7 +54,7 @@ class TermWeight:
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #apply-parts
 def apply_term_weights(parts: list,     # in this order
-                       logits: Tensor,  # [B, V] or of entries [n]
+                       logits: Tensor,  # [B, V]
                        texts: Texts,
                        ) -> tuple[Tensor, Tensor]: # weights and logits
     "Logits through every part, the activation, and weights through every part."
@@ -70,42 +63,32 @@ def apply_term_weights(parts: list,     # in this order
     for part in parts: weights = part.on_weights(weights, texts)
     return weights, logits
 
-# %% ../../nbs/2_model/06_term_weights.ipynb #own-floor
-def raise_input_logits(logits: Tensor,  # [B, V], or of entries [n]
-                       counts: Tensor,  # how often each token stands in the text
-                       floor: float,
-                       ) -> Tensor:
-    "Logits of a text's input tokens raised to the floor."
-    return torch.where(counts > 0, logits.clamp(min=floor), logits)
-
 # %% ../../nbs/2_model/06_term_weights.ipynb #input-floor
 class InputFloor(TermWeight):
     "`min_input_logit`: the text's own tokens never fall below this logit."
-    on_entries = raises_input = True
     def __init__(self, floor: float): self.floor = floor
-    def on_logits(self, logits, texts): return raise_input_logits(logits, texts.counts, self.floor)
+    def on_logits(self, logits, texts): return torch.where(texts.counts > 0, logits.clamp(min=self.floor), logits)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #special-mask
 class SpecialMask(TermWeight):
     "`mask_special`: these tokens never stand in a vector."
-    on_entries, reads_counts = True, False
+    reads_counts = False
     def __init__(self, special: Tensor): self.special = special # [V] bool
-    def on_logits(self, logits, texts): return logits.masked_fill(texts.of_token(self.special), MASKED_LOGIT)
+    def on_logits(self, logits, texts): return logits.masked_fill(self.special, MASKED_LOGIT)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #hashed-bigrams
 class HashedBigrams(TermWeight):
     "`hashed_bigrams`: columns after the vocabulary that only input tokens activate."
-    on_entries, reads_counts = True, False
+    reads_counts = False
     def __init__(self, columns: int): self.columns = columns # V, vocabulary and bigrams
 
     def on_logits(self, logits, texts):
-        if texts.tokens is not None: return logits
         return F.pad(logits, (0, self.columns - logits.shape[1]), value=MASKED_LOGIT)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #log-twice
 class LogTwice(TermWeight):
     "`log_twice`: log(1 + log(1 + ReLU))."
-    on_entries, reads_counts = True, False
+    reads_counts = False
     def on_weights(self, weights, texts): return weights.log1p()
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #output-weights
@@ -119,24 +102,23 @@ def output_weights(idf,           # [V] inverse document frequency
 # %% ../../nbs/2_model/06_term_weights.ipynb #output-idf
 class OutputIdf(TermWeight):
     "`output_idf`: each token's weight times its own factor."
-    on_entries, reads_counts = True, False
+    reads_counts = False
     def __init__(self, factors: Tensor): self.factors = factors # [V], of `output_weights`
-    def on_weights(self, weights, texts): return weights * texts.of_token(self.factors)
+    def on_weights(self, weights, texts): return weights * self.factors
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #count-factor
-def count_factor(counts: Tensor,       # [B, V] how often each token stands in the document, or of entries [n]
-                 lengths: Tensor,      # [B] tokens, or of entries [n]
+def count_factor(counts: Tensor,       # [B, V] how often each token stands in the document
+                 lengths: Tensor,      # [B] tokens
                  mean_length: float,   # tokens of a document
                  k1: float = 1.2, b: float = 0.75
-                 ) -> Tensor:          # of the shape of the counts
+                 ) -> Tensor:          # [B, V]
     "BM25's saturation and length normalisation, with a count of at least one."
-    counts, lengths = counts.clamp(min=1), lengths.reshape(-1, *[1] * (counts.ndim - 1))
-    return counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths / mean_length))
+    counts = counts.clamp(min=1)
+    return counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths[:, None] / mean_length))
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #count-factor-part
 class CountFactor(TermWeight):
     "`term_frequency`: BM25's factor on the weights of documents."
-    on_entries = True
     def __init__(self, mean_length: Tensor): self.mean_length = mean_length # of the training texts
 
     def on_weights(self, weights, texts):
