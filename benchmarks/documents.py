@@ -78,7 +78,8 @@ class Source:
     def __init__(self, folder: Path, small: bool = False):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder/'setup.json').exists(): prepare(folder, small)
-        self.documents, self.queries = (sparse.load_npz(folder/f'{name}.npz').tocsr() for name in ('documents', 'queries'))
+        self.documents, self.queries = (sparse.load_npz(folder/f'{name}.npz').tocsr()
+                                        for name in ('documents', 'queries'))
         *counts, number = np.load(folder/'frequencies.npy').tolist()
         self.frequencies = Frequencies(int(number), np.array(counts))
         vars(self).update(read_json(folder/'setup.json'))  # names, sizes, taught, words, asked_words, ...

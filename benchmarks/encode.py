@@ -96,7 +96,8 @@ def rates(rows=2048, hidden=768, columns=512) -> dict:  # operations a second
     calls['int8'] = functools.partial(torch._int_mm, left.mul(30).to(torch.int8), right.mul(30).to(torch.int8))
     for call in calls.values(): call()
     times = alternately(calls, 15)
-    return {name: 2 * rows * hidden * columns / statistics.median(each['wall'] for each in times[name]) for name in calls}
+    seconds = {name: statistics.median(each['wall'] for each in rounds) for name, rounds in times.items()}
+    return {name: 2 * rows * hidden * columns / seconds[name] for name in calls}
 
 
 def say_method(method: str, times: dict, agreed: dict) -> None:
@@ -119,5 +120,5 @@ def measure(small=False) -> dict:
         for method in methods: say_method(method, times, agreed[method])
         peaks = {method: in_process('encode', 'peak_of', folder=folder, method=method) for method in WEIGHED}
         say('  peak: ' + ', '.join(f'{method} {value / 1e6:,.0f} MB' for method, value in peaks.items()))
-        return dict(texts=len(lengths), lengths=lengths, korean=len(encoders.korean), vocabulary=len(encoders.tokenizer),
-                    agreement=agreed, rounds=times, peaks=peaks, rates=rates())
+        return dict(texts=len(lengths), lengths=lengths, korean=len(encoders.korean),
+                    vocabulary=len(encoders.tokenizer), agreement=agreed, rounds=times, peaks=peaks, rates=rates())

@@ -13,12 +13,16 @@ NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdr
 FIT_FROM = 10_000  # documents: with fewer, the constant cost of a call hides the growth
 PAGE = """# What engines cost
 
-Written by `make bench PART=engines` (`benchmarks/engines.py`, `benchmarks/engines_page.py`) from `benchmarks/results/engines/`, one file for each size and engine.
+Written by `make bench PART=engines` (`benchmarks/engines.py`, `benchmarks/engines_page.py`) from
+`benchmarks/results/engines/`, one file for each size and engine.
 
 {documents}
 
-Each size and engine is measured in a process of its own on one core of {machine}, shared with other work. Indexing is processor time, with saving. Queries are searched one at a time, wall time, the shortest of three rounds: median and 99th percentile over the queries.
-Disk is what the file system allocates. Memory is the kernel's peak above what was held before indexing, when the documents were already in memory. Opening ends with the first result. An engine that took more than {seconds:,} s or {memory} GB was stopped by the benchmark.
+Each size and engine is measured in a process of its own on one core of {machine}, shared with other work.
+Indexing is processor time, with saving. Queries are searched one at a time, wall time, the shortest of three
+rounds: median and 99th percentile over the queries. Disk is what the file system allocates. Memory is the
+kernel's peak above what was held before indexing, when the documents were already in memory. Opening ends with
+the first result. An engine that took more than {seconds:,} s or {memory} GB was stopped by the benchmark.
 
 ## A query, milliseconds
 
@@ -30,7 +34,8 @@ Disk is what the file system allocates. Memory is the kernel's peak above what w
 
 {recall}
 
-Seismic with its default parameters: {seismic}. Exact engines may order equal scores differently; a document that scores like the tenth within 1e-5 counts as found.
+Seismic with its default parameters: {seismic}. Exact engines may order equal scores differently; a document
+that scores like the tenth within 1e-5 counts as found.
 
 ## Indexing, seconds
 
@@ -59,14 +64,22 @@ The power of the number of documents with which a figure grows, fitted from {sta
 {versions}
 """
 
-TODAY = """Documents: {real:,} passages of {collections}, in a random order. Vectors: `splade_ko` before training, with input tokens, bigrams, phonetic keys and the Model 1 expansions of the train splits of {taught}; training leaves the number of terms
-and the quality on these collections as they are ([leaderboard](leaderboard.md)). {terms} terms a document, {asked} a query; {queries} test queries. Documents beyond these are resampled (`benchmarks/documents.py`): the columns are divided at random
-into two halves once, and a document has one half from one passage and the other half from another of the same collection, so that terms keep their number, their weights and their document frequencies.
-BM25 has the words of the first half of the one passage and of the second half of the other, already analysed: no figure here contains the time of reading or encoding a text. Revision: {revisions}."""
-EARLIER = """**Measured with vectors of an earlier default**: {terms} terms a document and {asked} a query. Today's `splade_ko` has more ([test queries](experiments.md#test-queries), document terms).
-`make bench PART=engines` measures every size again with today's vectors (`benchmarks/documents.py`). Until then these are the figures of a sparser model: a document takes more memory and time today.
-Documents: {real:,} of {collections}, in a random order; beyond these, each is the first half of one and the second half of another of the same collection. {queries} test queries.
-BM25 has the same documents as morphemes, already analysed: no figure here contains the time of reading or encoding a text. Revision: {revisions}."""
+TODAY = """Documents: {real:,} passages of {collections}, in a random order. Vectors: `splade_ko` before training, with
+input tokens, bigrams, phonetic keys and the Model 1 expansions of the train splits of {taught}; training leaves
+the number of terms and the quality on these collections as they are ([leaderboard](leaderboard.md)). {terms}
+terms a document, {asked} a query; {queries} test queries. Documents beyond these are resampled
+(`benchmarks/documents.py`): the columns are divided at random into two halves once, and a document has one half
+from one passage and the other half from another of the same collection, so that terms keep their number, their
+weights and their document frequencies. BM25 has the words of the first half of the one passage and of the
+second half of the other, already analysed: no figure here contains the time of reading or encoding a text.
+Revision: {revisions}."""
+EARLIER = """**Measured with vectors of an earlier default**: {terms} terms a document and {asked} a query. Today's
+`splade_ko` has more ([test queries](experiments.md#test-queries), document terms). `make bench PART=engines`
+measures every size again with today's vectors (`benchmarks/documents.py`). Until then these are the figures of
+a sparser model: a document takes more memory and time today. Documents: {real:,} of {collections}, in a random
+order; beyond these, each is the first half of one and the second half of another of the same collection.
+{queries} test queries. BM25 has the same documents as morphemes, already analysed: no figure here contains the
+time of reading or encoding a text. Revision: {revisions}."""
 
 
 def optional(name: str, write):  # BM25 has no recall and is not opened
@@ -77,7 +90,8 @@ FIGURES = {
     'latency': lambda result: f'{result["latency"]["median"]:.2f} / {result["latency"]["p99"]:.2f}',
     'recall': optional('recall', '{:.3f}'.format), 'index': lambda result: f'{result["index"]["cpu"]:,.1f}',
     'opened': optional('opened', lambda opened: f'{opened["wall"]:.2f}'),
-    'disk': lambda result: f'{result["disk"] / 1e6:,.0f}', 'memory_used': lambda result: f'{result["memory"] / 1e6:,.0f}'}
+    'disk': lambda result: f'{result["disk"] / 1e6:,.0f}',
+    'memory_used': lambda result: f'{result["memory"] / 1e6:,.0f}'}
 GROWING = {
     'a query, ms': lambda result: result['latency']['median'], 'indexing, s': lambda result: result['index']['cpu'],
     'disk, MB': lambda result: result['disk'] / 1e6}
@@ -117,7 +131,9 @@ def growth(results: dict) -> str:
 def facts(results: list) -> dict:
     "What the paragraph on the documents says."
     whole, last = [result for result in results if result['engine'] != 'bm25'], results[-1]
-    def span(name): return ' to '.join(dict.fromkeys(f'{end(result[name] for result in whole):.0f}' for end in (min, max)))
+    def span(name):
+        values = [result[name] for result in whole]
+        return ' to '.join(dict.fromkeys(f'{value:.0f}' for value in (min(values), max(values))))
     return dict(real=last['real'], collections=', '.join(last['collections']), taught=', '.join(last.get('taught', [])),
                 terms=span('terms'), asked=span('asked'), queries=last['queries'])
 
@@ -140,7 +156,8 @@ def draw(results: dict, path: Path) -> None:
     figure, axes = canvas(1, 3, width=9)
     for axis, (name, value) in zip(axes, GROWING.items()):
         for engine, label in NAMES.items():
-            if values := measured(results, engine, value): axis.loglog(list(values), list(values.values()), 'o-', label=label)
+            values = measured(results, engine, value)
+            if values: axis.loglog(list(values), list(values.values()), 'o-', label=label)
         log_axes(axis, sorted({size for size, _ in results}), 'documents', name)
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=len(NAMES))
     write_svg(figure, path)

@@ -38,7 +38,7 @@ FAST = ('pooling', 'dense', 'rows')
 
 
 def threshold(values, activity: float) -> float:
-    "A number that about this share of the values exceeds, in the widest gap nearby, so that rounding crosses it nowhere."
+    "A number that about this share of the values exceeds, in the widest gap nearby: rounding moves no value across."
     ordered, number = values.sort().values, round(activity * len(values))
     below = len(values) - number
     if not below: return float(ordered[0]) - 1.0
@@ -77,7 +77,8 @@ class Case:
         return vectors.detach()
 
     def gradients(self) -> dict:
-        return {name: leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad.clone() for name, leaf in self.leaves.items()}
+        gradients = {name: leaf.grad for name, leaf in self.leaves.items()}
+        return {name: grad.to_dense() if grad.is_sparse else grad.clone() for name, grad in gradients.items()}
 
 
 def agreement(case: Case) -> dict:

@@ -100,7 +100,8 @@ def write_result(path: Path, began: float, **result) -> None:
     "The result of one part with date, machine and versions."
     versions = dict(python=platform.python_version(), **{name: version(name) for name in PACKAGES})
     about = dict(part=path.stem, date=date.today().isoformat(), command=f'make bench PART={path.stem}')
-    write_json(path, about | dict(machine=machine(), versions=versions, seconds=round(time.monotonic() - began)) | result)
+    about |= dict(machine=machine(), versions=versions, seconds=round(time.monotonic() - began))
+    write_json(path, about | result)
 
 
 def say(text: str) -> None: print(text, flush=True)

@@ -1,4 +1,4 @@
-"""An XLM-R base with random weights on disk, read by this project and by sentence-transformers: speed needs no training."""
+"""An XLM-R base with random weights on disk, read by this project and by sentence-transformers."""
 import json, logging, tempfile, warnings
 from contextlib import contextmanager
 from pathlib import Path

@@ -12,22 +12,28 @@ from measure import HERE, log_axes, ratios, spread, table
 DOCS = HERE.parent/'docs'
 PAGE = """# How fast it is
 
-Written by `make bench` (`benchmarks/report.py`); the times of every round, with date, machine and versions, are in `benchmarks/results/`. The weights are random, in the shape of XLM-R
-base (12 layers, hidden 768, V = 250,002); the decoder's bias is shifted until the given share of the vectors is positive ("active"). Compared with sentence-transformers (`SpladePooling`, a training step of
-`SpladeLoss` over `SparseMultipleNegativesRankingLoss` with AdamW, and `SparseEncoder.encode`) and with the code of the design documents, which computes all logits [B, L, V].
+Written by `make bench` (`benchmarks/report.py`); the times of every round, with date, machine and versions, are
+in `benchmarks/results/`. The weights are random, in the shape of XLM-R base (12 layers, hidden 768, V =
+250,002); the decoder's bias is shifted until the given share of the vectors is positive ("active"). Compared
+with sentence-transformers (`SpladePooling`, a training step of `SpladeLoss` over
+`SparseMultipleNegativesRankingLoss` with AdamW, and `SparseEncoder.encode`) and with the code of the design
+documents, which computes all logits [B, L, V].
 
 {machines}
 
-A ratio is the other side's time or memory divided by this project's. Both sides run alternately in one process; a ratio is computed for each round, and the table shows the median with the
-lowest and the highest. Ratios are of CPU time, which other work on the machine disturbs less; wall time is beside it. Memory is the kernel's peak (VmHWM) above what
-the process held just before, measured in a separate process.
+A ratio is the other side's time or memory divided by this project's. Both sides run alternately in one process;
+a ratio is computed for each round, and the table shows the median with the lowest and the highest. Ratios are
+of CPU time, which other work on the machine disturbs less; wall time is beside it. Memory is the kernel's peak
+(VmHWM) above what the process held just before, measured in a separate process.
 
 {goals}
 
 ## Head
 
-Forward and backward from hidden states, the decoder's gradient dense or as rows (`as_rows=True`, as in a training run).
-"Gradient error": norm of the difference of gradients relative to the norm, the largest of the three; where two tokens tie within float32's rounding the incoming gradient is zero, since `max` may take either.
+Forward and backward from hidden states, the decoder's gradient dense or as rows (`as_rows=True`, as in a
+training run). "Gradient error": norm of the difference of gradients relative to the norm, the largest of the
+three; where two tokens tie within float32's rounding the incoming gradient is zero, since `max` may take
+either.
 
 {head}
 
@@ -62,7 +68,8 @@ Forward and backward from hidden states, the decoder's gradient dense or as rows
 def spelled(values: dict) -> str: return f'{values["median"]:.2f}x ({values["low"]:.2f} to {values["high"]:.2f})'
 
 
-def ratio(times: dict, slow: str, fast: str, clock: str = 'cpu') -> dict: return spread(ratios(times, slow, fast, clock))
+def ratio(times: dict, slow: str, fast: str, clock: str = 'cpu') -> dict:
+    return spread(ratios(times, slow, fast, clock))
 
 
 def single(value: float) -> dict: return spread([value])
@@ -102,10 +109,12 @@ def memory_by_length(head: dict) -> dict:
     return single(peaks[192] / peaks[64])
 
 
-def step_time(step: dict, length: int) -> dict: return ratio(row_with(step['times'], length=length)['rounds'], 'pooling', 'rows')
+def step_time(step: dict, length: int) -> dict:
+    return ratio(row_with(step['times'], length=length)['rounds'], 'pooling', 'rows')
 
 
-def step_memory_ratio(step: dict, ours: str) -> dict: return single(step['memory']['theirs_at_goal'] / step['memory'][ours])
+def step_memory_ratio(step: dict, ours: str) -> dict:
+    return single(step['memory']['theirs_at_goal'] / step['memory'][ours])
 
 
 def exact_encoding(encode: dict) -> dict:
@@ -184,8 +193,9 @@ def growth(head: dict) -> str:
 
 
 def gather(head: dict) -> str:
-    costs = ', '.join(f'{each["cost"]["median"]:.1f} (T = {each["tokens"]})' for each in head['gather_cost']['measured'])
-    return (f'The backward pass gathers active entries as long as `GATHER_COST` = {head["gather_cost"]["used"]} times '
+    used, measured = head['gather_cost']['used'], head['gather_cost']['measured']
+    costs = ', '.join(f'{each["cost"]["median"]:.1f} (T = {each["tokens"]})' for each in measured)
+    return (f'The backward pass gathers active entries as long as `GATHER_COST` = {used} times '
             'their number is below the number of logits; above that it multiplies dense matrices. Measured here, one '
             f'gathered entry takes the time of this many multiplied logits: {costs}.')
 
@@ -209,14 +219,11 @@ def step_memory(step: dict) -> str:
     memory = step['memory']
     pairs, length = memory['goal']
     theirs, estimated = memory['theirs_at_goal'], memory['extrapolated']
-    def row(name, theirs, ours, note=''):
-        return [name, gigabytes(theirs) + note if theirs else '', gigabytes(ours)]
-    rows = [[*row(f'B{each["pairs"]} L{each["length"]}', each['peak'], each['mine']), f'{each["peak"] / each["mine"]:.2f}x']
+    def row(name, theirs, ours, shown): return [name, shown, gigabytes(ours), f'{theirs / ours:.2f}x']
+    rows = [row(f'B{each["pairs"]} L{each["length"]}', each['peak'], each['mine'], gigabytes(each['peak']))
             for each in memory['theirs'] if each['pairs'] != pairs]
-    rows.append([*row(f'B{pairs} L{length}', theirs, memory['mine'], ' (extrapolated)' * estimated),
-                 f'{theirs / memory["mine"]:.2f}x'])
-    rows.append([*row(f'B{pairs} L{length}, checkpointing here', None, memory['mine_checkpointing']),
-                 f'{theirs / memory["mine_checkpointing"]:.2f}x'])
+    rows.append(row(f'B{pairs} L{length}', theirs, memory['mine'], gigabytes(theirs) + ' (extrapolated)' * estimated))
+    rows.append(row(f'B{pairs} L{length}, checkpointing here', theirs, memory['mine_checkpointing'], ''))
     why = ('\n\nThe last shape does not fit this machine with sentence-transformers: its figure is the straight line '
            'through the measured ones.')
     columns = ['whole process: weights, gradients, optimizer and activations', 'sentence-transformers', 'here', 'ratio']
@@ -235,8 +242,8 @@ METHODS = {
 
 def encode_row(encode: dict, method: str, name: str) -> list:
     times, agreement = encode['rounds'], encode['agreement'][method]
-    return [name, f'{encode["texts"] / median_time(times[method], "wall"):.1f}', spelled(ratio(times, 'pooling', method)),
-            f'{ratio(times, "sorted", method)["median"]:.2f}x',
+    speed = f'{encode["texts"] / median_time(times[method], "wall"):.1f}'
+    return [name, speed, spelled(ratio(times, 'pooling', method)), f'{ratio(times, "sorted", method)["median"]:.2f}x',
             megabytes(encode['peaks'][method]) if method in encode['peaks'] else '', f'{agreement["value"]:.0e}',
             'equal' if agreement['support'] else f'{agreement["jaccard"]:.3f}', f'{agreement["cosine"]:.4f}']
 
@@ -244,8 +251,8 @@ def encode_row(encode: dict, method: str, name: str) -> list:
 def encode_table(encode: dict) -> str:
     lengths, rates = encode['lengths'], encode['rates']
     speed = ', '.join(f'{rate / 1e9:,.0f} in {name}' for name, rate in rates.items())
-    columns = ['', 'documents a second', 'against sentence-transformers', 'against sorted', 'peak', 'largest difference',
-               'active terms (Jaccard)', 'lowest cosine']
+    columns = ['', 'documents a second', 'against sentence-transformers', 'against sorted', 'peak',
+               'largest difference', 'active terms (Jaccard)', 'lowest cosine']
     return (f'{encode["texts"]} Korean documents of {statistics.mean(lengths):.0f} tokens ({min(lengths)} to '
             f'{max(lengths)}), {encode["agreement"]["pooling"]["terms"]:.0f} terms each; {encode["korean"]:,} of '
             f'{encode["vocabulary"]:,} tokens are Korean, mixed or numbers. With Korean rows, vectors are compared on '
@@ -270,18 +277,19 @@ def gpu_table(gpu: dict) -> str:
         rows.append(gpu_row(name, speed, encode['rounds'], method, share, encode['peaks'][method]))
     for method, name in dict(pooling='sentence-transformers', rows='here').items():
         seconds = median_time(step['rounds'][method], 'wall')
-        rows.append(gpu_row(f'step, B{step["pairs"]} L{step["length"]}, {name}', f'{seconds * 1e3:,.0f} ms', step['rounds'],
-                            method, f'{step["operations"] / gpu["rate"] / seconds:.0%}', step['peaks'][method]))
+        name, share = f'step, B{step["pairs"]} L{step["length"]}, {name}', step['operations'] / gpu['rate'] / seconds
+        speed, share = f'{seconds * 1e3:,.0f} ms', f'{share:.0%}'
+        rows.append(gpu_row(name, speed, step['rounds'], method, share, step['peaks'][method]))
     return (f'{gpu["machine"]["device"]}; large products run at {gpu["rate"] / 1e12:,.0f} TFLOP/s in bfloat16. "Of the '
             'limit": the time that the dense products of the full vocabulary alone would take at that rate, as a share '
             'of the measured time.\n\n' + table(['', 'speed', 'ratio (wall)', 'of the limit', 'peak on the GPU'], rows))
 
 
-def machine_row(name: str, result: dict) -> list:
+def machine_row(part: str, result: dict) -> list:
     machine, versions = result['machine'], result['versions']
-    packages = ', '.join(f'{package} {versions[package]}' for package in ('torch', 'transformers', 'sentence-transformers'))
+    packages = ', '.join(f'{name} {versions[name]}' for name in ('torch', 'transformers', 'sentence-transformers'))
     hardware = [f'{machine["processor"]}, {machine["cores"]} cores, {gigabytes(machine["memory"])}', machine['device']]
-    return [name, result['date'], ', '.join(filter(None, hardware)), f'Python {versions["python"]}, {packages}',
+    return [part, result['date'], ', '.join(filter(None, hardware)), f'Python {versions["python"]}, {packages}',
             f'{result["seconds"]:,} s']
 
 
@@ -300,8 +308,8 @@ def draw_head(head: dict, path: Path) -> None:
         values = [ratio(row['rounds'], 'pooling', 'rows') for row in rows if row['activity'] == activity]
         medians = [each['median'] for each in values]
         errors = [[each['median'] - each['low'] for each in values], [each['high'] - each['median'] for each in values]]
-        axis.bar([bar + 0.25 * (place - 1) for bar in range(len(shapes))], medians, 0.23, label=f'{activity:.1%} active',
-                 yerr=errors, error_kw=dict(linewidth=0.8))
+        places = [bar + 0.25 * (place - 1) for bar in range(len(shapes))]
+        axis.bar(places, medians, 0.23, label=f'{activity:.1%} active', yerr=errors, error_kw=dict(linewidth=0.8))
     axis.axhline(1, color='grey', linestyle='--', linewidth=0.8)
     axis.set_xticks(range(len(shapes)), shapes)
     axis.set_ylabel('times faster than sentence-transformers')
@@ -332,7 +340,8 @@ def page(results: dict) -> str:
     return PAGE.format(
         machines=machines(results), goals=goals(results), head=section('head', head_table),
         head_memory=section('head', head_memory), growth=section('head', growth), gather=section('head', gather),
-        step=section('step', step_table), step_memory=section('step', step_memory), encode=section('encode', encode_table),
+        step=section('step', step_table), step_memory=section('step', step_memory),
+        encode=section('encode', encode_table),
         gpu=gpu_table(results['gpu']) if 'gpu' in results else 'Not measured: there was no CUDA device.')
 
 

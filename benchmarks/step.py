@@ -72,7 +72,8 @@ def times(folder, size: dict) -> list:
     return results
 
 
-def peak_of(folder, side, pairs, length, vocabulary, **options) -> int:  # bytes: weights, gradients, optimizer, activations
+def peak_of(folder, side, pairs, length, vocabulary, **options) -> int:  # bytes
+    "Weights, gradients, optimizer and activations."
     base = process_memory('VmRSS')
     with ExitStack() as stack:
         step = dict(mine=mine, theirs=theirs)[side](folder, stack, **options)
