@@ -1,20 +1,20 @@
-"""As many documents as wanted, with the vectors that today's default makes of real ones.
+"""As many documents as needed, with vectors like those of the current default on public collections.
 
-`splade_ko` as it starts, with all that it counts from texts and training pairs: tokens, pairs, sounds and Model 1's
-expansions. Training leaves the number of its terms and its quality on these collections as they are
-(docs/leaderboard.md). It encodes passages, for collections of single sentences would halve the number of terms. The
-first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves
-once, by chance, and it has one half of the columns from one document and the other half from another of the same
-collection. So a term stands in the same share of documents with the same weights, and terms keep their number. Its
-words are the first half of the one and the second half of the other. Queries are real test queries, their weights by
-the document frequencies of the enlarged collection.
+The vectors are those of `splade_ko` before training, with everything that it counts in texts and training pairs:
+input tokens, bigrams, phonetic keys and Model 1 expansions. Training leaves the number of its terms and its quality on
+these collections as they are (docs/leaderboard.md). It encodes them as passages, since collections of single sentences
+would halve the number of terms. The first documents are the real ones, in a random order. Every further one is
+resampled: the columns are divided at random into two halves once, and a document has one half of the columns from one
+real document and the other half from another of the same collection. So a term is in the same share of documents with
+the same weights, and documents keep their number of terms. The words of a resampled document are the first half of the
+one and the second half of the other. Queries are test queries, weighted by the document frequencies of the enlarged
+collection.
 """
-import json
 from pathlib import Path
 import numpy as np
 from scipy import sparse
 from splade_nb.data import readers as data
-from splade_nb.config.files import root, write_json
+from splade_nb.config.files import read_json, root, write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.encode import encode
 from splade_nb.data.idf import Frequencies
@@ -26,88 +26,91 @@ from splade_nb.data.tokenizer import remembered
 from measure import say
 
 SHARED = root().parent/'shared'/'data'
-TAUGHT = ('ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko')
-OTHERS = ('korquad_v1/KorQuAD_v1.0_dev.json',)  # no train split
+TRAINING = ('ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko')
+OTHERS = ('korquad_v1/KorQuAD_v1.0_dev.json',)  # without a train split
 QUERIES, SEED = 200, 42
-VECTORS = 'splade_ko at its start, with Model 1, of passages'  # what a kept result was measured with
+VECTORS = 'splade_ko at its start, with Model 1, of passages'  # in every result: what it was measured with
 
 
-def halves(text: str) -> tuple:
+def halves(text: str) -> list:
     words = text.split()
-    cut = -(-len(words) // 2)
-    return ' '.join(words[:cut]), ' '.join(words[cut:])
+    middle = -(-len(words) // 2)
+    return [' '.join(words[:middle]), ' '.join(words[middle:])]
 
 
-def found_sources(small: bool) -> tuple:  # what is learned from, what is only encoded; `mini` where nothing is there
-    there = lambda names: [] if small else [str(SHARED/name) for name in names if (SHARED/name).exists()]
-    return there(TAUGHT) or ['mini'], there(OTHERS)
+def sources(small: bool) -> tuple:  # with training pairs, only encoded; `mini` where no public collection is there
+    training, others = ([] if small else [str(SHARED/name) for name in names if (SHARED/name).exists()]
+                        for names in (TRAINING, OTHERS))
+    return training or ['mini'], others
 
 
-def asked_queries(collections: list) -> list:  # texts, evenly from each collection's judged queries
-    most = -(-QUERIES // len(collections))
-    of = lambda one: [query.text for query in (one.split('test') or one.queries).values()]
-    return [text for one in collections for text in of(one)[::max(1, len(of(one)) // most)][:most]][:QUERIES]
+def test_queries(collections: list) -> list:  # texts, equally many from each collection
+    each, chosen = -(-QUERIES // len(collections)), []
+    for collection in collections:
+        texts = [query.text for query in (collection.split('test') or collection.queries).values()]
+        chosen += texts[::max(1, len(texts) // each)][:each]
+    return chosen[:QUERIES]
 
 
 @remembered({})
 def prepare(folder: Path, small: bool) -> None:
-    "Read the collections, count, encode: rows of documents and queries, and words by halves of a document."
-    taught, others = found_sources(small)
-    collections = [data.load(source) for source in (*taught, *others)]
+    "Read the collections, count and encode; writes vectors of documents and queries, and the words of half documents."
+    training, others = sources(small)
+    collections = [data.load(source) for source in (*training, *others)]
     settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
-    say(f'  the start of splade_ko on {", ".join(Path(source).name for source in taught)}')
-    together = data.load(','.join(taught))
-    model, tokenizer, _ = model_in(folder/'model', settings, together, SEED, folder/'cache', learns=False)
-    texts = {(one.name, id): text for one in collections for id, text in one.texts.items()}
-    documents, queries = encode_collection(model, tokenizer, texts, progress=True)[0], asked_queries(collections)
-    say(f'  {len(texts):,} documents of {", ".join(one.name for one in collections)}')
-    sparse.save_npz(folder/'documents.npz', documents)
+    say(f'  splade_ko before training on {", ".join(Path(source).name for source in training)}')
+    model, tokenizer, _ = model_in(folder/'model', settings, data.load(','.join(training)), SEED, folder/'cache',
+                                   learns=False)
+    texts = {(each.name, id): text for each in collections for id, text in each.texts.items()}
+    say(f'  {len(texts):,} documents of {", ".join(each.name for each in collections)}')
+    queries = test_queries(collections)
+    sparse.save_npz(folder/'documents.npz', encode_collection(model, tokenizer, texts, progress=True)[0])
     sparse.save_npz(folder/'queries.npz', encode(model, tokenizer, queries, document=False))
     np.save(folder/'frequencies.npy', model.frequencies.numpy())
     write_json(folder/'setup.json', dict(
-        names=[one.name for one in collections], sizes=[len(one.texts) for one in collections],
-        taught=[one.name for one in collections[:len(taught)]], idf_prior_documents=settings.idf_prior_documents,
+        names=[each.name for each in collections], sizes=[len(each.texts) for each in collections],
+        taught=[each.name for each in collections[:len(training)]], idf_prior_documents=settings.idf_prior_documents,
         words=split([half for text in texts.values() for half in halves(text)]), asked_words=split(queries)))
 
 
 class Source:
-    "What `prepare` wrote; prepared where it is not there."
+    "What `prepare` wrote, prepared first where it is missing."
     def __init__(self, folder: Path, small: bool = False):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder/'setup.json').exists(): prepare(folder, small)
-        rows = (sparse.load_npz(folder/f'{name}.npz') for name in ('documents', 'queries'))
-        self.documents, self.queries = (one.tocsr() for one in rows)
-        *counts, self.trained_on = np.load(folder/'frequencies.npy').tolist()
-        self.frequencies = Frequencies(int(self.trained_on), np.array(counts))
-        found = json.loads((folder/'setup.json').read_text(encoding='utf-8'))
-        self.names, self.sizes, self.words, self.asked_words, self.taught, self.idf_prior_documents = (
-            found[name] for name in ('names', 'sizes', 'words', 'asked_words', 'taught', 'idf_prior_documents'))
+        self.documents, self.queries = (sparse.load_npz(folder/f'{name}.npz').tocsr()
+                                        for name in ('documents', 'queries'))
+        *counts, number = np.load(folder/'frequencies.npy').tolist()
+        self.frequencies = Frequencies(int(number), np.array(counts))
+        vars(self).update(read_json(folder/'setup.json'))  # names, sizes, taught, words, asked_words, ...
 
     def pairs(self, size: int) -> tuple:  # [size] documents that give one half, [size] that give the other
-        rng, real = np.random.default_rng(size), sum(self.sizes)
-        first = np.concatenate([rng.permutation(real), rng.integers(real, size=max(0, size - real))])[:size]
+        generator, real = np.random.default_rng(size), sum(self.sizes)
+        more = generator.permutation(real), generator.integers(real, size=max(0, size - real))
+        first = np.concatenate(more)[:size]
         collection = np.repeat(np.arange(len(self.sizes)), self.sizes)[first]
-        begins = np.cumsum([0, *self.sizes])[collection]
-        second = np.where(np.arange(size) < real, first, begins + rng.integers(np.asarray(self.sizes)[collection]))
-        return first, second
+        starts = np.cumsum([0, *self.sizes])[collection]
+        other = starts + generator.integers(np.asarray(self.sizes)[collection])
+        return first, np.where(np.arange(size) < real, first, other)
 
     def vectors(self, size: int) -> tuple:  # [size, V], [Q, V] float32
         first, second = self.pairs(size)
         side = (np.random.default_rng(SEED).random(self.documents.shape[1]) < 0.5).astype(np.float32)
-        one, other = (drop_zeros(self.documents @ sparse.diags_array(part)) for part in (side, 1 - side))
-        found = (one[first] + other[second]).tocsr().astype(np.float32)
-        factor = collection_factor(found.getnnz(axis=0), size, self.frequencies, self.idf_prior_documents)
-        return found, drop_zeros(self.queries @ sparse.diags_array(factor)).astype(np.float32)
+        one, other = (scaled(self.documents, part) for part in (side, 1 - side))
+        documents = (one[first] + other[second]).tocsr().astype(np.float32)
+        factor = collection_factor(documents.getnnz(axis=0), size, self.frequencies, self.idf_prior_documents)
+        return documents, scaled(self.queries, factor).astype(np.float32)
 
-    def texts(self, size: int) -> dict:  # {id: words between spaces}
-        of = lambda place, other: ' '.join(self.words[2 * place] + self.words[2 * other + 1])
-        return {name(i): of(*pair) for i, pair in enumerate(zip(*self.pairs(size)))}
-
-
-def drop_zeros(rows) -> sparse.csr_matrix:
-    found = sparse.csr_matrix(rows)
-    found.eliminate_zeros()
-    return found
+    def texts(self, size: int) -> dict:  # {id: words separated by spaces}
+        return {document_id(row): ' '.join(self.words[2 * first] + self.words[2 * second + 1])
+                for row, (first, second) in enumerate(zip(*self.pairs(size)))}
 
 
-def name(row: int) -> str: return f'문서 {row}'
+def scaled(rows, factor: np.ndarray) -> sparse.csr_matrix:  # [N, V], [V]
+    "Every column multiplied by its factor, without stored zeros."
+    product = sparse.csr_matrix(rows @ sparse.diags_array(factor))
+    product.eliminate_zeros()
+    return product
+
+
+def document_id(row: int) -> str: return f'문서 {row}'

@@ -1,103 +1,124 @@
-"""Texts to sparse vectors: this project's `encode` against `SparseEncoder.encode` and against full logits."""
+"""Texts to sparse vectors: this project's `encode` beside `SparseEncoder.encode` and full logits."""
 import functools, statistics
 import numpy as np
 import torch
 from scipy import sparse
+from torch.nn import functional as F
 from splade_nb.model.encode import encode, prepared_decoder
 from splade_nb.data.tokenizer import batch, load_tokenizer, vocabulary_kinds
-from measure import alternately, peak, ratios, say, spread, weigh
-from models import FULL, LONGEST, SMALL, folder_of, sparse_encoder, splade, texts
+from measure import alternately, in_process, peak, ratios, say, spread
+from models import FULL, LONGEST, SMALL, korean_texts, model_folder, sparse_encoder, splade
 
-NUMBER, BATCH, PADDED, BUDGET = 32, 16, 128, 1024  # texts; texts of a rival's batch; tokens that one of them pads to; tokens of our batch
-WEIGHED = ('pooling', 'sorted', 'exact', 'screened', 'korean bf16')
-
-
-OURS = {'exact': {}, 'screened': dict(screen=True), 'korean': dict(korean=True), 'korean screened': dict(korean=True, screen=True),
-        'bf16': dict(precision='bf16'), 'korean bf16': dict(korean=True, precision='bf16')}
-RIVALS = ('pooling', 'pooling chunks', 'padded', 'sorted')
+NUMBER = 32               # texts
+BATCH, PADDED = 16, 128   # of the other methods: texts of a batch; tokens to which one of them pads
+BUDGET = 1024             # tokens of a batch of `encode`
+OURS = {'exact': {}, 'screened': dict(screen=True), 'korean': dict(korean=True),
+        'korean screened': dict(korean=True, screen=True), 'bf16': dict(precision='bf16'),
+        'korean bf16': dict(korean=True, precision='bf16')}
+OTHERS = ('pooling', 'pooling chunks', 'padded', 'sorted')
+WEIGHED = ('pooling', 'sorted', 'exact', 'screened', 'korean bf16')  # whose memory is measured
 
 
 class Encoders:
-    "Every way from the same texts to vectors [N, V]; models and decoders are made when first asked for, once."
+    "Every method from the same texts to vectors [N, V]; models and decoders are made once, when they are first needed."
     def __init__(self, folder, number=NUMBER, device='cpu'):
         self.tokenizer = load_tokenizer(folder)
-        self.texts = texts(number, self.tokenizer)
+        self.texts = korean_texts(number, self.tokenizer)
         self.korean = np.flatnonzero(np.isin(vocabulary_kinds(self.tokenizer), ('korean', 'mixed', 'number')))
         self.their = functools.cache(lambda: sparse_encoder(folder, device))
         self.our = functools.cache(lambda: splade(folder, device).eval())
-        self.decoder = functools.cache(lambda way: self.prepare(**OURS[way]))
+        self.decoder = functools.cache(lambda method: self.prepare(**OURS[method]))
 
-    def prepare(self, korean=False, **options): return prepared_decoder(self.our(), self.korean if korean else None, **options)
+    def prepare(self, korean=False, **options):
+        return prepared_decoder(self.our(), self.korean if korean else None, **options)
 
-    def run(self, way: str) -> sparse.csr_matrix:  # [N, V]
-        if way == 'padded': return self.naive(PADDED)
-        if way == 'sorted': return self.naive(None)
-        if way in RIVALS: return self.pooling(16 if way == 'pooling chunks' else None)
-        return encode(self.our(), self.tokenizer, self.texts, budget=BUDGET, decoder=self.decoder(way), precision=OURS[way].get('precision', 'fp32'))
+    def run(self, method: str) -> sparse.csr_matrix:  # [N, V]
+        if method in ('padded', 'sorted'): return self.full_logits(PADDED if method == 'padded' else None)
+        if method in OTHERS: return self.pooling(16 if method == 'pooling chunks' else None)
+        return encode(self.our(), self.tokenizer, self.texts, budget=BUDGET, decoder=self.decoder(method),
+                      precision=OURS[method].get('precision', 'fp32'))
 
-    def pooling(self, chunk_size):
-        model = self.their(); model[1].chunk_size = chunk_size
-        found = model.encode(self.texts, batch_size=BATCH, show_progress_bar=False, save_to_cpu=True).coalesce()
-        return sparse.csr_matrix((found.values().numpy(), found.indices().numpy()), found.shape)
+    def pooling(self, chunk_size: int | None) -> sparse.csr_matrix:
+        model = self.their()
+        model[1].chunk_size = chunk_size
+        rows = model.encode(self.texts, batch_size=BATCH, show_progress_bar=False, save_to_cpu=True).coalesce()
+        return sparse.csr_matrix((rows.values().numpy(), rows.indices().numpy()), rows.shape)
 
     @torch.inference_mode()
-    def naive(self, padded):
-        "Full logits [B, L, V]: in order and padded to one width, or long texts first."
-        ids, model = self.tokenizer.ids(self.texts), self.our()
+    def full_logits(self, padded: int | None) -> sparse.csr_matrix:
+        "All logits [B, L, V]: in order and padded to one length, or long texts first."
+        ids, model, parts = self.tokenizer.ids(self.texts), self.our(), []
         order = list(range(len(ids))) if padded else sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-        found = []
         for start in range(0, len(order), BATCH):
             rows = batch(self.tokenizer, [ids[i] for i in order[start:start + BATCH]], LONGEST)
-            if padded: rows = {name: torch.nn.functional.pad(value, (0, padded - value.shape[1]), value=self.tokenizer.pad * (name == 'input_ids')) for name, value in rows.items()}
-            states = model.backbone(**rows).logits  # of the head's last layer but one: the decoder was taken
-            scores = torch.log1p(torch.relu(torch.nn.functional.linear(states, model.decoder.weight, model.decoder.bias))) * rows['attention_mask'][..., None]
-            found.append(sparse.csr_matrix(scores.max(dim=1).values.numpy()))
-        return sparse.vstack(found).tocsr()[np.argsort(order)]
+            if padded: rows = {name: self.pad(name, value, padded) for name, value in rows.items()}
+            states = model.backbone(**rows).logits  # hidden states: the decoder was taken from the backbone
+            logits = F.linear(states, model.decoder.weight, model.decoder.bias)
+            vectors = (torch.log1p(torch.relu(logits)) * rows['attention_mask'][..., None]).max(dim=1).values
+            parts.append(sparse.csr_matrix(vectors.numpy()))
+        return sparse.vstack(parts).tocsr()[np.argsort(order)]
+
+    def pad(self, name: str, value: torch.Tensor, length: int) -> torch.Tensor:
+        return F.pad(value, (0, length - value.shape[1]), value=self.tokenizer.pad * (name == 'input_ids'))
 
 
-def agreement(found, expected, kept=None) -> dict:
-    "Vectors against vectors; `kept`: the tokens that may stand in them."
-    if kept is not None:
-        allowed = np.zeros(expected.shape[1], np.float32); allowed[kept] = 1
-        expected = expected.multiply(allowed).tocsr()
-    expected.eliminate_zeros(); found.eliminate_zeros()
-    mine, right = found > 0, expected > 0
-    norm = lambda rows: np.sqrt(np.asarray(rows.multiply(rows).sum(1)).ravel())
-    together = norm(found) * norm(expected)
-    cosine = np.where(together > 0, np.asarray(found.multiply(expected).sum(1)).ravel() / together.clip(1e-12), norm(found) == norm(expected)) # two empty vectors are equal
-    return dict(terms=expected.nnz / expected.shape[0], value=float(abs(found - expected).max()), support=(mine != right).nnz == 0,
-                cosine=float(cosine.min()), jaccard=mine.multiply(right).nnz / (mine + right).nnz)
+def cosines(rows, others) -> np.ndarray:  # [N]; 1 for two empty vectors
+    def dot(x, y): return np.asarray(x.multiply(y).sum(1)).ravel()
+    norms, other_norms = (np.sqrt(dot(each, each)) for each in (rows, others))
+    product = norms * other_norms
+    return np.where(product > 0, dot(rows, others) / product.clip(1e-12), norms == other_norms)
 
 
-def peak_of(folder, way) -> int:  # bytes above the model and what is made of it once
+def agreement(vectors, expected, kept=None) -> dict:
+    "Vectors beside the expected ones; `kept`: the only tokens that may be active."
+    if kept is not None: expected = expected.multiply(np.isin(np.arange(expected.shape[1]), kept)).tocsr()
+    expected.eliminate_zeros()
+    vectors.eliminate_zeros()
+    active, right = vectors > 0, expected > 0
+    return dict(terms=expected.nnz / expected.shape[0], value=float(abs(vectors - expected).max()),
+                support=(active != right).nnz == 0, cosine=float(cosines(vectors, expected).min()),
+                jaccard=active.multiply(right).nnz / (active + right).nnz)
+
+
+def peak_of(folder, method) -> int:  # bytes above the model and the prepared decoder
     encoders = Encoders(folder)
-    every, encoders.texts = encoders.texts, encoders.texts[:1]
-    encoders.run(way); encoders.texts = every
-    return peak(lambda: encoders.run(way))
+    texts, encoders.texts = encoders.texts, encoders.texts[:1]
+    encoders.run(method)
+    encoders.texts = texts
+    return peak(lambda: encoders.run(method))
 
 
-def rates(rows=2048, hidden=768, tokens=512) -> dict:  # operations a second
-    "Of one product as large as a chunk of the head, by type of number: what the machine has to offer."
-    left, right = torch.randn(rows, hidden), torch.randn(hidden, tokens)
-    kinds = {'float32': (left, right), 'bfloat16': (left.bfloat16(), right.bfloat16()), 'int8': (left.mul(30).to(torch.int8), right.mul(30).to(torch.int8))}
-    calls = {name: functools.partial(torch._int_mm if name == 'int8' else torch.mm, *pair) for name, pair in kinds.items()}
+def rates(rows=2048, hidden=768, columns=512) -> dict:  # operations a second
+    "Of one product of the size of a chunk of the head, by data type: what the machine can do."
+    left, right = torch.randn(rows, hidden), torch.randn(hidden, columns)
+    calls = {name: functools.partial(torch.mm, left.to(kind), right.to(kind))
+             for name, kind in dict(float32=torch.float32, bfloat16=torch.bfloat16).items()}
+    calls['int8'] = functools.partial(torch._int_mm, left.mul(30).to(torch.int8), right.mul(30).to(torch.int8))
     for call in calls.values(): call()
-    taken = alternately(calls, 15)
-    return {name: 2 * rows * hidden * tokens / statistics.median(r['wall'] for r in taken[name]) for name in calls}
+    times = alternately(calls, 15)
+    seconds = {name: statistics.median(each['wall'] for each in rounds) for name, rounds in times.items()}
+    return {name: 2 * rows * hidden * columns / seconds[name] for name in calls}
+
+
+def say_method(method: str, times: dict, agreed: dict) -> None:
+    ratio = spread(ratios(times, 'pooling', method))
+    say(f'  {method}: {ratio["median"]:.2f} times as fast as sentence-transformers ({ratio["low"]:.2f} to '
+        f'{ratio["high"]:.2f}); largest difference {agreed["value"]:.0e}, cosine at least {agreed["cosine"]:.4f}, '
+        f'Jaccard {agreed["jaccard"]:.3f}')
 
 
 def measure(small=False) -> dict:
-    with folder_of(SMALL if small else FULL) as folder:
-        encoders, ways = Encoders(folder), (*RIVALS, *OURS)
+    with model_folder(SMALL if small else FULL) as folder:
+        encoders, methods = Encoders(folder), (*OTHERS, *OURS)
         lengths = [len(ids) + 2 for ids in encoders.tokenizer.ids(encoders.texts)]
-        found = {way: encoders.run(way) for way in ways}
-        agreed = {way: agreement(vectors, found['pooling'], encoders.korean if way.startswith('korean') else None) for way, vectors in found.items()}
-        say(f'  {len(lengths)} texts of {statistics.mean(lengths):.0f} tokens, {agreed["pooling"]["terms"]:.0f} terms each, {len(encoders.korean):,} Korean tokens')
-        taken = alternately({way: lambda way=way: encoders.run(way) for way in ways})
-        for way in ways:
-            ratio = spread(ratios(taken, 'pooling', way))
-            say(f'  {way}: {ratio["median"]:.2f} times as fast as sentence-transformers ({ratio["low"]:.2f} to {ratio["high"]:.2f}); '
-                f'largest difference {agreed[way]["value"]:.0e}, cosine at least {agreed[way]["cosine"]:.4f}, Jaccard {agreed[way]["jaccard"]:.3f}')
-        peaks = {way: weigh('encode', 'peak_of', folder=folder, way=way) for way in WEIGHED}
-        say('  peak: ' + ', '.join(f'{way} {taken_ / 1e6:,.0f} MB' for way, taken_ in peaks.items()))
-        return dict(texts=len(lengths), lengths=lengths, korean=len(encoders.korean), vocabulary=len(encoders.tokenizer), agreement=agreed, rounds=taken, peaks=peaks, rates=rates())
+        vectors = {method: encoders.run(method) for method in methods}
+        agreed = {method: agreement(rows, vectors['pooling'], encoders.korean if method.startswith('korean') else None)
+                  for method, rows in vectors.items()}
+        say(f'  {len(lengths)} texts of {statistics.mean(lengths):.0f} tokens, {agreed["pooling"]["terms"]:.0f} terms '
+            f'each, {len(encoders.korean):,} Korean tokens')
+        times = alternately({method: functools.partial(encoders.run, method) for method in methods})
+        for method in methods: say_method(method, times, agreed[method])
+        peaks = {method: in_process('encode', 'peak_of', folder=folder, method=method) for method in WEIGHED}
+        say('  peak: ' + ', '.join(f'{method} {value / 1e6:,.0f} MB' for method, value in peaks.items()))
+        return dict(texts=len(lengths), lengths=lengths, korean=len(encoders.korean),
+                    vocabulary=len(encoders.tokenizer), agreement=agreed, rounds=times, peaks=peaks, rates=rates())

@@ -1,4 +1,6 @@
-"""What each engine costs at 1,000 to 1,000,000 documents: time to make, module, time of a query, what it misses. One process a size and engine, on one core.
+"""What each engine costs from 1,000 to 1,000,000 documents: indexing time, memory, query latency, recall.
+
+Each size and engine is measured in a process of its own on one core.
 
     python benchmarks/engines.py [--most DOCUMENTS] [--small] [--force] [--results FOLDER]
 """
@@ -8,134 +10,170 @@ from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 from splade_nb.config.command_line import CommandLine
-from splade_nb.config.files import read_json, root, write_json
+from splade_nb.config.files import read_json, revision, root, write_json
 from splade_nb.serving.engines import new_index, open_index
 from splade_nb.data.bm25 import BM25, best
-from splade_nb.config.files import revision
 from splade_nb.serving.index import Label
 import report
-from documents import VECTORS, Source, name
+from documents import VECTORS, Source, document_id
 from measure import CHILD, HERE, machine, once, peak, say
 
 SIZES, SMALL = (1_000, 10_000, 100_000, 1_000_000), (200, 400)
 ROUNDS, BATCH, K = 3, 10_000, 10
-SECONDS, MEMORY = 3_600, 20 * 2 ** 30  # of processor time and of memory, a size and engine
+SECONDS, MEMORY = 3_600, 20 * 2 ** 30  # limits of processor time and memory for one size and engine
 PACKAGES = dict(exact='scipy', seismic='pyseismic-lsr', milvus='milvus-lite', qdrant='qdrant-edge-py', bm25='bm25s')
 WORK = root()/'outputs'/'bench-engines'
 
 
 # One size and engine, in a process of its own
 
-def room(folder: Path) -> int:  # bytes that the disk gives; Qdrant's files have holes
+def disk_bytes(folder: Path) -> int:  # blocks in use, since Qdrant's files have holes
     return sum(path.stat().st_blocks * 512 for path in folder.rglob('*') if path.is_file())
 
 
-def asked(search, queries: list) -> tuple:  # milliseconds of each query, the shortest of the rounds; what was found
-    found = [search(query) for query in queries]
-    return [1000 * min(once(lambda: search(query))['wall'] for _ in range(ROUNDS)) for query in queries], found
+def timed(search, queries: list) -> tuple:  # milliseconds of each query, the shortest of the rounds; results
+    results = [search(query) for query in queries]
+    return [1000 * min(once(lambda: search(query))['wall'] for _ in range(ROUNDS)) for query in queries], results
 
 
-def filled(engine: str, place: Path, label: Label, documents) -> None:
+def time_and_memory(build) -> dict:
+    times = []
+    memory = peak(lambda: times.append(once(build)))
+    return dict(index=times[0], memory=memory)
+
+
+def fill(engine: str, place: Path, label: Label, documents) -> None:
     with new_index(engine, place, label) as index:
         for start in range(0, documents.shape[0], BATCH):
             rows = documents[start:start + BATCH]
-            index.add([name(start + i) for i in range(rows.shape[0])], rows)
+            index.add([document_id(start + i) for i in range(rows.shape[0])], rows)
         index.save()
 
 
-def recall(found: list, exact: list) -> float:  # exact: scores of the best of each query; equals of the last, within rounding, count
-    return float(np.mean([sum(score >= right[-1] * (1 - 1e-5) for _, score in row) / len(right) for row, right in zip(found, exact) if right]))
+def recall(results: list, exact: list) -> float:  # exact: the best scores of each query
+    "The share of results that score at least like the last exact one, up to rounding."
+    shares = [sum(score >= right[-1] * (1 - 1e-5) for _, score in row) / len(right)
+              for row, right in zip(results, exact) if right]
+    return float(np.mean(shares))
 
 
-def vectors_cell(engine: str, source: Source, size: int, work: Path) -> dict:
+def measure_vectors(engine: str, source: Source, size: int, work: Path) -> dict:
     documents, queries = source.vectors(size)
     place, label = work/f'{size}-{engine}', Label('bench', documents.shape[1], 'untrained')
     shutil.rmtree(place, ignore_errors=True)
-    taken = []
-    memory = peak(lambda: taken.append(once(lambda: filled(engine, place, label, documents))))
-    opened = []
-    def first(): index = open_index(place, label); index.search(queries[0]); opened.append(index)
-    open_time = once(first)
-    times, found = asked(lambda query: opened[0].search(query, K)[0], list(queries))
+    built, opened = time_and_memory(lambda: fill(engine, place, label, documents)), []
+    def first_result():
+        opened.append(open_index(place, label))
+        opened[0].search(queries[0])
+    open_time = once(first_result)
+    times, results = timed(lambda query: opened[0].search(query, K)[0], list(queries))
     exact = work/f'{size}-best.json'
-    if engine == 'exact': write_json(exact, [[score for _, score in row] for row in found])
-    return dict(terms=documents.nnz / size, asked=queries.nnz / queries.shape[0], index=taken[0], memory=memory, opened=open_time, disk=room(place), times=times, recall=recall(found, read_json(exact)))
+    if engine == 'exact': write_json(exact, [[score for _, score in row] for row in results])
+    return dict(terms=documents.nnz / size, asked=queries.nnz / queries.shape[0], **built, opened=open_time,
+                disk=disk_bytes(place), times=times, recall=recall(results, read_json(exact)))
 
 
-def words_cell(engine: str, source: Source, size: int, work: Path) -> dict:
-    texts, place, made = source.texts(size), work/f'{size}-{engine}', []
-    def fill(): made.append(BM25(texts, 'whitespace')); made[0].engine.save(place)
-    taken = []
-    memory = peak(lambda: taken.append(once(fill)))
-    bm25 = made[0]
-    def search(words): row = bm25.score(words); return [(bm25.ids[i], float(row[i])) for i in best(row, K)[:K]]
-    times, _ = asked(search, source.asked_words)
-    return dict(terms=float(np.mean([len({*words}) for words in bm25.words])), asked=float(np.mean([len({*words}) for words in source.asked_words])), index=taken[0], memory=memory, disk=room(place), times=times)
+def measure_words(engine: str, source: Source, size: int, work: Path) -> dict:
+    texts, place, built = source.texts(size), work/f'{size}-{engine}', []
+    def build():
+        built.append(BM25(texts, 'whitespace'))
+        built[0].engine.save(place)
+    cost, bm25 = time_and_memory(build), built[0]
+    def search(words):
+        row = bm25.score(words)
+        return [(bm25.ids[i], float(row[i])) for i in best(row, K)[:K]]
+    def distinct(texts): return float(np.mean([len({*words}) for words in texts]))
+    return dict(terms=distinct(bm25.words), asked=distinct(source.asked_words), **cost, disk=disk_bytes(place),
+                times=timed(search, source.asked_words)[0])
 
 
-def cell(engine: str, size: int, work: str, small: bool) -> dict:
-    "Everything on one core: what threads an engine starts share it."
+def measure_one(engine: str, size: int, work: str, small: bool) -> dict:
+    "One size and engine on one core, which its threads share."
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     source = Source(Path(work), small)
-    found = (words_cell if engine == 'bm25' else vectors_cell)(engine, source, size, Path(work))
-    times = found.pop('times')
-    return dict(collections=source.names, taught=source.taught, real=sum(source.sizes), queries=len(times), latency=dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99))), **found)
+    result = (measure_words if engine == 'bm25' else measure_vectors)(engine, source, size, Path(work))
+    times = result.pop('times')
+    latency = dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99)))
+    return dict(collections=source.names, taught=source.taught, real=sum(source.sizes), queries=len(times),
+                latency=latency, **result)
 
 
-# All of them
+# All sizes and engines
 
-def held(pid: int) -> tuple:  # seconds of processor time, bytes of memory that no file backs
-    try: stat, status = Path(f'/proc/{pid}/stat').read_text(), Path(f'/proc/{pid}/status').read_text()
+def resources(pid: int) -> tuple:  # seconds of processor time, bytes of memory that no file backs; of another process
+    try: stat, status = (Path(f'/proc/{pid}/{name}').read_text() for name in ('stat', 'status'))
     except OSError: return 0.0, 0
-    ticks = stat.rpartition(')')[2].split()
-    return sum(map(int, ticks[11:13])) / os.sysconf('SC_CLK_TCK'), int(status.partition('RssAnon:')[2].split()[0]) * 1024 if 'RssAnon:' in status else 0
+    ticks = stat.rpartition(')')[2].split()[11:13]
+    anonymous = int(status.partition('RssAnon:')[2].split()[0]) * 1024 if 'RssAnon:' in status else 0
+    return sum(map(int, ticks)) / os.sysconf('SC_CLK_TCK'), anonymous
 
 
-def limited(engine: str, size: int, work: Path, small: bool) -> dict:
-    "What `cell` found, or `refused`: why it was ended."
+def exceeded(pid: int) -> str:  # the limit, or nothing
+    seconds, memory = resources(pid)
+    if seconds > SECONDS: return f'more than {SECONDS:,} s of processor time'
+    return f'more than {MEMORY / 2 ** 30:.0f} GB' if memory > MEMORY else ''
+
+
+def within_limits(engine: str, size: int, work: Path, small: bool) -> dict:
+    "The result of `measure_one`, or `refused`: the limit at which it was stopped."
     options = json.dumps(dict(engine=engine, size=size, work=str(work), small=small))
+    command = [sys.executable, '-c', CHILD, str(HERE), 'engines', 'measure_one', options]
+    environment = os.environ | dict(OMP_NUM_THREADS='1', RAYON_NUM_THREADS='1')
     with open(work/'errors.txt', 'w+') as errors:
-        child = subprocess.Popen([sys.executable, '-c', CHILD, str(HERE), 'engines', 'cell', options], stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | dict(OMP_NUM_THREADS='1', RAYON_NUM_THREADS='1'))
-        why = ''
-        while child.poll() is None and not why:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        while child.poll() is None:
             time.sleep(0.5)
-            seconds, memory = held(child.pid)
-            why = f'more than {SECONDS:,} s of processor time' if seconds > SECONDS else f'more than {MEMORY / 2 ** 30:.0f} GB' if memory > MEMORY else ''
-        if why: child.kill(); child.wait(); return dict(refused=why)
-        if child.returncode: errors.seek(0); raise RuntimeError(f'{engine} at {size:,}: ended with {child.returncode}: {errors.read()[-2000:]}')
+            if reason := exceeded(child.pid):
+                child.kill()
+                child.wait()
+                return dict(refused=reason)
+        if child.returncode:
+            errors.seek(0)
+            raise RuntimeError(f'{engine} at {size:,}: ended with {child.returncode}: {errors.read()[-2000:]}')
         return json.loads(child.stdout.read().splitlines()[-1])
 
 
-def of_today(path: Path) -> bool:  # whether a result is there and was measured with these vectors
+def is_current(path: Path) -> bool:  # there, and measured with today's vectors
     return path.exists() and read_json(path).get('vectors') == VECTORS
 
 
-def go_on(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> None:
-    "A file a size and engine; those of today's vectors stay. What refused a size is not asked for a larger one."
-    work, kept = WORK/('small' if small else 'whole'), results/'engines'
-    for folder in (work, kept): folder.mkdir(parents=True, exist_ok=True)
+def refused_before(folder: Path, engine: str, size: int) -> str:  # the limit at a smaller size, or nothing
+    smaller = (folder/f'{less}-{engine}.json' for less in SIZES if less < size)
+    return next((reason for path in smaller if is_current(path) and (reason := read_json(path).get('refused'))), '')
+
+
+def measure_missing(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> None:
+    "One file for each size and engine that has none with today's vectors; an engine stopped at a size tries no larger."
+    work, folder = WORK/('small' if small else 'whole'), results/'engines'
+    work.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     Source(work, small)
-    for size in (size for size in (SMALL if small else SIZES) if size <= most):
+    for size in SMALL if small else SIZES:
         for engine in PACKAGES:
-            path = kept/f'{size}-{engine}.json'
-            if not force and of_today(path): continue
-            began = time.monotonic()
-            before = [kept/f'{less}-{engine}.json' for less in SIZES if less < size]
-            smaller = [read_json(less).get('refused') for less in before if of_today(less)]
-            found = dict(refused=f'{why} at fewer documents') if (why := next(filter(None, smaller), None)) else limited(engine, size, work, small)
-            write_json(path, dict(engine=engine, size=size, vectors=VECTORS, date=date.today().isoformat(), command='make bench PART=engines', machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', revision=revision(), seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **found))
-            shutil.rmtree(work/f'{size}-{engine}', ignore_errors=True)
-            say(f'  {size:,} {engine}: ' + (found.get('refused') or f'made in {found["index"]["cpu"]:.1f} s, {found["latency"]["median"]:.2f} ms a query'))
+            path = folder/f'{size}-{engine}.json'
+            if size <= most and (force or not is_current(path)): write_one(path, engine, size, work, small)
+
+
+def write_one(path: Path, engine: str, size: int, work: Path, small: bool) -> None:
+    began, reason = time.monotonic(), refused_before(path.parent, engine, size)
+    result = dict(refused=f'{reason} at fewer documents') if reason else within_limits(engine, size, work, small)
+    write_json(path, dict(
+        engine=engine, size=size, vectors=VECTORS, date=date.today().isoformat(), command='make bench PART=engines',
+        machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', revision=revision(),
+        seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **result))
+    shutil.rmtree(work/f'{size}-{engine}', ignore_errors=True)
+    say(f'  {size:,} {engine}: ' + (result.get('refused') or
+        f'indexed in {result["index"]["cpu"]:.1f} s, {result["latency"]["median"]:.2f} ms a query'))
 
 
 def main() -> None:
     reader = CommandLine(description=__doc__.splitlines()[0])
-    reader.add_argument('--most', type=int, default=max(SIZES), metavar='DOCUMENTS', help='no more than so many')
-    reader.add_argument('--small', action='store_true', help='whether it runs, not how fast')
-    reader.add_argument('--force', action='store_true', help='measure again what is there')
+    reader.add_argument('--most', type=int, default=max(SIZES), metavar='DOCUMENTS', help='the largest size')
+    reader.add_argument('--small', action='store_true', help='tiny sizes, to see whether it runs')
+    reader.add_argument('--force', action='store_true', help='measure again what has a result')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
-    go_on(options.results, options.small, options.force, options.most)
+    measure_missing(options.results, options.small, options.force, options.most)
     report.main(options.results)
 
 

@@ -1,69 +1,79 @@
-"""On a CUDA card: encoding and the training step in bfloat16, and how far they are from what the card's arithmetic allows."""
+"""On a GPU: encoding and the training step in bfloat16, beside what the GPU's arithmetic allows."""
 from contextlib import ExitStack
+from functools import partial
 import torch
 from splade_nb.model.encode import encode, prepared_decoder
 from encode import Encoders
-from measure import alternately, clock, ratios, say, spread
-from models import FULL, SMALL, folder_of
-from step import batch, mine, theirs
+from measure import alternately, once, ratios, say, spread
+from models import FULL, SMALL, model_folder
+from step import QUERY, batch, mine, theirs
 
-NUMBER, BATCH, BUDGET = 2_000, 64, 32_768  # texts, texts of their batch, tokens of ours
-PAIRS, LENGTH, QUERY = 24, 192, 16
+NUMBER, BATCH, BUDGET = 2_000, 64, 32_768  # texts; texts of their batch; tokens of ours
+PAIRS, LENGTH = 24, 192
 
 
 def rate(device: str, side: int) -> float:  # operations a second
-    "Of a large product in bfloat16: the best of ten."
+    "Of a large product in bfloat16, the best of ten."
     left = torch.randn(side, side, device=device, dtype=torch.bfloat16)
     left @ left
-    taken = []
-    for _ in range(10):
-        before = clock()[1]; left @ left; taken.append(clock()[1] - before)
-    return 2 * side ** 3 / min(taken)
+    return 2 * side ** 3 / min(once(lambda: left @ left)['wall'] for _ in range(10))
 
 
 def operations(size: dict, tokens: int) -> float:
-    "Of one way forward, attention's own left out: two for each weight and token."
-    return 2 * tokens * (size['layers'] * 12 * size['hidden'] ** 2 + size['hidden'] ** 2 + size['vocabulary'] * size['hidden'])
+    "Of a forward pass without the attention itself: two for each weight and token."
+    hidden = size['hidden']
+    return 2 * tokens * (size['layers'] * 12 * hidden ** 2 + hidden ** 2 + size['vocabulary'] * hidden)
 
 
-def peak_of(call, device: str) -> int:  # bytes allocated at once, all that is on the card
-    if device == 'cpu': call(); return 0
-    torch.cuda.empty_cache(); torch.cuda.reset_peak_memory_stats(); call()
+def peak_of(call, device: str) -> int:  # bytes allocated at once on the GPU, with models; 0 on a processor
+    if device == 'cpu':
+        call()
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call()
     return torch.cuda.max_memory_allocated()
 
 
-def encoding(folder, size, device, number) -> dict:
+def encoding(folder, size: dict, device: str, number: int) -> dict:
     "Texts a second."
     encoders = Encoders(folder, number, device)
-    decoders = {name: prepared_decoder(encoders.our(), keep, precision='bf16') for name, keep in (('all', None), ('korean', encoders.korean))}
-    their = encoders.their().bfloat16()
-    calls = dict(pooling=lambda: their.encode(encoders.texts, batch_size=BATCH, show_progress_bar=False, save_to_cpu=True),
-                 **{name: lambda decoder=decoder: encode(encoders.our(), encoders.tokenizer, encoders.texts, budget=BUDGET, decoder=decoder, precision='bf16')
-                    for name, decoder in decoders.items()})
+    texts, their = encoders.texts, encoders.their().bfloat16()
+    calls = dict(pooling=partial(their.encode, texts, batch_size=BATCH, show_progress_bar=False, save_to_cpu=True))
+    for name, keep in dict(all=None, korean=encoders.korean).items():
+        decoder = prepared_decoder(encoders.our(), keep, precision='bf16')
+        calls[name] = partial(encode, encoders.our(), encoders.tokenizer, texts, budget=BUDGET, decoder=decoder,
+                              precision='bf16')
     peaks = {name: peak_of(call, device) for name, call in calls.items()}
-    taken, tokens = alternately(calls), sum(len(ids) + 2 for ids in encoders.tokenizer.ids(encoders.texts))
-    for name in calls: say(f'  {name}: {len(encoders.texts) / spread([r["wall"] for r in taken[name]])["median"]:,.0f} texts a second, {peaks[name] / 1e9:.1f} GB')
-    return dict(texts=len(encoders.texts), tokens=tokens, rounds=taken, peaks=peaks, operations=operations(size, tokens))
+    times, tokens = alternately(calls), sum(len(ids) + 2 for ids in encoders.tokenizer.ids(texts))
+    for name in calls:
+        seconds = spread([each['wall'] for each in times[name]])['median']
+        say(f'  {name}: {len(texts) / seconds:,.0f} texts a second, {peaks[name] / 1e9:.1f} GB')
+    return dict(texts=len(texts), tokens=tokens, rounds=times, peaks=peaks, operations=operations(size, tokens))
 
 
-def stepping(folder, size, device, pairs, length) -> dict:
-    "One step under autocast, each side alone on the card: its peak is its own."
-    sides, found = batch(size['vocabulary'], pairs, length, device), dict(peaks={}, rounds={}, loss={})
+def stepping(folder, size: dict, device: str, pairs: int, length: int) -> dict:
+    "One step under autocast; one side after the other on the GPU, so that each peak is of one side."
+    sides, result = batch(size['vocabulary'], pairs, length, device), dict(peaks={}, rounds={}, loss={})
     for name, side in dict(pooling=theirs, rows=mine).items():
         with ExitStack() as stack:
             step = side(folder, stack, device, half=True)
-            found['loss'][name] = float(step(sides)); found['peaks'][name] = peak_of(lambda: step(sides), device)
-            found['rounds'] |= alternately({name: lambda: step(sides)}, 5)
+            result['loss'][name] = float(step(sides))
+            result['peaks'][name] = peak_of(lambda: step(sides), device)
+            result['rounds'] |= alternately({name: lambda: step(sides)}, 5)
         del step
-    say(f'  step B{pairs} L{length}: {spread(ratios(found["rounds"], "pooling", "rows", "wall"))["median"]:.2f} times faster, '
-        f'{found["peaks"]["pooling"] / 1e9:.1f} and {found["peaks"]["rows"] / 1e9:.1f} GB, losses {found["loss"]}')
-    return found | dict(pairs=pairs, length=length, operations=3 * operations(size, pairs * (length + QUERY)))
+    peaks, ratio = result['peaks'], spread(ratios(result['rounds'], 'pooling', 'rows', 'wall'))['median']
+    say(f'  step B{pairs} L{length}: {ratio:.2f} times faster, {peaks["pooling"] / 1e9:.1f} and '
+        f'{peaks["rows"] / 1e9:.1f} GB, losses {result["loss"]}')
+    return result | dict(pairs=pairs, length=length, operations=3 * operations(size, pairs * (length + QUERY)))
 
 
 def measure(small=False) -> dict | None:
-    "Nothing where there is no card; small, the processor stands in for it."
-    if not torch.cuda.is_available() and not small: say('  no CUDA device: left out'); return None
-    size, device = SMALL if small else FULL, 'cuda' if torch.cuda.is_available() else 'cpu'
-    with folder_of(size) as folder:
-        return dict(rate=rate(device, 256 if small else 8_192), encode=encoding(folder, size, device, 32 if small else NUMBER),
-                    step=stepping(folder, size, device, *((2, 16) if small else (PAIRS, LENGTH))))
+    "None without a GPU; with `small` the processor takes its place."
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    if device == 'cpu' and not small: return say('  no CUDA device: left out')
+    size, shape = (SMALL, (2, 16)) if small else (FULL, (PAIRS, LENGTH))
+    with model_folder(size) as folder:
+        return dict(rate=rate(device, 256 if small else 8_192),
+                    encode=encoding(folder, size, device, 32 if small else NUMBER),
+                    step=stepping(folder, size, device, *shape))

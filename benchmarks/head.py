@@ -1,50 +1,48 @@
-"""The head alone: forward and backward from hidden states to [B, V], in time, memory and growth."""
-import statistics
+"""The head alone: forward and backward from hidden states to [B, V]; time, memory and how both grow."""
+import functools, statistics
 import torch
 from torch.nn import functional as F
 from splade_nb.model import head
-from measure import alternately, apart, exponent, peak, ratios, say, spread, weigh
+from measure import alternately, exponent, in_process, peak, ratios, relative_error, say, spread
 
 VOCABULARY, HIDDEN = 250_002, 768
+TINY = dict(vocabulary=2_000, hidden=32)
 SHAPES = ((16, 8), (8, 16), (4, 64), (8, 192))  # texts, tokens of each
 ACTIVITIES = (0.001, 0.1, 1.0)                  # share of positive logits
 
 
-# The rivals: a case in, vectors [B, V] out
+# Methods: a case in, vectors [B, V] out
 
 def naive(case):
-    "The design documents' own lines."
+    "The code of the design documents."
     logits = F.linear(case.hidden, case.weight, case.bias)
     return (torch.log1p(torch.relu(logits)) * case.mask[..., None]).max(dim=1).values
 
 
 def pooling(case, chunk_size=None):
-    "sentence-transformers, which is given the logits."
+    "sentence-transformers, which takes the logits."
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     module = SpladePooling(chunk_size=chunk_size).train()
     logits = F.linear(case.hidden, case.weight, case.bias)
     return module(dict(token_embeddings=logits, attention_mask=case.mask))['sentence_embedding']
 
 
-def pooling_chunks(case): return pooling(case, chunk_size=16)
-
-
 def dense(case, as_rows=False):
-    return head.max_logits(case.hidden[case.mask.bool()], case.weight, case.bias, case.lengths, as_rows=as_rows).relu().log1p()
+    states = case.hidden[case.mask.bool()]
+    return head.max_logits(states, case.weight, case.bias, case.lengths, as_rows=as_rows).relu().log1p()
 
 
-def rows(case): return dense(case, as_rows=True)
-
-
-RIVALS = dict(naive=naive, pooling=pooling, pooling_chunks=pooling_chunks, dense=dense, rows=rows)
+METHODS = dict(naive=naive, pooling=pooling, pooling_chunks=functools.partial(pooling, chunk_size=16), dense=dense,
+               rows=functools.partial(dense, as_rows=True))
+FAST = ('pooling', 'dense', 'rows')
 
 
 def threshold(values, activity: float) -> float:
-    "What about so large a share of the values is above: the middle of the widest gap nearby, so that rounding puts none on the other side."
+    "A number that about this share of the values exceeds, in the widest gap nearby: rounding moves no value across."
     ordered, number = values.sort().values, round(activity * len(values))
     below = len(values) - number
-    near = ordered[max(0, below - number // 50 - 1):below + number // 50 + 1]
     if not below: return float(ordered[0]) - 1.0
+    near = ordered[max(0, below - number // 50 - 1):below + number // 50 + 1]
     gap = near.diff().argmax()
     return float(near[gap] + near[gap + 1]) / 2
 
@@ -57,121 +55,145 @@ class Case:
         self.mask = (torch.arange(length) < torch.tensor(self.lengths)[:, None]).long()
         self.hidden, self.weight = torch.randn(texts, length, hidden), torch.randn(vocabulary, hidden) / hidden ** 0.5
         self.bias, self.slope = torch.zeros(vocabulary), torch.randn(texts, vocabulary)
-        with torch.no_grad(): largest = head.max_logits(self.hidden[self.mask.bool()], self.weight, self.bias, self.lengths).flatten()
-        self.bias -= threshold(largest, activity)
-        self.leaves = self.hidden, self.weight, self.bias
-        for leaf in self.leaves: leaf.requires_grad_()
+        with torch.no_grad():
+            largest = head.max_logits(self.hidden[self.mask.bool()], self.weight, self.bias, self.lengths)
+        self.bias -= threshold(largest.flatten(), activity)
+        self.leaves = dict(hidden=self.hidden, weight=self.weight, bias=self.bias)
+        for leaf in self.leaves.values(): leaf.requires_grad_()
 
     @torch.no_grad()
-    def spare_ties(self):
-        "No slope where two tokens of a text are as large but for rounding: there `max` may take either."
+    def ignore_ties(self):
+        "No incoming gradient where two tokens of a text tie up to rounding: `max` may take either."
         for low in range(0, len(self.weight), 2_048):
             logits = torch.einsum('blh,vh->bvl', self.hidden, self.weight[low:low + 2_048])
-            largest, at = logits.max(-1, keepdim=True)
-            second = logits.scatter_(-1, at, float('-inf')).amax(-1)
-            self.slope[:, low:low + 2_048] *= largest[..., 0] - second > 1e-5
+            best = logits.topk(2).values
+            self.slope[:, low:low + 2_048] *= best[..., 0] - best[..., 1] > 1e-5
 
-    def run(self, rival):
+    def run(self, method: str) -> torch.Tensor:  # [B, V]
         "Forward and backward."
-        for leaf in self.leaves: leaf.grad = None
-        vectors = RIVALS[rival](self); vectors.backward(self.slope)
+        for leaf in self.leaves.values(): leaf.grad = None
+        vectors = METHODS[method](self)
+        vectors.backward(self.slope)
         return vectors.detach()
 
-    def forward(self, rival): return RIVALS[rival](self)
+    def gradients(self) -> dict:
+        gradients = {name: leaf.grad for name, leaf in self.leaves.items()}
+        return {name: grad.to_dense() if grad.is_sparse else grad.clone() for name, grad in gradients.items()}
 
 
-def agreement(case, found='rows', expected='pooling') -> dict:
-    "One way held against another."
-    right = case.run(expected), *(leaf.grad.clone() for leaf in case.leaves)
-    mine = case.run(found), *(leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad for leaf in case.leaves)
-    return dict(value=float((mine[0] - right[0]).abs().max()), support=torch.equal(mine[0] > 0, right[0] > 0), active=float((right[0] > 0).float().mean()),
-                gradient={name: apart(a, b) for name, a, b in zip(('hidden', 'weight', 'bias'), mine[1:], right[1:])})
+def agreement(case: Case) -> dict:
+    "Values, active terms and gradients of `rows` beside those of `pooling`."
+    expected, gradients = case.run('pooling'), case.gradients()
+    vectors = case.run('rows')
+    errors = {name: relative_error(gradient, gradients[name]) for name, gradient in case.gradients().items()}
+    return dict(value=float((vectors - expected).abs().max()), support=torch.equal(vectors > 0, expected > 0),
+                active=float((expected > 0).float().mean()), gradient=errors)
 
 
-# Parts of this benchmark
+# Time
 
-def times(texts, length, activity, rivals=('pooling', 'dense', 'rows'), rounds=3, **options) -> dict:
-    "Forward and backward of each rival, in turns."
-    case = Case(texts, length, activity, **options)
-    if activity > 0.01: case.spare_ties()
+def times(texts, length, activity, methods=FAST, rounds=3, ragged=False, **size) -> dict:
+    "Forward and backward of each method, alternately."
+    case = Case(texts, length, activity, ragged=ragged, **size)
+    if activity > 0.01: case.ignore_ties()
     agreed = agreement(case)
-    taken = alternately({rival: lambda rival=rival: case.run(rival) for rival in rivals}, rounds)
-    say(f'  B{texts} L{length}{" ragged" if options.get("ragged") else ""} {activity:.1%} active: ' + ', '.join(
-        f'{rival} {statistics.median(each["cpu"] for each in taken[rival]):.2f} s' for rival in rivals) +
-        f'; pooling / rows {spread(ratios(taken, "pooling", "rows"))["median"]:.2f}, gradients {max(agreed["gradient"].values()):.0e} apart')
-    return dict(texts=texts, length=length, activity=activity, ragged=bool(options.get('ragged')), agreement=agreed, rounds=taken)
+    measured = alternately({method: functools.partial(case.run, method) for method in methods}, rounds)
+    seconds = ', '.join(f'{method} {statistics.median(each["cpu"] for each in measured[method]):.2f} s'
+                        for method in methods)
+    ratio = spread(ratios(measured, 'pooling', 'rows'))['median']
+    say(f'  B{texts} L{length}{" ragged" * ragged} {activity:.1%} active: {seconds}; pooling / rows {ratio:.2f}, '
+        f'gradient error {max(agreed["gradient"].values()):.0e}')
+    return dict(texts=texts, length=length, activity=activity, ragged=ragged, agreement=agreed, rounds=measured)
 
 
-def growth_of_time(small=False) -> dict:
-    "Our own forward and backward against the number of tokens and of tokens, each size in turns with the others."
-    vocabulary, hidden = (2_000, 32) if small else (VOCABULARY, HIDDEN)
-    sizes = dict(tokens=[(8, length, vocabulary) for length in (24, 48, 96, 192)], vocabulary=[(8, 96, vocabulary // part) for part in (8, 4, 2, 1)])
-    found = {}
-    for axis, shapes in sizes.items():
-        cases = {f'{shape}': Case(shape[0], shape[1], 0.001, shape[2], hidden) for shape in shapes}
-        for case in cases.values(): case.run('rows')
-        taken = alternately({name: lambda case=case: case.run('rows') for name, case in cases.items()})
-        x = [shape[0] * shape[1] if axis == 'tokens' else shape[2] for shape in shapes]
-        found[axis] = dict(sizes=x, rounds=list(taken.values()), exponent=exponent(x, [statistics.median(r['cpu'] for r in taken[name]) for name in cases]))
-        say(f'  time grows with {axis} to the power {found[axis]["exponent"]:.2f}')
-    return found
+def all_times(size: dict) -> list:
+    results = []
+    for texts, length in SHAPES:
+        for activity in ACTIVITIES:
+            sparsest = activity == ACTIVITIES[0]
+            methods = tuple(METHODS) if sparsest and length < 192 else FAST
+            results.append(times(texts, length, activity, methods, 2 if length == 192 and not sparsest else 3, **size))
+    return [*results, times(8, 192, 0.001, ragged=True, rounds=2, **size)]
 
 
-def peak_of(rival, texts, length, activity, vocabulary=VOCABULARY, hidden=HIDDEN, forward=False) -> int:  # bytes
-    Case(1, 2, vocabulary=50, hidden=8).run(rival)  # what a first call loads is not its memory
-    case = Case(texts, length, activity, vocabulary, hidden)
-    return peak(lambda: case.forward(rival) if forward else case.run(rival))
-
-
-def peaks_of_forward(rival, shapes, activity=0.001, hidden=HIDDEN) -> list:  # bytes, of each (texts, length, vocabulary) in one process
-    return [peak_of(rival, texts, length, activity, vocabulary, hidden, forward=True) for texts, length, vocabulary in shapes]
-
-
-def memory(small=False) -> list:
-    "Peak above what was held before, forward and backward, a fresh process each."
-    size = dict(vocabulary=2_000, hidden=32) if small else {}
-    shapes = ((4, 64, 0.001, RIVALS), (8, 192, 0.001, ('pooling', 'dense', 'rows')), (8, 192, 1.0, ('dense', 'rows')), (24, 192, 0.001, ('dense', 'rows')))
-    found = []
-    for texts, length, activity, rivals in shapes:
-        peaks = {rival: weigh('head', 'peak_of', rival=rival, texts=texts, length=length, activity=activity, **size) for rival in rivals}
-        found.append(dict(texts=texts, length=length, activity=activity, peaks=peaks))
-        say(f'  B{texts} L{length} {activity:.1%} active: ' + ', '.join(f'{rival} {taken / 1e6:,.0f} MB' for rival, taken in peaks.items()))
-    return found
-
-
-def growth_of_memory(small=False) -> dict:
-    "Forward memory against length and vocabulary."
-    vocabulary, hidden = (2_000, 32) if small else (VOCABULARY, HIDDEN)
-    shapes = dict(length=[(8, length, vocabulary) for length in (24, 64, 96, 192)], vocabulary=[(8, 64, vocabulary // part) for part in (8, 4, 2, 1)])
-    found = {}
+def growth_of_time(vocabulary=VOCABULARY, hidden=HIDDEN) -> dict:
+    "Forward and backward of `rows` by the number of tokens and by the size of the vocabulary, sizes alternately."
+    shapes = dict(tokens=[(8, length, vocabulary) for length in (24, 48, 96, 192)],
+                  vocabulary=[(8, 96, vocabulary // part) for part in (8, 4, 2, 1)])
+    results = {}
     for axis, each in shapes.items():
-        peaks = {rival: weigh('head', 'peaks_of_forward', rival=rival, shapes=each, hidden=hidden) for rival in ('pooling', 'rows')}
-        found[axis] = dict(sizes=[shape[1] if axis == 'length' else shape[2] for shape in each], peaks=peaks)
-        say(f'  forward memory by {axis} {found[axis]["sizes"]}: ' + '; '.join(f'{rival} {[round(p / 1e6) for p in taken]} MB' for rival, taken in peaks.items()))
-    return found
+        sizes = [texts * length if axis == 'tokens' else tokens for texts, length, tokens in each]
+        cases = {size: Case(texts, length, 0.001, tokens, hidden) for size, (texts, length, tokens) in zip(sizes, each)}
+        for case in cases.values(): case.run('rows')
+        rounds = alternately({size: functools.partial(case.run, 'rows') for size, case in cases.items()})
+        seconds = [statistics.median(one['cpu'] for one in rounds[size]) for size in sizes]
+        results[axis] = dict(sizes=sizes, rounds=list(rounds.values()), exponent=exponent(sizes, seconds))
+        say(f'  time grows with {axis} to the power {results[axis]["exponent"]:.2f}')
+    return results
 
 
-def gather_cost(texts=8, lengths=(8, 16, 32), vocabulary=VOCABULARY, hidden=HIDDEN) -> dict:
-    "How much dearer an operation of the gathers is than one of the products: where the two ways back cost the same."
-    found = []
-    for length in lengths:
+# Memory
+
+def peak_of(method, texts, length, activity, vocabulary=VOCABULARY, hidden=HIDDEN, forward=False) -> int:  # bytes
+    Case(1, 2, vocabulary=50, hidden=8).run(method)  # what the first call loads does not count
+    case = Case(texts, length, activity, vocabulary, hidden)
+    return peak(lambda: METHODS[method](case) if forward else case.run(method))
+
+
+def forward_peaks(method, shapes, hidden) -> list:  # bytes, of each (texts, length, vocabulary) in one process
+    return [peak_of(method, texts, length, 0.001, tokens, hidden, forward=True) for texts, length, tokens in shapes]
+
+
+def memory(size: dict) -> list:
+    "The peak of forward and backward above what was held before, each in a fresh process."
+    shapes = ((4, 64, 0.001, METHODS), (8, 192, 0.001, FAST), (8, 192, 1.0, ('dense', 'rows')),
+              (24, 192, 0.001, ('dense', 'rows')))
+    results = []
+    for texts, length, activity, methods in shapes:
+        shape = dict(texts=texts, length=length, activity=activity)
+        peaks = {method: in_process('head', 'peak_of', method=method, **shape, **size) for method in methods}
+        results.append(dict(shape, peaks=peaks))
+        shown = ', '.join(f'{method} {value / 1e6:,.0f} MB' for method, value in peaks.items())
+        say(f'  B{texts} L{length} {activity:.1%} active: {shown}')
+    return results
+
+
+def growth_of_memory(vocabulary=VOCABULARY, hidden=HIDDEN) -> dict:
+    "Forward memory by length and by vocabulary."
+    shapes = dict(length=[(8, length, vocabulary) for length in (24, 64, 96, 192)],
+                  vocabulary=[(8, 64, vocabulary // part) for part in (8, 4, 2, 1)])
+    results = {}
+    for axis, each in shapes.items():
+        sizes = [length if axis == 'length' else tokens for _, length, tokens in each]
+        peaks = {method: in_process('head', 'forward_peaks', method=method, shapes=each, hidden=hidden)
+                 for method in ('pooling', 'rows')}
+        results[axis] = dict(sizes=sizes, peaks=peaks)
+        shown = '; '.join(f'{method} {[round(value / 1e6) for value in values]} MB' for method, values in peaks.items())
+        say(f'  forward memory by {axis} {sizes}: {shown}')
+    return results
+
+
+# The backward pass: gather or multiply
+
+def gather_cost(vocabulary=VOCABULARY, hidden=HIDDEN, texts=8) -> dict:
+    "How many multiplied logits take the time of one gathered entry: where both kinds of backward pass are equal."
+    results = []
+    for length in (8, 16, 32):
         tokens = texts * length
         states, weight, chunk = torch.randn(tokens, hidden), torch.randn(vocabulary, hidden), head.rows_in_cache(tokens)
         at = (torch.randint(length, (vocabulary, texts)) + torch.arange(texts) * length).int()
         slope = torch.randn(vocabulary, texts)
-        calls = dict(gather=lambda: head._sparse_gradients(slope, at, states, weight, False), product=lambda: head._dense_gradients(slope, at, states, weight, chunk))
+        calls = dict(gather=lambda: head._sparse_gradients(slope, at, states, weight, False),
+                     product=lambda: head._dense_gradients(slope, at, states, weight, chunk))
         for call in calls.values(): call()
-        taken = alternately(calls)
-        found.append(dict(tokens=tokens, cost=spread([ratio * tokens / texts for ratio in ratios(taken, 'gather', 'product')]), rounds=taken))
-        say(f'  an entry gathered costs {found[-1]["cost"]["median"]:.1f} logits multiplied (T = {tokens})')
-    return dict(used=head.GATHER_COST, measured=found)
+        rounds = alternately(calls)
+        cost = spread([ratio * tokens / texts for ratio in ratios(rounds, 'gather', 'product')])
+        results.append(dict(tokens=tokens, cost=cost, rounds=rounds))
+        say(f'  a gathered entry takes the time of {cost["median"]:.1f} multiplied logits (T = {tokens})')
+    return dict(used=head.GATHER_COST, measured=results)
 
 
 def measure(small=False) -> dict:
-    size = dict(vocabulary=2_000, hidden=32) if small else {}
-    how = lambda length, activity: dict(rivals=tuple(RIVALS) if activity == ACTIVITIES[0] and length < 192 else ('pooling', 'dense', 'rows'),
-                                        rounds=2 if length == 192 and activity != ACTIVITIES[0] else 3)
-    compared = [times(texts, length, activity, **how(length, activity), **size) for texts, length in SHAPES for activity in ACTIVITIES]
-    compared.append(times(8, 192, 0.001, ragged=True, rounds=2, **size))
-    return dict(times=compared, memory=memory(small), growth_of_time=growth_of_time(small), growth_of_memory=growth_of_memory(small),
-                gather_cost=gather_cost(**size))
+    size = TINY if small else {}
+    return dict(times=all_times(size), memory=memory(size), growth_of_time=growth_of_time(**size),
+                growth_of_memory=growth_of_memory(**size), gather_cost=gather_cost(**size))

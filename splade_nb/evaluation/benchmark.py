@@ -8,6 +8,7 @@ __all__ = ['PARAMETERS', 'metrics_per_query', 'measure', 'latency', 'leaderboard
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #imports
 import shutil, time
+from collections import Counter
 from datetime import date
 from pathlib import Path
 import numpy as np
@@ -84,8 +85,7 @@ def evaluate_system(system: System, corpus: Corpus, out: Path | str) -> dict:
 def _circumstances(corpus: Corpus, work: Path, began: float) -> dict:
     notes = shard_notes(read_json(work/'shards.json')) if (work/'shards.json').exists() else []
     return dict(documents=len(corpus), split=corpus.split, as_published=as_published(corpus),
-                notes=[*corpus.notes, *notes],
-                date=date.today().isoformat(), seconds=round(time.monotonic() - began, 1),
+                notes=[*corpus.notes, *notes], date=date.today().isoformat(), seconds=round(time.monotonic() - began, 1),
                 peak_memory_mb=peak_memory_mb(), device=machine(), versions=packages())
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #evaluate-all
@@ -114,25 +114,21 @@ def gather(model: str,        # run or model folders
           ) -> tuple:         # [System], [Corpus]
     "Open systems and collections, several joined by commas. Raises one `ConfigError` that names all that are missing."
     missing = []
-    def opened(function, *arguments):
-        try: return function(*arguments)
-        except (ConfigError, DataError) as error: missing.append(str(error))
-    systems = bm25_systems()
-    systems += [opened(pretrained_system, name) for name in _names(dense)]
-    systems += [opened(model_system, name) for name in _names(model)]
-    corpora = [opened(open_corpus, name, sample) for name in _names(collections)]
-    if not corpora:
+    def opened(function, names, *more):
+        for name in filter(None, map(str.strip, names.split(','))):
+            try: yield function(name, *more)
+            except (ConfigError, DataError) as error: missing.append(str(error))
+    systems = [*bm25_systems(), *opened(pretrained_system, dense), *opened(model_system, model)]
+    corpora = list(opened(open_corpus, collections, sample))
+    if not collections.strip(' ,'):
         missing.append(f'collections={collections!r}: none. Known: {", ".join(STANDARD)}; a folder or hub name will do')
     if missing: raise ConfigError('\n'.join([f'{len(missing)} cannot be had:', *missing]))
     _refuse_equal_names([system.name for system in systems])
     return systems, corpora
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #gather-2
-def _names(text: str) -> list: return [part.strip() for part in text.split(',') if part.strip()]
-
 def _refuse_equal_names(names: list) -> None:
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f'two systems are called {twice[0]!r}: their results would lie in one file; '
                           'give the folders different names')
 
@@ -141,8 +137,8 @@ def over_baseline(result: dict, results: list, baseline: str = 'bm25') -> dict |
     "The paired difference of nDCG@10 to a baseline on the same corpus; None for the baseline, and where it is missing."
     same = [other for other in results if (other['system'], other['hash']) == (baseline, result['hash'])]
     if result['system'] == baseline or not same: return None
-    ours, theirs = result['per_query']['ndcg@10'], same[0]['per_query']['ndcg@10']
-    return paired_difference(list(ours.values()), [theirs[query] for query in ours])
+    ours, theirs = (pd.Series(each['per_query']['ndcg@10']) for each in (result, same[0]))
+    return paired_difference(ours, theirs[ours.index])
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #over-baseline-2
 def results_table(results: list) -> pd.DataFrame:
@@ -166,30 +162,28 @@ def _result_row(result: dict, results: list) -> dict:
 def published_table(published: dict,   # {"metric", "rows": [{"system", "name", "collection", "sample", "value"}]}
                     results: list) -> pd.DataFrame:
     "Published figures of every system beside those measured here; systems that nobody published come last."
-    rows, metric = published['rows'], published['metric']
-    columns = list(dict.fromkeys((row['collection'], row['sample']) for row in rows))
-    values = {(row['system'], row['collection'], row['sample']): row['value'] for row in rows}
-    ours = {result['system']: result['system'] for result in results if result['as_published']}
+    rows, here = published['rows'], _measured_here(results, published['metric'])
+    names = {row['system']: row['name'] for row in rows}
+    values = {(row['system'], row['collection'], row['sample']): percent(row['value']) for row in rows}
     table = []
-    for system, name in (ours | {row['system']: row['name'] for row in rows}).items():
-        cells = {'system': name}
-        for collection, sample in columns:
+    for system in sorted(dict.fromkeys([*(key[0] for key in here), *names]), key=lambda system: system not in names):
+        cells = {'system': names.get(system, system)}
+        for collection, sample in dict.fromkeys((row['collection'], row['sample']) for row in rows):
             heading = STANDARD[collection].title + (f', {sample:,} documents' if sample else '')
-            cells[f'{heading}, published'] = percent(values.get((system, collection, sample)))
-            cells[f'{heading}, here'] = _measured_here(results, system, collection, sample, metric)
-        table.append((system in ours and system not in {row['system'] for row in rows}, cells))
-    return pd.DataFrame([cells for _, cells in sorted(table, key=lambda row: row[0])])
+            cells[f'{heading}, published'] = values.get((system, collection, sample), '')
+            cells[f'{heading}, here'] = here.get((system, collection, sample), '')
+        table.append(cells)
+    return pd.DataFrame(table)
 
-def _measured_here(results: list, system: str, collection: str, sample: int, metric: str) -> str:
-    wanted = system, collection, sample
-    values = [result['metrics'][metric] for result in results
-              if result['as_published'] and (result['system'], result['collection'], result['sample']) == wanted]
-    return percent(values[0]) if values else ''
+def _measured_here(results: list, metric: str) -> dict: # (system, collection, sample) -> percent, as published
+    return {(result['system'], result['collection'], result['sample']): percent(result['metrics'][metric])
+            for result in results if result['as_published']}
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #whole-table
 def whole_table(results: list, systems: dict,  # {system: its name}
                 metrics=('ndcg@10', 'success@1')) -> pd.DataFrame:
     "The whole public collections: a row for each system, an empty cell where nothing was measured."
-    return pd.DataFrame([{'system': name} | {
-        f'{known.title}, {metric}': _measured_here(results, system, collection, 0, metric)
-        for collection, known in STANDARD.items() for metric in metrics} for system, name in systems.items()])
+    here = {metric: _measured_here(results, metric) for metric in metrics}
+    columns = {f'{known.title}, {metric}': [here[metric].get((system, collection, 0), '') for system in systems]
+               for collection, known in STANDARD.items() for metric in metrics}
+    return pd.DataFrame({'system': list(systems.values())} | columns)

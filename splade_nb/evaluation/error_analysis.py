@@ -8,8 +8,10 @@ __all__ = ['REASONS', 'ADVICE', 'lacking', 'examine', 'worst_queries', 'why', 'w
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #imports
 import json
+from collections import Counter
 from dataclasses import dataclass
 import numpy as np
+import pandas as pd
 from ..config.versions import PARENTS
 from ..model.encode import heaviest, matched
 from .compare import from_parent, join_words, short
@@ -27,12 +29,13 @@ def lacking(query, document, names: list # [1, V], [1, V], [V]
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #examine
 def examine(query: str, vector, # [1, V]
             doc_vectors,        # [N, V]
-            ids: list, texts: dict, grades: dict, tokenizer) -> dict:
+            texts: dict,        # {document: text}, in the order of the vectors
+            grades: dict, tokenizer) -> dict:
     "One query: the best wrong and the best right document, the terms that scored each, and what the right one lacks."
-    scores, names = np.asarray((vector @ doc_vectors.T).todense())[0], tokenizer.names_in(query)
-    relevant = np.array([grades.get(id, 0) > 0 for id in ids])
+    scores, names = (vector @ doc_vectors.T).toarray()[0], tokenizer.names_in(query)
+    relevant, documents = np.array([grades.get(id, 0) > 0 for id in texts]), list(texts.values())
     right, wrong = (int(np.where(mask, scores, -1).argmax()) for mask in (relevant, ~relevant))
-    def describe(place): return dict(text=shorten(texts[ids[place]], 200), score=round(float(scores[place]), 4),
+    def describe(place): return dict(text=shorten(documents[place], 200), score=round(float(scores[place]), 4),
                                      terms=matched(vector, doc_vectors[[place]], names)[:5])
     missing, share = lacking(vector, doc_vectors[[right]], names)
     rank = 1 + int((scores > scores[right]).sum()) if scores[right] > 0 else None
@@ -44,17 +47,14 @@ def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame ea
                   vectors: tuple, # [Q, V] in the order of the model's rows, [N, V] in the collection's
                   collection, tokenizer, most: int = 10) -> list: # dictionaries, the worst first
     "The queries with the lowest nDCG@10; among equals those first that BM25 ranks best."
-    ndcg = {name: rows['ndcg@10'] for name, rows in systems.items()}
-    queries = list(ndcg['model'].index)
-    order = sorted(range(len(queries)), key=lambda place: (ndcg['model'].iloc[place],
-                                                           -ndcg['bm25'].loc[queries[place]]))
-    doc_ids, misses = list(collection.texts), []
-    for place in order[:most]:
-        id, query = queries[place], collection.queries[queries[place]]
-        miss = examine(query.text, vectors[0][[place]], vectors[1], doc_ids, collection.texts, collection.qrels[id],
-                       tokenizer)
-        values = {name: round(float(rows.loc[id]), 4) for name, rows in ndcg.items()}
-        misses.append(dict(miss, kind=query.kind or 'original', ndcg=values))
+    ids = systems['model'].index
+    ndcg = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
+    worst = ndcg.assign(place=range(len(ids))).sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')
+    misses = []
+    for id, place in worst['place'].head(most).items():
+        query = collection.queries[id]
+        miss = examine(query.text, vectors[0][[place]], vectors[1], collection.texts, collection.qrels[id], tokenizer)
+        misses.append(dict(miss, kind=query.kind or 'original', ndcg=ndcg.loc[id].round(4).to_dict()))
     return misses
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #why
@@ -63,13 +63,13 @@ REASONS = dict(nothing='have no term', disjoint='share no term with their right 
                partly='find only some of their right documents',
                outweighed='lose to a document that has their terms with more weight')
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #why-2
 def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
     "Why a query failed."
     def spelled(pairs): return ', '.join(label(term) for term, _ in pairs[:4])
-    if not miss['terms']: return 'nothing', 'the query has no active term'
     share, missing = miss['missing_share'], spelled(miss['missing'])
-    if not miss['right']['score']:
-        return 'disjoint', f'no term in common with the right document, which lacks {missing}'
+    if not miss['terms']: return 'nothing', 'the query has no active term'
+    if not miss['right']['score']: return 'disjoint', f'no term in common with the right document, which lacks {missing}'
     if miss['rank'] == 1: return 'partly', 'one right document is ranked first, another late'
     if share > 0.5: return 'lacks', f'{share:.0%} of the weight is on terms that the right document lacks: {missing}'
     scores = f'{miss["first"]["score"]:.3g} to {miss["right"]["score"]:.3g}'
@@ -78,21 +78,23 @@ def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-table
 def worst_table(run: Run) -> tuple: # DataFrame, a row for each query; caption
     "The worst queries of a run: which document was ranked first, which should have been, and why."
-    import pandas as pd
-    misses = run.evaluation.get('worst') or []
-    rows = [{'query': miss['query'], 'kind': miss['kind'],
-             'nDCG@10': f'{miss["ndcg"]["model"]:.2f} (BM25 {miss["ndcg"]["bm25"]:.2f})',
-             'right document': shorten(miss['right']['text'], 70), 'its rank': f'{miss["rank"] or "not retrieved"}',
-             'best wrong document': shorten(miss['first']['text'], 70), 'why': why(miss)[1]} for miss in misses]
-    return pd.DataFrame(rows).set_index('query') if rows else pd.DataFrame(), _worst_caption(misses)
+    misses = run.evaluation.get('worst')
+    if not misses: return pd.DataFrame(), 'The run kept no worst queries.'
+    return pd.DataFrame(map(_miss_row, misses)).set_index('query'), _worst_caption(misses)
 
-# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-table-2
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-row
+def _miss_row(miss: dict) -> dict:
+    return {'query': miss['query'], 'kind': miss['kind'],
+            'nDCG@10': f'{miss["ndcg"]["model"]:.2f} (BM25 {miss["ndcg"]["bm25"]:.2f})',
+            'right document': shorten(miss['right']['text'], 70), 'its rank': f'{miss["rank"] or "not retrieved"}',
+            'best wrong document': shorten(miss['first']['text'], 70), 'why': why(miss)[1]}
+
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-caption
 def _worst_caption(misses: list) -> str:
-    if not misses: return 'The run kept no worst queries.'
-    reasons = [why(miss)[0] for miss in misses]
-    counts = join_words(f'{reasons.count(reason)} {text}' for reason, text in REASONS.items() if reason in reasons)
+    counts = Counter(why(miss)[0] for miss in misses)
+    reasons = join_words(f'{counts[reason]} {text}' for reason, text in REASONS.items() if counts[reason])
     better = sum(miss['ndcg']['bm25'] > miss['ndcg']['model'] for miss in misses)
-    return f'Of the {len(misses)} worst queries {counts}; BM25 ranks {better} of them better.'
+    return f'Of the {len(misses)} worst queries {reasons}; BM25 ranks {better} of them better.'
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars
 def pair_bars(run: Run) -> tuple: # figure, caption
@@ -102,57 +104,52 @@ def pair_bars(run: Run) -> tuple: # figure, caption
     if not pairs: return nothing('The run kept no terms of context pairs.')
     pairs.sort(key=lambda pair: pair['weighted'])
     shown = [pairs[place] for place in sorted({0, len(pairs) // 2, len(pairs) - 1})]
-    sizes = [max(map(len, pair['terms'])) for pair in shown]
-    figure, axes = canvas(len(shown), 2, height=0.5 + sum(0.6 + 0.19 * size for size in sizes), squeeze=False,
-                          height_ratios=[3 + size for size in sizes], sharex='row')
-    for row, pair, size in zip(axes, shown, sizes):
+    sizes = [3 + max(map(len, pair['terms'])) for pair in shown]
+    figure, axes = canvas(len(shown), 2, height=0.5 + 0.19 * sum(sizes), squeeze=False, height_ratios=sizes, sharex='row')
+    for row, pair in zip(axes, shown):
         for axis, terms, other, text in zip(row, pair['terms'], pair['terms'][::-1], pair['queries']):
-            _pair_panel(axis, terms, {term for term, _ in other}, text, size)
-    colours = (('in both', 'blue'), ('in one', 'orange'))
-    figure.legend(handles=[Patch(color=palette[colour], label=text) for text, colour in colours],
+            _pair_panel(axis, terms, dict(other), text, max(map(len, pair['terms'])))
+    figure.legend(handles=[Patch(color=palette['blue'], label='in both'), Patch(color=palette['orange'], label='in one')],
                   loc='outside lower center', ncols=2)
     return figure, '; '.join(map(_pair_sentence, shown)) + '.'
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars-2
-def _pair_panel(axis, terms: list, others: set, text: str, size: int) -> None:
-    colours = [palette['blue' if term in others else 'orange'] for term, _ in terms]
-    axis.barh(range(len(terms)), [weight for _, weight in terms], color=colours, height=0.72)
-    axis.set_yticks(range(len(terms)), [label(term) for term, _ in terms])
+def _pair_panel(axis, terms: list, others: dict, text: str, size: int) -> None:
+    names, weights = zip(*terms)
+    colours = [palette['blue' if name in others else 'orange'] for name in names]
+    axis.barh(range(len(terms)), weights, color=colours, height=0.72)
+    axis.set_yticks(range(len(terms)), list(map(label, names)))
     axis.set_ylim(size - 0.4, -0.6)
     axis.grid(axis='y', visible=False)
     axis.set_title(shorten(text, 44), fontsize=9)
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars-3
 def _pair_sentence(pair: dict) -> str:
-    first, second = ({term for term, _ in terms} for terms in pair['terms'])
-    return (f'“{shorten(pair["phrase"], 24)}”: {len(first & second)} of {len(first)} heavy terms in both halves, '
+    first, second = map(dict, pair['terms'])
+    return (f'“{shorten(pair["phrase"], 24)}”: {len(first.keys() & second)} of {len(first)} heavy terms in both halves, '
             f'distance {pair["weighted"]:.2f} by weight')
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #parent-table
 def parent_table(run: Run) -> tuple: # DataFrame, a row for each setting; caption
     "Where the settings differ from the parent's under the same recipe and scale; from the defaults without a parent."
-    import pandas as pd
     config, parent = run.config, PARENTS.get(run.config['version'])
     overridden, idle = config.get('overridden', {}), config.get('off', {})
-    def shown(value): return shorten(short(value), 60)
-    rows = [{'setting': name, parent or 'default': shown(before), 'here': shown(after),
-             'set by': 'this run' if name in overridden else 'the version', 'off because': idle.get(name, '')}
-            for name, (before, after) in from_parent(config).items()]
-    by_hand = sum(row['set by'] == 'this run' for row in rows)
-    caption = (f'{len(rows)} settings differ from {parent or "the defaults"} '
-               f'(recipe {config["recipe"]}, scale {config["scale"]}); {by_hand} of them were overridden for this run.')
-    return pd.DataFrame(rows).set_index('setting') if rows else pd.DataFrame(), caption
+    rows = {name: [shorten(short(before), 60), shorten(short(here), 60),
+                   'this run' if name in overridden else 'the version', idle.get(name, '')]
+            for name, (before, here) in from_parent(config).items()}
+    table = pd.DataFrame.from_dict(rows, orient='index', columns=[parent or 'default', 'here', 'set by', 'off because'])
+    return table.rename_axis('setting'), (
+        f'{len(rows)} settings differ from {parent or "the defaults"} (recipe {config["recipe"]}, '
+        f'scale {config["scale"]}); {(table["set by"] == "this run").sum()} of them were overridden for this run.')
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #guard-log
-def guard_log(run: Run, most: int = 12) -> tuple: # DataFrame, a row for each event; caption
+def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve events; caption
     "What the collapse guard reported, the gravest first, and how often."
-    import pandas as pd
+    if not run.events: return pd.DataFrame(), 'The collapse guard reported no event.'
     events = sorted(run.events, key=lambda event: (event['level'] == 'warn', event['step']))
-    names = [event['name'] for event in events]
-    counts = join_words(f'{name} {names.count(name)}' for name in dict.fromkeys(names))
-    columns = ('step', 'level', 'name', 'value', 'message')
-    table = pd.DataFrame([{name: short(event.get(name, '')) for name in columns} for event in events[:most]])
-    return table, f'{len(events)} events: {counts}.' if events else 'The collapse guard reported no event.'
+    counts = join_words(f'{name} {count}' for name, count in Counter(event['name'] for event in events).items())
+    table = pd.DataFrame(events[:12], columns=['step', 'level', 'name', 'value', 'message'], dtype=object).fillna('')
+    return table.map(short), f'{len(events)} events: {counts}.'
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #advice
 @dataclass(frozen=True)
@@ -167,9 +164,9 @@ class Advice:
 
     def seen(self, run: Run) -> float | None:
         "The number, where it shows the symptom and the changes are not in force."
-        value, settings = self.measure(run), run.config['settings']
+        value = self.measure(run)
         shown = value > self.limit if self.above else value < self.limit
-        return value if shown and any(settings[name] != change for name, change in self.changes.items()) else None
+        return value if shown and not self.changes.items() <= run.config['settings'].items() else None
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #measures
 def _terms_of(side: str): return lambda run: run.summary['active_terms'][side]
@@ -180,12 +177,10 @@ def _validations(run: Run) -> list: return [row['metrics']['ndcg@10'] for row in
                                             if 'ndcg@10' in row['metrics']]
 
 def _lost_in_training(run: Run) -> float: # nDCG@10 of the initial model minus that of the last; 0 without validation
-    ndcg = _validations(run)
-    return ndcg[0] - ndcg[-1] if ndcg else 0.0
+    ndcg = _validations(run) or [0.0]
+    return ndcg[0] - ndcg[-1]
 
-def _lost_with_filter(run: Run) -> float:
-    return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
-
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #measures-2
 def _infonce_at_chance(run: Run) -> float:
     return ends(run.metrics['loss_infonce'])[1] / ends(run.metrics['chance_loss'])[1]
 
@@ -193,9 +188,12 @@ def _infonce_deviation(run: Run) -> float: # from its trend, as a share of its m
     values = run.metrics['loss_infonce']
     return float((values - values.rolling(9, center=True, min_periods=1).mean()).std() / values.mean())
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #measures-3
+def _lost_with_filter(run: Run) -> float: return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
+
 def _disjoint_share(run: Run) -> float: # of the worst queries
-    misses = run.evaluation.get('worst') or []
-    return sum(why(miss)[0] == 'disjoint' for miss in misses) / max(1, len(misses))
+    reasons = [why(miss)[0] for miss in run.evaluation.get('worst') or []]
+    return reasons.count('disjoint') / max(1, len(reasons))
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #advices
 _WEAK_FILTER = dict(lambda_language=0.01, non_korean_penalty=1.0, language_ramp=0.3)
@@ -208,43 +206,37 @@ ADVICE = tuple(Advice(*row) for row in (
      dict(weight_averaging=[0.0, 0.25, 0.5, 0.75])),
     ('InfoNCE stays at chance', 'InfoNCE, where 1 is chance', _infonce_at_chance, True, 0.9, dict(similarity='dot')),
     ('The loss falls below zero and goes on falling', 'the loss at the end', lambda run: ends(run.metrics['loss'])[1],
-     False, 0.0,
-     dict(positive_form='expansion', self_form='logit')),
-    ('Texts activate a large part of the vocabulary', 'active terms of a document', _terms_of('doc'),
-     True, 400, dict(lambda_flops=0.1)),
+     False, 0.0, dict(positive_form='expansion', self_form='logit')),
+    ('Texts activate a large part of the vocabulary', 'active terms of a document', _terms_of('doc'), True, 400,
+     dict(lambda_flops=0.1)),
     ('Queries have too many terms', 'active terms of a query', _terms_of('query'), True, 40, dict(lambda_flops=0.1)),
     ('Queries are sparse, documents are dense', 'active terms of a document for one of a query', _terms_ratio, True, 10,
      dict(document_share=1.0)),
     ('Foreign tokens stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'],
      True, 0.1, _WEAK_FILTER),
     ('Query and document meet only in the words that both hold', 'worst queries without a common term',
-     _disjoint_share, True, 0.3,
-     dict(lambda_positive=2.0, silence=3.0)),
-    ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation,
-     True, 0.2, dict(batch_size=32))))
+     _disjoint_share, True, 0.3, dict(lambda_positive=2.0, silence=3.0)),
+    ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation, True, 0.2,
+     dict(batch_size=32))))
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #next-steps
 def next_steps(run: Run) -> tuple: # DataFrame; caption
     "Symptoms that the run shows with what ended them in the tuning guide, then what every run leaves open."
-    import pandas as pd
-    seen = [(advice, value) for advice in ADVICE if (value := advice.seen(run)) is not None]
-    rows = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _as_command(advice.changes),
-             'the tuning guide')
-            for advice, value in seen]
-    rows += [(*step, 'this run') for step in (*_unfinished(run), *_weakest_kind(run))]
+    seen = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _as_command(advice.changes),
+             'the tuning guide') for advice in ADVICE if (value := advice.seen(run)) is not None]
     seed, version = run.summary['seed'], run.summary['version']
-    rows.append((f'one seed, {seed}', f'make train SEED={seed + 1} OUT=outputs/{version}-{seed + 1}, then make compare',
-                 'this run'))
-    first = f'first to try: {rows[0][1]}' if seen else 'what every run leaves open follows'
-    caption = f'{len(seen)} of {len(ADVICE)} symptoms of the tuning guide show; {first}.'
-    return pd.DataFrame(rows, columns=['seen', 'try', 'source']).set_index('seen'), caption
+    again = f'make train SEED={seed + 1} OUT=outputs/{version}-{seed + 1}, then make compare'
+    left = [*_unfinished(run), *_weakest_kind(run), (f'one seed, {seed}', again)]
+    table = pd.DataFrame([*seen, *((*step, 'this run') for step in left)], columns=['seen', 'try', 'source'])
+    first = f'first to try: {seen[0][1]}' if seen else 'what every run leaves open follows'
+    return table.set_index('seen'), f'{len(seen)} of {len(ADVICE)} symptoms of the tuning guide show; {first}.'
 
-# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #next-steps-2
 def _as_command(changes: dict) -> str: return f"make train SETTINGS='{json.dumps(changes)}'"
 
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #next-steps-2
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end
     steps, planned, ndcg = run.summary['steps'], run.config['settings']['steps'], _validations(run)
-    if planned and steps < planned and not run.summary['stopped']:
+    if steps < planned and not run.summary['stopped']:
         return [(f'{steps} of {planned} steps were taken', 'the whole schedule: no max_steps')]
     if len(ndcg) > 2 and ndcg[-1] == max(ndcg) and ndcg[-1] > ndcg[-2]:
         return [(f'the last validation is the best, nDCG@10 {ndcg[-1]:.3f} after {ndcg[-2]:.3f}',
@@ -255,9 +247,8 @@ def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a 
 def _weakest_kind(run: Run) -> list: # (seen, try): the kind of query that gains least over BM25
     gains = {kind: row['difference'] for kind, row in run.evaluation['by_kind'].items()}
     if len(gains) < 2: return []
-    kind = min(gains, key=lambda kind: gains[kind]['mean'])
-    low, high = gains[kind]['low'], gains[kind]['high']
-    level = 'below BM25' if high < 0 else 'above BM25' if low > 0 else 'not distinguishable from BM25'
+    kind, gain = min(gains.items(), key=lambda item: item[1]['mean'])
+    level = 'below BM25' if gain['high'] < 0 else 'above BM25' if gain['low'] > 0 else 'not distinguishable from BM25'
     count = sum(miss['kind'] == kind for miss in run.evaluation.get('worst') or [])
-    return [(f'{kind} gains least: {spell(gains[kind])}, {level}',
+    return [(f'{kind} gains least: {spell(gain)}, {level}',
              f'more training queries of kind {kind}; {count} of the worst queries above are of this kind')]

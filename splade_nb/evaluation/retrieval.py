@@ -18,9 +18,8 @@ from ..model.encode import cut_note, encode, heaviest, lookup_queries
 from ..model.load import load_encoder
 from ..model.splade_doc import factor_for
 from ..training.dataset import TrainingSetup
-from splade_nb.evaluation.metrics import (
-    active_terms, context_discrimination, index_bytes, korean_share, paired_difference, rank, retrieval_metrics,
-    summarise)
+from .metrics import active_terms, context_discrimination, index_bytes, korean_share
+from .metrics import paired_difference, rank, retrieval_metrics, summarise
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #normalize
 def normalize_for_scoring(vectors, similarity: str  # [N, V]; dot or cosine
@@ -31,11 +30,10 @@ def normalize_for_scoring(vectors, similarity: str  # [N, V]; dot or cosine
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #encode-collection
 def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {document: text}
-                      progress: bool = False,
-                      **options  # of `encode`: most_windows, cut
+                      **options  # of `encode`: most_windows, cut, progress
                      ) -> tuple: # [N, V] document vectors, [V] factor of the queries or None
     "Encode the documents of a collection."
-    vectors = encode(model, tokenizer, list(texts.values()), progress=progress, whole=True, **options)
+    vectors = encode(model, tokenizer, list(texts.values()), whole=True, **options)
     vectors = normalize_for_scoring(vectors, model.settings.similarity)
     return vectors, factor_for(model, vectors.getnnz(axis=0), len(texts))
 
@@ -50,11 +48,10 @@ def encode_queries(model, tokenizer: SpladeTokenizer, queries: list,
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #retrieve
 def retrieve(model, tokenizer: SpladeTokenizer, queries: dict,  # {query: text}
              texts: dict,  # {document: text}
-             progress: bool = False,
-             **options     # of `encode`, for the documents: most_windows, cut
+             **options     # of `encode_collection`
             ) -> tuple:    # run {query: {document: score}}, [Q, V] query vectors, [N, V] document vectors
     "Rank every document for every query."
-    doc_vectors, factor = encode_collection(model, tokenizer, texts, progress, **options)
+    doc_vectors, factor = encode_collection(model, tokenizer, texts, **options)
     query_vectors = encode_queries(model, tokenizer, list(queries.values()), factor)
     return rank(query_vectors @ doc_vectors.T, list(queries), list(texts)), query_vectors, doc_vectors
 
@@ -85,6 +82,10 @@ def bm25_metrics(collection, ids): # DataFrame, a row for each query
     "BM25 over Kiwi morphemes on some queries of a collection."
     return _engine_metrics(BM25(collection.texts), collection, ids)
 
+def _engine_metrics(engine, collection, ids):
+    run = engine.run({id: collection.queries[id].text for id in ids})
+    return retrieval_metrics({id: collection.qrels[id] for id in ids}, run)
+
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-2
 def baselines(collection, ids) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
     "BM25 over morphemes, alone and with a bigram field, on the same queries."
@@ -92,11 +93,6 @@ def baselines(collection, ids) -> tuple: # name -> DataFrame, a row for each que
     engines = dict(bm25=words, bm25_bigrams=BigramBM25(collection.texts, words=words))
     terms = {name: engine.entries / len(words.ids) for name, engine in engines.items()}
     return {name: _engine_metrics(engine, collection, ids) for name, engine in engines.items()}, terms
-
-# %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-3
-def _engine_metrics(engine: BM25, collection, ids):
-    run = engine.run({id: collection.queries[id].text for id in ids})
-    return retrieval_metrics({id: collection.qrels[id] for id in ids}, run)
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #index-facts
 def index_facts(terms: dict,             # system -> active terms per document
@@ -108,13 +104,12 @@ def index_facts(terms: dict,             # system -> active terms per document
 def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "model" and "bm25" among them
                     collection) -> dict:
     "`evaluation.json`: metrics with intervals, the model's paired differences, nDCG@10 by kind of query."
-    values = {name: rows.loc[systems['model'].index, 'ndcg@10'] for name, rows in systems.items()}
-    kinds = pd.Series({id: collection.queries[id].kind or 'original' for id in values['model'].index})
-    def over(name, ids): return paired_difference(values['model'].loc[ids], values[name].loc[ids])
-    def means(ids): return {name: round(float(rows.loc[ids].mean()), 5) for name, rows in values.items()}
-    by_kind = {kind: {**means(ids), 'queries': len(ids), 'difference': over('bm25', ids)}
-               for kind, ids in kinds.groupby(kinds).groups.items()}
-    differences = {name: over(name, kinds.index) for name in systems if name != 'model'}
+    ids = systems['model'].index
+    values = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
+    def over(name, rows=values): return paired_difference(rows['model'], rows[name])
+    by_kind = {kind: {**rows.mean().round(5), 'queries': len(rows), 'difference': over('bm25', rows)}
+               for kind, rows in values.groupby([collection.queries[id].kind or 'original' for id in ids])}
+    differences = {name: over(name) for name in systems if name != 'model'}
     return dict(systems={name: summarise(rows) for name, rows in systems.items()}, by_kind=by_kind,
                 difference=differences['bm25'], differences=differences)
 
@@ -132,17 +127,18 @@ def context_result(model, tokenizer: SpladeTokenizer, collection) -> dict | None
     run, vectors, _ = retrieve(model, tokenizer, queries, collection.texts)
     apart, alone = (context_discrimination(rows[:len(pairs)], rows[len(pairs):])
                     for rows in (vectors, input_terms(tokenizer, list(queries.values()))))
-    first = [[max(run[pair.id, side], key=run[pair.id, side].get, default=None) for side in (0, 1)] for pair in pairs]
-    right = np.array([[doc in pair.documents[side] for side, doc in enumerate(docs)]
-                      for pair, docs in zip(pairs, first)])
-    same = np.mean([docs[0] is not None and docs[0] == docs[1] for docs in first])
-    found = dict(first=right[:, 0].mean(), second=right[:, 1].mean(), both=right.all(1).mean(), same=same)
     terms = [heaviest(row, tokenizer.names_in(text)) for row, text in zip(vectors, queries.values())]
-    rows = [dict(phrase=pair.phrase, queries=list(pair.queries), set=float(apart['pairs']['set'][place]),
-                 weighted=float(apart['pairs']['weighted'][place]), first=first[place], right=right[place].tolist(),
-                 terms=[terms[place], terms[place + len(pairs)]]) for place, pair in enumerate(pairs)]
-    return dict(set=apart['set'], weighted=apart['weighted'], texts=alone['set'],
-                found={name: float(share) for name, share in found.items()}, pairs=rows)
+    rows = [_context_pair(pair, run, terms[place::len(pairs)], apart['pairs'], place) for place, pair in enumerate(pairs)]
+    right = np.array([row['right'] for row in rows])
+    same = np.mean([row['first'][0] == row['first'][1] is not None for row in rows])
+    found = dict(zip(('first', 'second'), right.mean(axis=0).tolist()), both=float(right.all(1).mean()), same=float(same))
+    return dict(set=apart['set'], weighted=apart['weighted'], texts=alone['set'], found=found, pairs=rows)
+
+def _context_pair(pair, run: dict, terms: list, distances: dict, place: int) -> dict:
+    first = [next(iter(run[pair.id, side]), None) for side in (0, 1)]
+    return dict(phrase=pair.phrase, queries=list(pair.queries), terms=terms, first=first,
+                right=[doc in documents for doc, documents in zip(first, pair.documents)],
+                **{name: float(values[place]) for name, values in distances.items()})
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #language-result
 def language_result(setup: TrainingSetup, vectors  # [N, V] of the collection's documents
@@ -156,8 +152,7 @@ def language_result(setup: TrainingSetup, vectors  # [N, V] of the collection's 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #evaluate-model
 def contract_metrics(name: str, rows) -> dict: # rows: DataFrame, a row for each query
     "The keys of `make evaluate`."
-    return dict(data=name, queries=len(rows), **{metric: round(float(value), 5)
-                                                 for metric, value in rows.mean().items()})
+    return dict(data=name, queries=len(rows), **rows.mean().round(5).to_dict())
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #evaluate-model-2
 def evaluate_model(folder: str,           # of the saved model
@@ -171,8 +166,8 @@ def evaluate_model(folder: str,           # of the saved model
     ids = list(collection.split('test') if split == 'test' else collection.qrels)
     result = evaluate_queries(model, tokenizer, collection, ids, windows)
     words, terms = baselines(collection, ids)
+    systems = {name: contract_metrics(collection.name, rows) for name, rows in words.items()}
     index = index_facts(terms | dict(model=result['active_terms']['doc']), len(collection.texts))
-    return {**contract_metrics(collection.name, result['per_query']),
-            **{name: contract_metrics(collection.name, rows) for name, rows in words.items()},
-            'active_terms': result['active_terms'], 'index': index, 'revision': revision(),
-            **({'cut': result['cut']} if result['cut'] else {})}
+    line = contract_metrics(collection.name, result['per_query']) | systems
+    line |= dict(active_terms=result['active_terms'], index=index, revision=revision())
+    return line | ({'cut': result['cut']} if result['cut'] else {})
