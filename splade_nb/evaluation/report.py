@@ -205,7 +205,7 @@ def guard_timeline(run: Run) -> tuple:  # figure, caption
 def _guard_caption(run: Run) -> str:
     last, chance = ends(run.metrics['loss_infonce'])[1], ends(run.metrics['chance_loss'])[1]
     verdict = 'the documents of a batch are distinguished' if last < 0.95 * chance else 'nothing was learned'
-    caption = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of the {chance:.3g} of chance: {verdict}'
+    caption = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of its value at chance, {chance:.3g}: {verdict}'
     if not run.events: return f'{caption}; the collapse guard reported no event.'
     first, fatal = run.events[0], sum(event['level'] == 'fatal' for event in run.events)
     return (f'{caption}; the collapse guard reported {len(run.events)} events, {fatal} of them fatal, '
@@ -290,8 +290,8 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
 def _kind_caption(kinds: dict) -> str:  # best first
     spelled = [f'{kind} ({spell(row["difference"], "+")}, n = {row["queries"]})' for kind, row in kinds.items()]
     marks = marked([row['difference'] for row in kinds.values()])
-    return (f'Of {len(kinds)} kinds of query {marks.count("▲")} are above BM25 and {marks.count("▼")} below '
-            f'by more than chance (Holm); from {spelled[0]} to {spelled[-1]}.')
+    return (f'Kinds of query above BM25 by more than chance (Holm): {marks.count("▲")} of {len(kinds)}; below: '
+            f'{marks.count("▼")}. They differ from BM25 from {spelled[0]} to {spelled[-1]}.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #term-change
 def term_change(sample: dict) -> dict:  # 'kept', 'added', 'dropped' -> terms
@@ -405,7 +405,8 @@ def settings_table(run: Run):  # DataFrame, a row for each setting
     table.insert(3, 'off because', [idle.get(name, '') for name in table.index])
     return table.map(_cut_list).fillna('')
 
-def _cut_list(value: object) -> object: return shorten(str(value)[1:-1], 60) if isinstance(value, list) else value
+def _cut_list(value: object) -> object:
+    return shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #quality-table
 def quality_table(run: Run):  # DataFrame, a row for each system
