@@ -132,28 +132,6 @@ def failure(runs) -> str:  # 'collapsed', '2 of 3 collapsed', or nothing
     return ', '.join(status if len(runs) == 1 else f'{count} of {len(runs)} {status}'
                      for status, count in counts.items())
 
-# %% ../../nbs/4_evaluation/05_compare.ipynb #version-bars
-def version_bars(table) -> tuple:  # figure, caption
-    "nDCG@10 by version and recipe, beside initial models and BM25; raises `RunError` for a mixture of data or scales."
-    common, versions = one_group(table), in_order(table['version'])
-    figure, axis = canvas(height=3.9)
-    for side, recipe in zip((-0.2, 0.2), RECIPES):
-        for place, version in enumerate(versions):
-            _recipe_bar(axis, place + side, runs_of(table, version, recipe), recipe)
-    _bm25_lines(axis, table)
-    axis.set_xticks(range(len(versions)), [fill(version, 16) for version in versions])
-    axis.grid(axis='x', visible=False)
-    axis.set(title=f'nDCG@10 on {common}', xlim=(-0.6, len(versions) - 0.4), ylim=(0, 1.05))
-    legend_below(figure)
-    return figure, _version_caption(table)
-
-# %% ../../nbs/4_evaluation/05_compare.ipynb #bm25-lines
-def _bm25_lines(axis, table) -> None:
-    for system, column, line in (('bm25', 'BM25', '--'), ('bm25_bigrams', 'BM25 + bigrams', ':')):
-        label, colour = SYSTEMS[system]
-        if table[column].notna().any():
-            axis.axhline(table[column].mean(), color=colour, label=label, linewidth=1.4, zorder=3, linestyle=line)
-
 # %% ../../nbs/4_evaluation/05_compare.ipynb #recipe-bar
 def _recipe_bar(axis, place: float, runs, recipe: str, width: float = 0.38) -> None: # hatched where a run failed
     failed, note = failure(runs), f'{runs["nDCG@10"].mean():.3f}' if len(runs) else 'not run'
@@ -171,6 +149,12 @@ def _run_dots(axis, places: list, runs) -> None: # a dot for each of several see
     label, colour = SYSTEMS['before_training']
     axis.scatter(places, runs['before'], marker='D', s=15, color=colour, label=label, **style)
 
+def _bm25_lines(axis, table) -> None:
+    for system, column, line in (('bm25', 'BM25', '--'), ('bm25_bigrams', 'BM25 + bigrams', ':')):
+        label, colour = SYSTEMS[system]
+        if table[column].notna().any():
+            axis.axhline(table[column].mean(), color=colour, label=label, linewidth=1.4, zorder=3, linestyle=line)
+
 # %% ../../nbs/4_evaluation/05_compare.ipynb #version-caption
 def _version_caption(table) -> str:
     bm25, bigrams = table['BM25'].mean(), table['BM25 + bigrams'].mean()
@@ -183,6 +167,21 @@ def _version_caption(table) -> str:
         sentences.append(f'Recipe {recipe}: {above} of {len(runs)} versions are above it; '
                          + (f'{len(failed)} failed, {join_words(failed)}.' if failed else 'none collapsed or was stopped.'))
     return ' '.join(sentences)
+
+# %% ../../nbs/4_evaluation/05_compare.ipynb #version-bars
+def version_bars(table) -> tuple:  # figure, caption
+    "nDCG@10 by version and recipe, beside initial models and BM25; raises `RunError` for a mixture of data or scales."
+    common, versions = one_group(table), in_order(table['version'])
+    figure, axis = canvas(height=3.9)
+    for side, recipe in zip((-0.2, 0.2), RECIPES):
+        for place, version in enumerate(versions):
+            _recipe_bar(axis, place + side, runs_of(table, version, recipe), recipe)
+    _bm25_lines(axis, table)
+    axis.set_xticks(range(len(versions)), [fill(version, 16) for version in versions])
+    axis.grid(axis='x', visible=False)
+    axis.set(title=f'nDCG@10 on {common}', xlim=(-0.6, len(versions) - 0.4), ylim=(0, 1.05))
+    legend_below(figure)
+    return figure, _version_caption(table)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-figure
 def compare_figure(table) -> tuple:  # figure, caption
@@ -262,8 +261,7 @@ def gains(table, version: str, recipe: str):  # Series by seed
 # %% ../../nbs/4_evaluation/05_compare.ipynb #gains-2
 def spread_of(table) -> float | None:
     "The largest difference between runs that differ only in their seed; None where no two do."
-    seeds = table.groupby(['version', 'recipe', 'steps'])['nDCG@10'].agg(['min', 'max', 'size'])
-    seeds = seeds[seeds['size'] > 1]
+    seeds = table.groupby(['version', 'recipe', 'steps'])['nDCG@10'].agg(['min', 'max', 'size']).query('size > 1')
     return float((seeds['max'] - seeds['min']).max()) if len(seeds) else None
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #what-changed

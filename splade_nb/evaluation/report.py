@@ -110,12 +110,11 @@ def _curve(axis, run: Run, name: str, colour: str, label: str | None = None, fac
     mean = values.rolling(max(5, len(values) // 20), center=True, min_periods=1).mean()
     axis.plot(steps, values, color=palette[colour], alpha=0.25, linewidth=0.8)
     axis.plot(steps, mean, color=palette[colour], label=label)
-    if title: # the first curve of a panel
-        axis.set_title(title, pad=12)
-        _shade_phases(axis, run)
+    if title: _shade_phases(axis, run, title)  # the first curve of a panel
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #shade-phases
-def _shade_phases(axis, run: Run) -> None: # every other phase of the curriculum in grey, each with its number
+def _shade_phases(axis, run: Run, title: str) -> None: # every other phase in grey, each with its number
+    axis.set_title(title, pad=12)
     for phase, steps in run.metrics.groupby('phase')['step']:
         first, last = steps.min(), steps.max()
         if phase % 2 == 0: axis.axvspan(first, last, color='#000000', alpha=0.05, linewidth=0)
@@ -218,8 +217,7 @@ def history_curve(run: Run) -> tuple:  # figure, caption
     if not points: return nothing('The run was not validated while it trained.')
     figure, axis = canvas(width=8, height=2.8)
     axis.plot(*zip(*points), marker='o', color=palette['blue'])
-    _shade_phases(axis, run)
-    axis.set_title('nDCG@10, development split', pad=12)
+    _shade_phases(axis, run, 'nDCG@10, development split')
     axis.set_xlabel('step')
     return figure, _history_caption(points, run.summary['start_share'])
 
@@ -253,8 +251,7 @@ def quality_bars(run: Run) -> tuple:  # figure, caption
     mean, low, high = (pd.DataFrame({system: {name: systems[system][name][part] for name in names}
                                      for system in SYSTEMS if system in systems}) for part in ('mean', 'low', 'high'))
     figure, axis = canvas(height=3.4)
-    errors = [[mean[system] - low[system], high[system] - mean[system]] for system in mean]
-    _grouped_bars(axis, mean, errors)
+    _grouped_bars(axis, mean, [[mean[system] - low[system], high[system] - mean[system]] for system in mean])
     return figure, _quality_caption(run)
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #quality-bars-2
@@ -403,10 +400,8 @@ def settings_table(run: Run):  # DataFrame, a row for each setting
     for name in config.get('overridden', {}): table.loc[name, 'reason'] = 'overridden for this run'
     table.insert(2, 'in force', [config['settings'][name] for name in table.index])
     table.insert(3, 'off because', [idle.get(name, '') for name in table.index])
-    return table.map(_cut_list).fillna('')
-
-def _cut_list(value: object) -> object:
-    return shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
+    def cut(value): return shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
+    return table.map(cut).fillna('')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #quality-table
 def quality_table(run: Run):  # DataFrame, a row for each system
