@@ -54,7 +54,7 @@ def read(notebook: Path, title: str):
     found = nbformat.read(notebook, as_version=4)
     for cell in found.cells:
         tags = cell.metadata.setdefault('tags', [])
-        if cell.cell_type == 'code' and 'show-input' not in tags: tags.append('hide-input')
+        if cell.cell_type == 'code' and not {'show-input', 'hide-input'} & set(tags): tags.append('hide-input')
     first = next((cell for cell in found.cells if cell.cell_type == 'markdown' and cell.source.startswith('# ')), None)
     if first and title: first.source = f'# {title}\n\n> Trained, evaluated and written by `{notebook.name}`.'
     return found

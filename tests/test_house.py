@@ -2,6 +2,7 @@
 import ast, importlib, json, os, re, shutil, statistics, subprocess, sys, tomllib
 from collections import Counter
 from pathlib import Path
+import nbformat
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -238,6 +239,15 @@ def test_nbdev_test_leaves_training_alone(tmp_path):
 @pytest.mark.parametrize('notebook', PARAMETERISED)
 def test_parameters_are_a_manual(notebook):
     assert [p for p, said in parameters(notebook).items() if not said['help'] or said['inferred_type_name'] == 'None'] == []
+
+
+@pytest.mark.parametrize('notebook', PARAMETERISED)
+def test_the_report_of_a_notebook_is_a_valid_notebook(notebook, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT/'docs')
+    shown = importlib.import_module('report_html').read(ROOT/f'nbs/{notebook}.ipynb', '')
+    nbformat.validate(shown)
+    hidden = {cell.id for cell in shown.cells if 'hide-input' in cell.metadata.tags}
+    assert hidden >= {c['id'] for c in code_cells(ROOT/f'nbs/{notebook}.ipynb') if 'show-input' not in c['metadata'].get('tags', [])}
 
 
 def test_reports_need_no_formula():

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['RECIPES', 'percent', 'short', 'join_words', 'markdown_table', 'run_folders', 'run_status', 'compare_row',
            'spell_changes', 'in_order', 'compare', 'comparable', 'one_group', 'runs_of', 'failure', 'version_bars',
-           'compare_figure', 'declared', 'differing', 'changes', 'from_parent', 'parent_of', 'gains', 'spread_of',
-           'what_changed', 'ablation', 'ablation_figure']
+           'compare_figure', 'differing', 'changes', 'from_parent', 'parent_of', 'gains', 'spread_of', 'what_changed',
+           'ablation', 'ablation_figure']
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #imports
 import math
 from textwrap import fill
 from pathlib import Path
 from ..config.files import root
-from ..config.settings import Settings, as_dict, flat, from_dict, off
+from ..config.settings import Settings, flat, from_dict, off
 from ..config.versions import ABOUT, PARENTS, VERSIONS, current_recipe, resolve_quietly
-from .figures import SYSTEMS, canvas, nothing, palette, write_labels
+from .figures import SYSTEMS, canvas, legend_below, nothing, palette, write_labels
 from .metrics import index_bytes
 from .report import RunError, collapse, read_part
 
@@ -61,31 +61,27 @@ def run_status(summary: dict) -> tuple:  # status and remark, both empty for a r
     return (remarks[0].split(':')[0] if remarks else ''), '; '.join(remarks)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-row
+_NUMBERS = {'nDCG@10': ('metrics', 'ndcg@10'), 'BM25': ('bm25', 'ndcg@10'), 'BM25 + bigrams': ('bm25_bigrams', 'ndcg@10'),
+            'before': ('before_training', 'ndcg@10'), 'success@1': ('metrics', 'success@1'),
+            'recall@10': ('metrics', 'recall@10'), 'active query': ('active_terms', 'query'),
+            'active doc': ('active_terms', 'doc'), 'Korean share': ('korean', 'count_share'),
+            'noise': ('korean', 'noise'), 'context': ('context_discrimination', 'weighted')}  # column: part, name
+
+# %% ../../nbs/4_evaluation/05_compare.ipynb #compare-row-2
 def compare_row(summary: dict) -> dict:
-    "One run as one row of the comparison."
-    metrics, active, korean = summary['metrics'], summary['active_terms'], summary['korean']
-    changed, documents = summary.get('changed', {}), summary.get('documents', math.nan)
-    status, remark = run_status(summary)
+    "One run as one row of the comparison; NaN for what was not measured."
+    changed, data, (status, remark) = summary.get('changed', {}), summary['data'], run_status(summary)
+    numbers = {column: (summary.get(part) or {}).get(name, math.nan) for column, (part, name) in _NUMBERS.items()}
+    size = index_bytes(numbers['active doc'], summary['documents']) / 1e6 if 'documents' in summary else math.nan
     by_hand = ', '.join(f'{name} {short(value)}' for name, (_, value) in changed.items())
-    return {'version': f'{summary["version"]} {by_hand}'.strip(),
-            'recipe': current_recipe(summary['recipe']), 'scale': summary['scale'],
-            'changed': spell_changes(changed), 'data': summary['data']['name'], 'hash': summary['data']['hash'][:8],
-            'seed': summary['seed'],
-            'nDCG@10': metrics['ndcg@10'], 'BM25': summary['bm25']['ndcg@10'],
-            'BM25 + bigrams': summary.get('bm25_bigrams', {}).get('ndcg@10', math.nan),
-            'before': summary['before_training']['ndcg@10'],
-            'success@1': metrics['success@1'], 'recall@10': metrics['recall@10'], 'active query': active['query'],
-            'active doc': active['doc'],
-            'index MB': math.nan if math.isnan(documents) else round(index_bytes(active['doc'], documents) / 1e6, 3),
-            'Korean share': korean['count_share'], 'noise': korean['noise'],
-            'context': (summary['context_discrimination'] or {}).get('weighted'),
+    return {'version': f'{summary["version"]} {by_hand}'.strip(), 'recipe': current_recipe(summary['recipe']),
+            'scale': summary['scale'], 'changed': spell_changes(changed), 'data': data['name'],
+            'hash': data['hash'][:8], 'seed': summary['seed'], **numbers, 'index MB': round(size, 3),
             'dead rows': summary['dead_rows'], 'steps': summary['steps'], 'minutes': round(summary['seconds'] / 60, 1),
             'device': summary['device'], 'outcome': status, 'remark': remark, 'revision': summary.get('revision', '-')}
 
-# %% ../../nbs/4_evaluation/05_compare.ipynb #compare-row-2
-def spell_changes(changed: dict,              # setting -> (old, new)
-                  idle: frozenset = frozenset()  # settings that do nothing, in brackets
-                 ) -> str:
+# %% ../../nbs/4_evaluation/05_compare.ipynb #spell-changes
+def spell_changes(changed: dict, idle=()) -> str:  # setting -> (old, new); settings that do nothing, in brackets
     "Old and new values in one line."
     texts = {name: f'{name} {short(old)} → {short(new)}' for name, (old, new) in changed.items()}
     return '; '.join(f'({text})' if name in idle else text for name, text in texts.items()) or '-'
@@ -99,11 +95,10 @@ def in_order(versions) -> list:
 def compare(folders: list):  # DataFrame, a row for each run
     "Runs side by side, from their summaries only; raises `RunError` for a folder without one."
     import pandas as pd
-    table = pd.DataFrame([compare_row(read_part(Path(folder)/'summary.json')) for folder in folders])
-    if not len(table): return table
-    table['version'] = pd.Categorical(table['version'], in_order(table['version']), ordered=True)
-    return table.sort_values(['version', 'recipe', 'scale', 'data', 'seed'],
-                             ignore_index=True).astype({'version': object})
+    rows = [compare_row(read_part(Path(folder)/'summary.json')) for folder in folders]
+    order = in_order(row['version'] for row in rows)
+    rows.sort(key=lambda row: (order.index(row['version']), *(row[name] for name in ('recipe', 'scale', 'data', 'seed'))))
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #comparable
 def comparable(table) -> list:  # tables
@@ -115,13 +110,13 @@ def comparable(table) -> list:  # tables
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #comparable-2
 def one_group(table) -> str:  # the name of the data and the scale
-    "What the runs have in common; raises `RunError` where they differ in data or scale."
-    groups = [f'{row.data} ({row.hash}), scale {row.scale}'
-              for row in table[['data', 'hash', 'scale']].drop_duplicates().itertuples()]
-    if len(table.groupby(['hash', 'scale'])) > 1:
-        raise RunError(f'these runs may not stand in one figure: {"; ".join(groups)}. '
-                       'Take one table of `comparable(table)`')
-    return f'{table["data"].iloc[0]}, scale {table["scale"].iloc[0]}'
+    "What the runs have in common; raises `RunError` where there is none or where they differ in data or scale."
+    if not len(table): raise RunError('no run to compare; `make train` writes one')
+    groups = table[['data', 'hash', 'scale']].drop_duplicates(['hash', 'scale']).to_dict('records')
+    if len(groups) > 1:
+        found = '; '.join('{data} ({hash}), scale {scale}'.format(**group) for group in groups)
+        raise RunError(f'these runs may not stand in one figure: {found}. Take one table of `comparable(table)`')
+    return '{data}, scale {scale}'.format(**groups[0])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #runs-of
 RECIPES = {'original': (palette['purple'], '^'), 'corrected': (palette['blue'], 'o')}  # colour, mark
@@ -137,10 +132,45 @@ def failure(runs) -> str:  # 'collapsed', '2 of 3 collapsed', or nothing
     return ', '.join(status if len(runs) == 1 else f'{count} of {len(runs)} {status}'
                      for status, count in counts.items())
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #recipe-bar
+def _recipe_bar(axis, place: float, runs, recipe: str, width: float = 0.38) -> None: # hatched where a run failed
+    failed, note = failure(runs), f'{runs["nDCG@10"].mean():.3f}' if len(runs) else 'not run'
+    style = dict(color=RECIPES[recipe][0], label=f'recipe {recipe}')
+    if failed: style = dict(color='white', edgecolor=RECIPES[recipe][0], hatch='/////', label='collapsed or stopped')
+    if len(runs): axis.bar(place, runs['nDCG@10'].mean(), width, **style)
+    _run_dots(axis, [place + width * ((i + 0.5) / len(runs) - 0.5) for i in range(len(runs))], runs)
+    axis.text(place, 0.02, f'{failed}, {note}' if failed else note, rotation=90, ha='center', va='bottom', fontsize=8,
+              zorder=5, bbox=dict(boxstyle='round,pad=0.15', facecolor='white', edgecolor='none', alpha=0.85))
+
+# %% ../../nbs/4_evaluation/05_compare.ipynb #run-dots
+def _run_dots(axis, places: list, runs) -> None: # a dot for each of several seeds, a diamond for each initial model
+    style = dict(edgecolor='black', linewidth=0.6, zorder=4)
+    if len(runs) > 1: axis.scatter(places, runs['nDCG@10'], s=12, color='black', label='one of several seeds', **style)
+    label, colour = SYSTEMS['before_training']
+    axis.scatter(places, runs['before'], marker='D', s=15, color=colour, label=label, **style)
+
+def _bm25_lines(axis, table) -> None:
+    for system, column, line in (('bm25', 'BM25', '--'), ('bm25_bigrams', 'BM25 + bigrams', ':')):
+        label, colour = SYSTEMS[system]
+        if table[column].notna().any():
+            axis.axhline(table[column].mean(), color=colour, label=label, linewidth=1.4, zorder=3, linestyle=line)
+
+# %% ../../nbs/4_evaluation/05_compare.ipynb #version-caption
+def _version_caption(table) -> str:
+    bm25, bigrams = table['BM25'].mean(), table['BM25 + bigrams'].mean()
+    sentences = [f'BM25 has {bm25:.3f}' + ('.' if math.isnan(bigrams) else f', with a bigram field {bigrams:.3f}.')]
+    for recipe in (recipe for recipe in RECIPES if recipe in set(table['recipe'])):
+        rows = table[table['recipe'] == recipe]
+        runs = {version: rows[rows['version'] == version] for version in in_order(rows['version'])}
+        above = sum(each['nDCG@10'].mean() > bm25 for each in runs.values())
+        failed = [f'{version} ({failure(each)})' for version, each in runs.items() if failure(each)]
+        sentences.append(f'Recipe {recipe}: {above} of {len(runs)} versions are above it; '
+                         + (f'{len(failed)} failed, {join_words(failed)}.' if failed else 'none collapsed or was stopped.'))
+    return ' '.join(sentences)
+
 # %% ../../nbs/4_evaluation/05_compare.ipynb #version-bars
 def version_bars(table) -> tuple:  # figure, caption
     "nDCG@10 by version and recipe, beside initial models and BM25; raises `RunError` for a mixture of data or scales."
-    if not len(table): return nothing('No run to compare.')
     common, versions = one_group(table), in_order(table['version'])
     figure, axis = canvas(height=3.9)
     for side, recipe in zip((-0.2, 0.2), RECIPES):
@@ -149,125 +179,54 @@ def version_bars(table) -> tuple:  # figure, caption
     _bm25_lines(axis, table)
     axis.set_xticks(range(len(versions)), [fill(version, 16) for version in versions])
     axis.grid(axis='x', visible=False)
-    axis.set(title=f'nDCG@10 on {common}', ylim=(0, max(1, 1.05 * table['nDCG@10'].max())),
-             xlim=(-0.6, len(versions) - 0.4))
-    figure.legend(handles=_bar_legend(), loc='outside lower center', ncols=4)
+    axis.set(title=f'nDCG@10 on {common}', xlim=(-0.6, len(versions) - 0.4), ylim=(0, 1.05))
+    legend_below(figure)
     return figure, _version_caption(table)
-
-_LINES = {'bm25': ('BM25', dict(linestyle='--')),
-          'bm25_bigrams': ('BM25 + bigrams', dict(linestyle=':'))} # column, style
-
-def _bm25_lines(axis, table) -> None:
-    for system, (column, style) in _LINES.items():
-        label, colour = SYSTEMS[system]
-        if table[column].notna().any():
-            axis.axhline(table[column].mean(), color=colour, label=label, linewidth=1.4, zorder=3, **style)
-
-# %% ../../nbs/4_evaluation/05_compare.ipynb #recipe-bar
-_BOX = dict(boxstyle='round,pad=0.15', facecolor='white', edgecolor='none', alpha=0.85)
-
-def _recipe_bar(axis, place: float, runs, recipe: str, width: float = 0.38) -> None: # hatched where a run failed
-    if not len(runs): return _upright(axis, place, 0, 'not run', '#888888')
-    colour, mean, failed = RECIPES[recipe][0], runs['nDCG@10'].mean(), failure(runs)
-    axis.bar(place, mean, width, color='white' if failed else colour, edgecolor=colour, hatch='/////'
-             if failed else None, linewidth=1)
-    spots = [place + width * ((i + 0.5) / len(runs) - 0.5) for i in range(len(runs))]
-    if len(runs) > 1: axis.scatter(spots, runs['nDCG@10'], s=12, color='black', zorder=4)
-    axis.scatter(spots, runs['before'], marker='D', s=15, color=SYSTEMS['before_training'][1], edgecolor='black',
-                 linewidth=0.6, zorder=4)
-    if failed: _upright(axis, place, 0 if mean > 0.3 else mean, f'{failed}, {mean:.3f}', 'black')
-    else: axis.text(place, 0.02, f'{mean:.3f}', ha='center', va='bottom', fontsize=7, bbox=_BOX, zorder=5)
-
-def _upright(axis, place: float, height: float, text: str, colour: str) -> None:
-    axis.text(place, height + 0.02, text, rotation=90, ha='center', va='bottom', fontsize=8, color=colour,
-              zorder=5, bbox=_BOX)
-
-def _bar_legend() -> list:  # handles
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-    mark = dict(linestyle='none', markeredgecolor='black')
-    return [*[Patch(color=colour, label=f'recipe {recipe}') for recipe, (colour, _) in RECIPES.items()],
-            Patch(facecolor='white', edgecolor='#555555', hatch='/////', label='collapsed or stopped'),
-            Line2D([], [], marker='D', markersize=4, color=SYSTEMS['before_training'][1], label='before training',
-                   **mark),
-            Line2D([], [], marker='o', markersize=3.5, color='black', label='one of several seeds', **mark),
-            *[Line2D([], [], color=SYSTEMS[system][1], label=SYSTEMS[system][0], **style)
-              for system, (_, style) in _LINES.items()]]
-
-# %% ../../nbs/4_evaluation/05_compare.ipynb #version-caption
-def _version_caption(table) -> str:
-    bm25, bigrams, sentences = table['BM25'].mean(), table['BM25 + bigrams'].mean(), []
-    for recipe in (recipe for recipe in RECIPES if recipe in set(table['recipe'])):
-        rows = {version: runs_of(table, version, recipe)
-                for version in in_order(table.loc[table['recipe'] == recipe, 'version'])}
-        means = {version: runs['nDCG@10'].mean() for version, runs in rows.items()}
-        failed = [f'{version} ({failure(runs)})' for version, runs in rows.items() if failure(runs)]
-        best, above = max(means, key=means.get), sum(mean > bm25 for mean in means.values())
-        failures = f'{len(failed)} failed, {join_words(failed)}' if failed else 'none collapsed or was stopped'
-        sentences.append(f'Recipe {recipe}: {above} of {len(means)} versions are above it, '
-                         f'the best is {best} with {means[best]:.3f}; {failures}.')
-    field = '' if math.isnan(bigrams) else f', with a bigram field {bigrams:.3f}'
-    return ' '.join([f'BM25 has {bm25:.3f}{field}.', *sentences])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-figure
 def compare_figure(table) -> tuple:  # figure, caption
     "Quality against active terms, those above BM25 enlarged; raises `RunError` for a mixture of data or scales."
-    if not len(table): return nothing('No run to compare.')
-    above, common = table['nDCG@10'] > table['BM25'], one_group(table)
-    panels = [(table, table[~above], f'all runs on {common}'),
-              (table[above], table[above], 'those above BM25, enlarged')]
-    figure, axes = canvas(1, 2 if above.any() else 1, height=4.2, squeeze=False)
-    for axis, (rows, _, title) in zip(axes[0], panels):
-        _run_marks(axis, rows)
-        axis.set_title(title)
-    low, high = table['active doc'].min(), table['active doc'].max()
+    common, above = one_group(table), table['nDCG@10'] > table['BM25']
+    panels = [(table, table[~above], f'all runs on {common}')]
+    if above.any(): panels.append((table[above], table[above], 'those above BM25, enlarged'))
+    figure, axes = canvas(1, len(panels), height=4.2, squeeze=False)
+    for axis, (shown, _, title) in zip(axes[0], panels): _run_marks(axis, shown, title)
     axes[0, 0].set_xscale('symlog', linthresh=1)
-    axes[0, 0].set(xlim=(low / 2 if low > 2 else -0.3, 3 * high + 1), ylabel='nDCG@10')
     axes[0, 0].xaxis.set_major_formatter('{x:g}')
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=5)
-    places, labels = table[['active doc', 'nDCG@10']], _run_labels(table)
-    for axis, (shown, rows, _) in zip(axes[0], panels):
-        others = places.loc[shown.index.difference(rows.index)].to_numpy()
-        write_labels(axis, places.loc[rows.index].to_numpy(), labels[rows.index].tolist(), others)
+    legend_below(figure, 5)
+    for axis, (shown, named, _) in zip(axes[0], panels): _name_runs(axis, shown, named)
     return figure, _compare_caption(table)
 
-def _run_labels(table):  # Series: the version, and the seed where there are several
-    several = table.groupby(['version', 'recipe'])['seed'].transform('size') > 1
-    return table['version'] + (' (' + table['seed'].astype(str) + ')').where(several, '')
-
-def _run_marks(axis, table) -> None: # hollow where a run failed
+# %% ../../nbs/4_evaluation/05_compare.ipynb #run-marks
+def _run_marks(axis, table, title: str) -> None: # hollow where a run failed
     for (recipe, failed), rows in table.groupby(['recipe', table['outcome'] != '']):
         colour, mark = RECIPES[recipe]
         axis.scatter(rows['active doc'], rows['nDCG@10'], marker=mark, s=34, color='white' if failed else colour,
-                     edgecolor=colour,
-                     linewidth=1.4, zorder=3, label=f'recipe {recipe}' + (', collapsed or stopped' if failed else ''))
+                     edgecolor=colour, linewidth=1.4, zorder=3,
+                     label=f'recipe {recipe}' + (', collapsed or stopped' if failed else ''))
     _bm25_lines(axis, table)
-    axis.set_xlabel('active terms, documents')
+    axis.set(xlabel='active terms, documents', ylabel='nDCG@10', title=title)
     axis.margins(x=0.15, y=0.15)
+
+def _name_runs(axis, table, named) -> None: # by version, and by seed where a version has several
+    places, seeds = table[['active doc', 'nDCG@10']], table.groupby(['version', 'recipe'])['seed'].transform('size')
+    names = table['version'] + (' (' + table['seed'].astype(str) + ')').where(seeds > 1, '')
+    write_labels(axis, places.loc[named.index].to_numpy(), names[named.index].tolist(),
+                 places.drop(named.index).to_numpy())
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-caption
 def _compare_caption(table) -> str:
-    def spell(row):
-        return (f'{row.version} ({row.recipe}, seed {row.seed}), nDCG@10 {row["nDCG@10"]:.3f} '
-                f'at {row["active doc"]:.1f} terms per document')
-    above, bm25, best = table[table['nDCG@10'] > table['BM25']], table['BM25'].mean(), table['nDCG@10'].idxmax()
-    caption = f"The highest is {spell(table.loc[best])}; {len(above)} of {len(table)} runs are above BM25's {bm25:.3f}"
-    if table['BM25 + bigrams'].notna().any():
-        caption += f", {(table['nDCG@10'] > table['BM25 + bigrams']).sum()} above that of its bigram field"
-    sparsest = above['active doc'].idxmin() if len(above) else best
-    if len(above) > 1 and sparsest == best: caption += ', and it has the fewest terms of them'
-    elif len(above) > 1: caption += f', the sparsest of them {spell(table.loc[sparsest])}'
+    above = table[table['nDCG@10'] > table['BM25']]
+    caption = f"{len(above)} of {len(table)} runs are above BM25's {table['BM25'].mean():.3f}"
+    if len(above): caption += f'; the highest is {_spell_run(above.loc[above["nDCG@10"].idxmax()])}'
+    if len(above) > 1: caption += f', the sparsest of them {_spell_run(above.loc[above["active doc"].idxmin()])}'
     return f'{caption}; {failure(table) or "none collapsed or was stopped"}.'
 
-# %% ../../nbs/4_evaluation/05_compare.ipynb #declared
-def declared(version: str, scale: str = 'full') -> dict:  # setting -> value
-    "The settings of a version as written, at a scale; the values of its phases joined by slashes."
-    settings = as_dict(resolve_quietly(version, 'original', scale))
-    phases = [{'epochs': f'{phase.pop("first")}-{phase.pop("last")}', **phase.pop('mix'), **phase}
-              for phase in settings.pop('phases')]
-    names = dict.fromkeys(name for phase in phases for name in phase)
-    return settings | {f'phases: {name}': ' / '.join(short(phase.get(name, 0)) for phase in phases) for name in names}
+def _spell_run(row) -> str:
+    return (f'{row.version} ({row.recipe}, seed {row.seed}), nDCG@10 {row["nDCG@10"]:.3f} '
+            f'at {row["active doc"]:.1f} terms per document')
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #differing
 def differing(before: dict, after: dict) -> dict: # setting -> (before, after)
     "The settings in which two sets differ."
     return {name: (before.get(name, '-'), after.get(name, '-')) for name in {**before, **after}
@@ -277,14 +236,12 @@ def differing(before: dict, after: dict) -> dict: # setting -> (before, after)
 def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the parent's value, its own)
     "What a version changed, without settings that do nothing in either; empty for a version without a parent."
     if version not in PARENTS: return {}
-    pair = [PARENTS[version], version]
-    before, after = (declared(name, scale) for name in pair)
-    idle = set.intersection(*(set(off(resolve_quietly(name, 'original', scale))) for name in pair))
-    return {name: values for name, values in differing(before, after).items() if name not in idle}
+    before, after = (resolve_quietly(name, 'original', scale) for name in (PARENTS[version], version))
+    idle = off(before).keys() & off(after).keys()
+    return {name: values for name, values in differing(flat(before), flat(after)).items() if name not in idle}
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #from-parent
-def from_parent(config: dict   # `config.json` of a run
-               ) -> dict:      # setting -> (the parent's value, its own)
+def from_parent(config: dict) -> dict:  # `config.json` of a run -> {setting: (the parent's value, its own)}
     "Where settings differ from the parent's under the same recipe and scale; without a parent from the defaults."
     parent = PARENTS.get(config['version'])
     before = resolve_quietly(parent, current_recipe(config['recipe']), config['scale']) if parent else Settings()
@@ -304,121 +261,81 @@ def gains(table, version: str, recipe: str):  # Series by seed
 # %% ../../nbs/4_evaluation/05_compare.ipynb #gains-2
 def spread_of(table) -> float | None:
     "The largest difference between runs that differ only in their seed; None where no two do."
-    seeds = table.groupby(['version', 'recipe', 'steps'])['nDCG@10'].agg(['min', 'max', 'size'])
-    seeds = seeds[seeds['size'] > 1]
+    seeds = table.groupby(['version', 'recipe', 'steps'])['nDCG@10'].agg(['min', 'max', 'size']).query('size > 1')
     return float((seeds['max'] - seeds['min']).max()) if len(seeds) else None
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #what-changed
 def what_changed(table) -> tuple:  # DataFrame, a row for each version of `config`; caption
     "Every version's parent, changes and gains; raises `RunError` for a mixture of data or scales."
     import pandas as pd
-    if not len(table): return pd.DataFrame(), 'No run to compare.'
     one_group(table)
-    by_hand = table[table['changed'] != '-'].drop_duplicates('version').set_index('version')['changed']
-    rows = []
-    for version in in_order([*VERSIONS, *by_hand.index]):
-        full = changes(version)
-        idle = full.keys() - changes(version, table['scale'].iloc[0])
-        title, changed = (ABOUT[version][0],
-                          spell_changes(full, idle)) if version in VERSIONS else ('changed by hand', by_hand[version])
-        row = dict(version=version, title=title, parent=parent_of(version) or '-', changed=changed)
-        for recipe in RECIPES:
-            row[f'nDCG@10, {recipe}'] = _spell_quality(runs_of(table, version, recipe))
-            row[f'minus parent, {recipe}'] = _spell_gain(table, version, recipe)
-        rows.append(row)
-    return pd.DataFrame(rows).set_index('version'), _change_caption(table)
+    by_hand, spread = (version for version in table['version'] if ' ' in version), spread_of(table)
+    rows = {version: _change_row(table, version) for version in in_order([*VERSIONS, *by_hand])}
+    caption = 'Every run has one seed, so how much of a difference is chance is not known.' if spread is None else (
+        f'Runs that differ only in the seed lie up to {spread:.3f} apart: a smaller difference says little.')
+    return pd.DataFrame.from_dict(rows, orient='index').rename_axis('version'), caption
 
+# %% ../../nbs/4_evaluation/05_compare.ipynb #change-row
+def _change_row(table, version: str) -> dict:
+    if version in VERSIONS:
+        full, here = (changes(version, scale) for scale in ('full', table['scale'].iloc[0]))
+        title, changed = ABOUT[version][0], spell_changes(full, full.keys() - here)
+    else: title, changed = 'changed by hand', table.loc[table['version'] == version, 'changed'].iloc[0]
+    row = dict(title=title, parent=parent_of(version) or '-', changed=changed)
+    for recipe in RECIPES:
+        row[f'nDCG@10, {recipe}'] = _spell_quality(runs_of(table, version, recipe))
+        row[f'minus parent, {recipe}'] = _spell_gain(table, version, recipe)
+    return row
+
+# %% ../../nbs/4_evaluation/05_compare.ipynb #spell-quality
 def _spell_quality(runs) -> str:
-    if not len(runs): return 'not run'
-    notes = [f'{len(runs)} runs'] * (len(runs) > 1) + [failure(runs)] * bool(failure(runs))
-    return f'{runs["nDCG@10"].mean():.3f}' + (f' ({", ".join(notes)})' if notes else '')
+    notes = [f'{len(runs)} runs' * (len(runs) > 1), failure(runs)]
+    return _with_notes(f'{runs["nDCG@10"].mean():.3f}', notes) if len(runs) else 'not run'
 
 def _spell_gain(table, version: str, recipe: str) -> str: # the difference to the parent, or why there is none
     if not parent_of(version): return '-'
-    differences, parent = gains(table, version, recipe), runs_of(table, parent_of(version), recipe)
     if not len(runs_of(table, version, recipe)): return 'not run'
-    if not len(differences): return 'parent not run'
-    notes = [f'{len(differences)} seeds'] * (len(differences) > 1)
-    if failure(parent): notes.append(f'parent {failure(parent)}')
-    return f'{differences.mean():+.3f}' + (f' ({", ".join(notes)})' if notes else '')
+    found, parent = gains(table, version, recipe), failure(runs_of(table, parent_of(version), recipe))
+    notes = [f'{len(found)} seeds' * (len(found) > 1), parent and f'parent {parent}']
+    return _with_notes(f'{found.mean():+.3f}', notes) if len(found) else 'parent not run'
 
-# %% ../../nbs/4_evaluation/05_compare.ipynb #change-caption
-def _steps_of(table) -> dict: # {version: parent}, declared or changed by hand
-    return {version: parent_of(version) for version in in_order([*PARENTS, *table['version']]) if parent_of(version)}
-
-def _change_caption(table) -> str:
-    sentences, steps, spread = [], _steps_of(table), spread_of(table)
-    for recipe in RECIPES:
-        def whole(version): return len(runs_of(table, version, recipe)) and not failure(runs_of(table, version, recipe))
-        means = {version: gains(table, version, recipe).mean() for version, parent in steps.items()
-                 if whole(version) and whole(parent)}
-        order = sorted((version for version, mean in means.items() if mean == mean), key=means.get)
-        ends = ' to '.join(f'{version} ({means[version]:+.3f} over {steps[version]})'
-                           for version in (order[:1] + order[-1:]))
-        range_of = f', from {ends}' if len(order) > 1 else ''
-        sentences.append(f'Recipe {recipe}: {len(order)} of {len(steps)} steps can be compared{range_of}.')
-    seeds = 'Every run has one seed, so how much of a difference is chance is not known.' if spread is None else (
-        f'Runs that differ only in the seed lie up to {spread:.3f} apart: a smaller difference says little.')
-    return ' '.join([*sentences, seeds])
+def _with_notes(number: str, notes: list) -> str:
+    return f'{number} ({", ".join(filter(None, notes))})' if any(notes) else number
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #ablation
-def ablation(table) -> tuple:  # two dicts: row -> {name: Series by seed}
-    "What each step from parent to version gained in each recipe; what the recipe and training gained for each version."
-    steps = {f'{version} − {parent}': {recipe: gains(table, version, recipe) for recipe in RECIPES}
-             for version, parent in _steps_of(table).items()}
-    versions = {version: dict(mended=_recipe_gains(table, version), trained=_trained_gains(table, version))
-                for version in in_order(table['version'])}
-    return tuple({row: series for row, series in rows.items() if any(map(len, series.values()))}
-                 for rows in (steps, versions))
-
-# %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-2
-def _recipe_gains(table, version: str):  # Series by seed: corrected minus as written
-    corrected, written = (runs_of(table, version, recipe).groupby('seed')['nDCG@10'].mean()
-                          for recipe in ('corrected', 'original'))
-    return (corrected - written).dropna()
-
-def _trained_gains(table, version: str):  # Series by seed: corrected minus its initial model
-    runs = runs_of(table, version, 'corrected').set_index('seed')
-    return runs['nDCG@10'] - runs['before']
+def ablation(table):  # DataFrame: step, recipe, gain; one row for each seed
+    "What each step from parent to version gained."
+    import pandas as pd
+    return pd.DataFrame([(f'{version} − {parent_of(version)}', recipe, gain)
+                         for version in in_order([*PARENTS, *table['version']]) if parent_of(version)
+                         for recipe in RECIPES for gain in gains(table, version, recipe)],
+                        columns=['step', 'recipe', 'gain'])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure
 def ablation_figure(table) -> tuple:  # figure, caption
-    "What each version's change, the recipe and training gained; raises `RunError` for a mixture of data or scales."
-    if not len(table): return nothing('No run to compare.')
-    common, parts, spread = one_group(table), ablation(table), spread_of(table)
-    if not any(parts): return nothing('No two runs differ in one step.')
-    figure, axes = canvas(1, 2, height=1.4 + 0.3 * max(map(len, parts)))
-    for axis, rows, title in zip(axes, parts, ('version minus parent', 'recipe and training')):
-        _gain_panel(axis, rows, spread)
-        axis.set_title(f'{title}, {common}')
-    handles = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels())]
-    figure.legend(*zip(*handles), loc='outside lower center', ncols=4)
-    return figure, _ablation_caption(*parts, spread)
+    "What each version's change gained; raises `RunError` for a mixture of data or scales."
+    common, steps, spread = one_group(table), ablation(table), spread_of(table)
+    if not len(steps): return nothing('No two runs differ in one step.')
+    names = steps['step'].unique().tolist()
+    figure, axis = canvas(width=8, height=1.4 + 0.3 * len(names))
+    for recipe, points in steps.groupby('recipe'):
+        colour, mark = RECIPES[recipe]
+        axis.scatter(points['gain'], points['step'].map(names.index), color=colour, marker=mark, s=26,
+                     label=f'recipe {recipe}', zorder=3)
+    axis.axvline(0, color='#555555', linewidth=1)
+    if spread: axis.axvspan(-spread, spread, color='#000000', alpha=0.07, linewidth=0, label='between seeds')
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set(title=f'version minus parent, {common}', xlabel='nDCG@10, difference')
+    legend_below(figure)
+    return figure, _ablation_caption(steps, spread)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure-2
-_GAINS = {'original': ('recipe original', *RECIPES['original']), 'corrected': ('recipe corrected', *RECIPES['corrected']),
-          'mended': ('corrected minus as written', palette['green'], 's'),
-          'trained': ('corrected minus its initial model', palette['orange'], 'D')}
-
-def _gain_panel(axis, rows: dict, spread: float | None) -> None: # a mark for each seed
-    for name in dict.fromkeys(name for series in rows.values() for name in series):
-        text, colour, mark = _GAINS[name]
-        points = [(gain, place) for place, series in enumerate(rows.values()) for gain in series[name]]
-        if points: axis.scatter(*zip(*points), color=colour, marker=mark, s=26, label=text, zorder=3)
-    axis.axvline(0, color='#555555', linewidth=1)
-    if spread: axis.axvspan(-spread, spread, color='#000000', alpha=0.07, linewidth=0)
-    axis.set_yticks(range(len(rows)), list(rows))
-    axis.invert_yaxis()
-    axis.set_xlabel('nDCG@10, difference')
-
-# %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure-3
-def _ablation_caption(steps: dict, versions: dict, spread: float | None) -> str:
+def _ablation_caption(steps, spread: float | None) -> str:
     sentences = []
-    for name in ('corrected', 'original', 'mended', 'trained'):
-        means = {row: series[name].mean() for row, series in {**steps, **versions}.items() if len(series.get(name, ()))}
-        if not means: continue
-        low, high = (f'{row} ({means[row]:+.3f})' for row in (min(means, key=means.get), max(means, key=means.get)))
-        beyond = sum(abs(mean) > spread for mean in means.values()) if spread else 0
-        sentences.append(f'{_GAINS[name][0]}: {f"from {low} to {high}" if len(means) > 1 else low}'
-                         + (f", {beyond} of {len(means)} beyond the seeds' {spread:.3f}" if spread else ''))
-    return '; '.join(sentences)[:1].upper() + '; '.join(sentences)[1:] + '.'
+    for recipe, points in steps.groupby('recipe'):
+        means = points.groupby('step')['gain'].mean()
+        low, high = (f'{step} ({means[step]:+.3f})' for step in (means.idxmin(), means.idxmax()))
+        beyond = f", {(means.abs() > spread).sum()} of {len(means)} beyond the seeds' {spread:.3f}" if spread else ''
+        sentences.append(f'Recipe {recipe}: {f"from {low} to {high}" if len(means) > 1 else low}{beyond}.')
+    return ' '.join(sentences)
