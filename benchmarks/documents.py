@@ -2,7 +2,7 @@
 
 `splade_ko` as it starts, with all that it counts from texts and training pairs: tokens, pairs, sounds and Model 1's
 expansions. Training leaves the number of its terms and its quality on these collections as they are
-(docs/leaderboard.md). It encodes passages, for collections of single sentences would halve the number of terms. The
+(nbs/studies/leaderboard.ipynb). It encodes passages, for collections of single sentences would halve the number of terms. The
 first documents are these, in a random order. Each further one is resampled: the columns are parted into two halves
 once, by chance, and it has one half of the columns from one document and the other half from another of the same
 collection. So a term stands in the same share of documents with the same weights, and terms keep their number. Its

@@ -59,10 +59,10 @@ The power of the number of documents that a figure grows with, fitted from {star
 """
 
 TODAY = """Documents: {real:,} real passages of {collections}, in a random order. Vectors: `splade_ko` as it starts, with tokens, pairs, sounds and the Model 1 expansions of the train splits of {taught}; training leaves its number of terms
-and its quality there as they are ([leaderboard](leaderboard.md)). {terms} terms a document, {asked} a query; {queries} real queries. Beyond the real ones a document is resampled (`benchmarks/documents.py`): columns are parted
+and its quality there as they are ([leaderboard](../nbs/studies/leaderboard.ipynb)). {terms} terms a document, {asked} a query; {queries} real queries. Beyond the real ones a document is resampled (`benchmarks/documents.py`): columns are parted
 into two halves once, by chance, and it has one half from one document and the other from another of the same collection, so that terms keep their number, their weights and the share of documents that they stand in.
 BM25 has the words of a document's first half and of the other's second, as morphemes, already cut: no figure here holds the time of reading or encoding a text. Of {revisions}."""
-EARLIER = """**Measured with vectors of an earlier default**, which has not been run again: {terms} terms a document and {asked} a query. Today's `splade_ko` has more ([test queries](experiments.md#test-queries), document terms).
+EARLIER = """**Measured with vectors of an earlier default**, which has not been run again: {terms} terms a document and {asked} a query. Today's `splade_ko` has more ([test queries](../nbs/studies/training.ipynb), document terms).
 `make bench PART=engines` measures every size again with today's vectors (`benchmarks/documents.py`). Until then read the figures as those of a sparser model: a document costs more module and time today.
 Documents: {real:,} real ones of {collections}, in a random order; beyond these, each is the first half of one and the second half of another of the same collection. {queries} real test queries.
 BM25 has the same documents as morphemes, already cut: no figure here holds the time of reading or encoding a text. Of {revisions}."""

@@ -97,27 +97,29 @@ def public_table(runs: pd.DataFrame) -> pd.DataFrame:
                          for (_, r), sign in zip(runs.iterrows(), marked(list(runs['difference'])))])
 
 
-def test_tables() -> list:  # Markdown, of each recipe that was judged, the most widely judged first
-    "The tables of test queries, as `nbs/studies/training.ipynb` shows them."
+def shown(cell: str, form: str) -> list:  # texts
+    "What a cell of `nbs/studies/training.ipynb` shows."
     cells = json.loads((ROOT/'nbs'/'studies'/'training.ipynb').read_text(encoding='utf-8'))['cells']
-    outputs = next(cell['outputs'] for cell in cells if cell['id'] == 'test-tables')
-    return [''.join(output['data']['text/markdown']) for output in outputs]
+    return [''.join(output['data'][form]) for output in next(one['outputs'] for one in cells if one['id'] == cell)]
 
 
-def public_board() -> pd.DataFrame: return next(table for name, table in boards().items() if '+' in name)
+def test_tables() -> list:  # Markdown, of each recipe that was judged, the most widely judged first
+    return shown('test-tables', 'text/markdown')
 
 
 def judged_for() -> str:
     "How often the public test queries were looked at."
-    return (f'These test queries were judged for {len(test_tables())} recipes of `splade_ko` '
-            f'and {public_board()["system"].nunique()} systems of the leaderboard.')
+    systems = next(table['system'].nunique() for name, table in boards().items() if '+' in name)
+    return f'These test queries were judged for {len(test_tables())} recipes of `splade_ko` and {systems} systems of the leaderboard.'
 
 
 def equal_start() -> str:
-    "What training adds to `splade_ko`, by the leaderboard of public sets."
-    means = public_board().groupby('system')['ndcg@10'].mean() * 100
-    return (f'On the public sets `splade_ko` is its untrained start ({means["splade_ko"]:.1f} trained, {means["splade_ko-untrained"]:.1f} untrained): '
-            'a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions.')
+    "What training adds to `splade_ko` on the public collections, by the same table."
+    means = public_means()
+    trained, untrained = means['mean of seeds'], means['untrained']
+    verb = 'improves' if float(trained) > float(untrained) else 'does not improve'
+    return (f'On the public sets training {verb} `splade_ko` ({trained} trained, {untrained} untrained): '
+            'it is a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions.')
 
 
 def table() -> str:
@@ -166,8 +168,8 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
     re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 한국어 컬렉션 여섯 개의 평균, 모델 하나. mini: 내장 데이터로, 학습 질의가 찾는 문서를 시험 질의도 찾습니다. 용어와 색인은 mini 문서의 것입니다.',
-    r'On the public sets `splade_ko` is its untrained start \((\S+) trained, (\S+) untrained\): a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
-        r'공개 컬렉션에서 `splade_ko`는 학습 전 상태와 같습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
+    r'On the public sets training does not improve `splade_ko` \((\S+) trained, (\S+) untrained\): it is a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
+        r'공개 컬렉션에서 `splade_ko`는 학습해도 나아지지 않습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries were judged for (\d+) recipes of `splade_ko` and (\d+) systems of the leaderboard\.':
         r'이 시험 질의로 `splade_ko`의 레시피 \1개와 순위표의 시스템 \2개를 평가했습니다.',
@@ -229,7 +231,7 @@ def replaced(text: str, block: str) -> str:
 
 
 def pages() -> dict:  # path -> its text with the tables of today
-    "Both READMEs, the index notebook, both pages of results."
+    "Both READMEs, the index notebook, both pages of results, the figure of the first page."
     full, brief, read = table(), short(), lambda name: (ROOT/name).read_text(encoding='utf-8')
     index = json.loads(read('nbs/index.ipynb'))
     for cell in index['cells']:
@@ -237,7 +239,8 @@ def pages() -> dict:  # path -> its text with the tables of today
     new = {'nbs/index.ipynb': json.dumps(index, indent=1, ensure_ascii=False) + '\n', 'README.md': readme(index),
            'README.ko.md': replaced(read('README.ko.md'), in_korean(brief)),
            'docs/results.md': replaced(read('docs/results.md'), full),
-           'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full))}
+           'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full)),
+           'docs/over-bm25.svg': shown('figure', 'image/svg+xml')[0].rstrip() + '\n'}
     return {ROOT/name: text for name, text in new.items()}
 
 
