@@ -148,7 +148,7 @@ def board_figure(table) -> tuple: # figure, caption
     "Mean quality over the collections against active terms, and against latency."
     rows = summary_rows(table).query('whole')
     if not len(rows): return nothing('No system has finished all collections.')
-    figure, axes = canvas(2, 1, width=8, height=7.5)
+    figure, axes = canvas(2, 1, height=9.5)
     _quality_against(axes[0], rows, 'doc terms', 'active terms, documents')
     _quality_against(axes[1], rows, 'median', 'milliseconds per query, median')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
