@@ -1,12 +1,10 @@
 """docs/engines.md and its picture from benchmarks/results/engines/*.json; `report.py` calls it."""
-import sys
 from pathlib import Path
 from splade_nb.config.files import read_json
+from splade_nb.evaluation.study import revision_of
 from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
 from measure import HERE, exponent, table
-sys.path.append(str(HERE.parent/'experiments'))
-from revisions import revision_of
 
 NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
 FROM = 10_000  # documents from which on growth is fitted: below, what a call costs by itself hides it

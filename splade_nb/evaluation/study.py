@@ -96,5 +96,4 @@ class Study(KeptResults):
 # %% ../../nbs/4_evaluation/10_study.ipynb #baselines
 def known_baselines() -> dict:  # collection -> {"hash", "documents", "index", "splits"}
     "Quality and index of both BM25 on every collection where they were measured."
-    path = root()/'docs'/'results'/'studies'/'baselines.json'
-    return read_json(path)['found'] if path.exists() else {}
+    return KeptResults('baselines').results()
