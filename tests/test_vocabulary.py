@@ -16,7 +16,7 @@ def study(**parameters) -> dict:  # the names that its cells define
 
 
 def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
-    asked, names = [], study(work=str(tmp_path))
+    asked, names = [], study(scratch=str(tmp_path))
     monkeypatch.setattr(tokens, 'analysed', lambda texts: asked.append(texts) or [text.split() for text in texts])
     for _ in range(2):
         read = names['with_morphemes'](tokens.morphemes, ['제주도 여행', '부산 국밥', '제주도 여행'])
@@ -37,7 +37,7 @@ def test_only_columns_of_queries_rank(tmp_path):
 
 
 def test_a_cut_vocabulary_splits_as_before(tmp_path):
-    names = study(data='mini', tokenizers=str(real('tokenizers')), work=str(tmp_path))
+    names = study(data='mini', tokenizers=str(real('tokenizers')), scratch=str(tmp_path))
     names['cut']('none')
     whole, cut = (tokens.load_tokenizer(names['settings_of'](name, 'none', 1).backbone) for name in ('xlmr', 'xlmr-cut'))
     texts = list(load('mini').texts.values())[:50]
