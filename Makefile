@@ -13,6 +13,7 @@ ENGINE  ?= exact
 INDEX   ?=
 PORT    ?= 8000
 SETTINGS ?=
+STUDY   ?=
 PART    ?=
 FULL    ?= outputs/full
 COLLECTIONS ?= ko_strategyqa,miracl_ko,mrtydi_ko
@@ -30,7 +31,7 @@ PUSH    ?=
 LICENCE ?= unknown
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -51,7 +52,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume report evaluate evaluate-full compare leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
+.PHONY: train resume report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -66,6 +67,7 @@ report     := "$(bin)/python" docs/report_html.py
 # papermill fills {name} into a path; doubled braces stay braces. An option is handed on where it is not empty.
 path        = $$(sed 's/[{}]/&&/g' <<< "$$typed_$(1)")
 option      = $${typed_$(1):+"--$(2)=$$typed_$(1)"}
+parameter   = $${typed_$(1):+-r $(2) "$$typed_$(1)"}
 
 train: $(ready)  ## Train VERSION (RECIPE, SCALE, DATA, SEED; SETTINGS as JSON or a file) into OUT and write OUT/report.html
 resume: $(ready)  ## Go on with the run in OUT from its last checkpoint
@@ -108,10 +110,22 @@ compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.h
 	$(papermill) nbs/compare.ipynb outputs/compare.ipynb
 	$(report) outputs/compare.ipynb outputs/compare.html
 
-# One model a system learns from all of DATA; TEST is judged and never learned from. Lists are joined by commas.
-leaderboard: $(ready)  ## Hold SYSTEMS (all) against each other on DATA and TEST (SEEDS, STEPS, RESULTS) and write docs/leaderboard.md
-	OMP_NUM_THREADS=1 "$(bin)/python" experiments/leaderboard.py $(call option,TEST,test) $(call option,SYSTEMS,systems) \
-	  $(call option,SEEDS,seeds) $(call option,STEPS,steps) $(call option,RESULTS,results) -- "$$typed_DATA"
+# A study is a notebook of nbs/studies. It measures the parts that are not kept yet, and keeps each when it is done.
+study leaderboard: export OMP_NUM_THREADS = 1
+study: $(ready)  ## Measure what is missing in STUDY (SETTINGS: its parameters as JSON) and write outputs/studies/STUDY.html
+	@[ -n "$$typed_STUDY" ] || { echo 'there is no STUDY: make study STUDY=gates. nbs/studies holds them' >&2; exit 2; }
+	mkdir -p outputs/studies
+	$(papermill) "nbs/studies/$(call path,STUDY).ipynb" "outputs/studies/$(call path,STUDY).ipynb" \
+	  $${typed_SETTINGS:+-y "$$typed_SETTINGS"} -p measure True
+	$(report) "outputs/studies/$$typed_STUDY.ipynb" "outputs/studies/$$typed_STUDY.html"
+
+# One model for each system learns from all of DATA; TEST is judged and never learned from. Lists are joined by commas.
+leaderboard: $(ready)  ## Compare SYSTEMS (all) on DATA and TEST (SEEDS, STEPS, RESULTS) and write outputs/studies/leaderboard.html
+	mkdir -p outputs/studies
+	$(papermill) nbs/studies/leaderboard.ipynb outputs/studies/leaderboard.ipynb -p measure True -r data "$$typed_DATA" \
+	  $(call parameter,TEST,test) $(call parameter,SYSTEMS,systems) $(call parameter,SEEDS,seeds) \
+	  $(call parameter,STEPS,steps) $(call parameter,RESULTS,results)
+	$(report) outputs/studies/leaderboard.ipynb outputs/studies/leaderboard.html
 
 search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }

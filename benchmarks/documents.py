@@ -2,7 +2,7 @@
 
 The vectors are those of `splade_ko` before training, with everything that it counts in texts and training pairs:
 input tokens, bigrams, phonetic keys and Model 1 expansions. Training leaves the number of its terms and its quality on
-these collections as they are (docs/leaderboard.md). It encodes them as passages, since collections of single sentences
+these collections as they are (nbs/studies/leaderboard.ipynb). It encodes them as passages, since collections of single sentences
 would halve the number of terms. The first documents are the real ones, in a random order. Every further one is
 resampled: the columns are divided at random into two halves once, and a document has one half of the columns from one
 real document and the other half from another of the same collection. So a term is in the same share of documents with

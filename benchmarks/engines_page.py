@@ -3,11 +3,10 @@ import sys
 from pathlib import Path
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg
+from splade_nb.evaluation.study import revision_of
 from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
 from measure import HERE, exponent, log_axes, table
-sys.path.append(str(HERE.parent/'experiments'))
-from revisions import revision_of
 
 NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
 FIT_FROM = 10_000  # documents: with fewer, the constant cost of a call hides the growth
@@ -66,7 +65,7 @@ The power of the number of documents with which a figure grows, fitted from {sta
 
 TODAY = """Documents: {real:,} passages of {collections}, in a random order. Vectors: `splade_ko` before training, with
 input tokens, bigrams, phonetic keys and the Model 1 expansions of the train splits of {taught}; training leaves
-the number of terms and the quality on these collections as they are ([leaderboard](leaderboard.md)). {terms}
+the number of terms and the quality on these collections as they are ([leaderboard](../nbs/studies/leaderboard.ipynb)). {terms}
 terms a document, {asked} a query; {queries} test queries. Documents beyond these are resampled
 (`benchmarks/documents.py`): the columns are divided at random into two halves once, and a document has one half
 from one passage and the other half from another of the same collection, so that terms keep their number, their
@@ -74,7 +73,7 @@ weights and their document frequencies. BM25 has the words of the first half of 
 second half of the other, already analysed: no figure here contains the time of reading or encoding a text.
 Revision: {revisions}."""
 EARLIER = """**Measured with vectors of an earlier default**: {terms} terms a document and {asked} a query. Today's
-`splade_ko` has more ([test queries](experiments.md#test-queries), document terms). `make bench PART=engines`
+`splade_ko` has more ([test queries](../nbs/studies/training.ipynb), document terms). `make bench PART=engines`
 measures every size again with today's vectors (`benchmarks/documents.py`). Until then these are the figures of
 a sparser model: a document takes more memory and time today. Documents: {real:,} of {collections}, in a random
 order; beyond these, each is the first half of one and the second half of another of the same collection.

@@ -27,6 +27,7 @@ GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path
 
 COMPARE = Path('compare.ipynb')
 LESSONS = ('search_in_five_minutes', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow
+STUDIES = ('leaderboard', 'training', 'initialization', 'gates', 'vocabulary', 'hybrid')  # likewise
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)
 HEADING = re.compile(r'^(#+) ', re.M)
@@ -115,10 +116,10 @@ def code_of(cell: dict) -> dict | None:
     return dict(cell, source=source, outputs=[], metadata={'tags': ['fold']*fold})
 
 
-def code(cell: dict) -> dict:
+def code(cell: dict, folded: bool = False) -> dict:
     "A code cell as MyST-NB reads it; a cell that is hidden in the report is hidden here."
     tags = {'hide-input': 'remove-input', 'hide-cell': 'remove-cell', 'fold': 'hide-input'}
-    kept = [tags.get(t, t) for t in cell['metadata'].get('tags', [])]
+    kept = [tags.get(t, t) for t in cell['metadata'].get('tags', [])] + folded * ['hide-input']
     if re.search(r'^#\|\s*echo:\s*false', text(cell), re.M): kept.append('remove-input')
     return dict(cell, source=DIRECTIVE.sub('', text(cell)), execution_count=None, metadata={'tags': kept})
 
@@ -162,7 +163,7 @@ def convert(processed: dict, original: dict, notebook: Path) -> dict:
         source = text(cell)
         if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, module_of(here), level)
         elif cell['cell_type'] == 'code':
-            cells.append(code(cell))
+            cells.append(code(cell, folded=here.parts[0] == 'studies'))  # the page of a study shows tables and figures first
             continue
         elif found := HEADING.findall(FENCE.sub('', source)): level = len(found[-1])
         cells.append(markdown(relink(source, folder, here), cell['id']))
@@ -232,8 +233,10 @@ def main(destination: str):
     written = version_pages.pages(goal)
     files |= written | {'reference/names.md': reference(targets, modules)}
 
-    place = lambda n: (LESSONS.index(stem) if (stem := n.stem.removesuffix('_ko')) in LESSONS else len(LESSONS), n)
-    lessons = sorted((n for n in names if n.parts[0] == 'tutorials'), key=place)
+    def ordered(folder, first):
+        place = lambda n: (first.index(stem) if (stem := n.stem.removesuffix('_ko')) in first else len(first), n)
+        return sorted(section(folder), key=place)
+    lessons = ordered('tutorials', LESSONS)
     korean = [n for n in lessons if n.stem.endswith('_ko')]
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
@@ -241,6 +244,7 @@ def main(destination: str):
     trees = [toctree('Start', ['self', '한국어 <korean>', 'walks', 'commands']), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
              toctree('튜토리얼', address(map(page, korean))), *(toctree(package, address(map(page, found))) for package, found in packages.items()),
              toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
+             toctree('Studies', address(map(page, ordered('studies', STUDIES)))),
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]
     index = pages.setdefault(Path('index.ipynb'), dict(
         cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))

@@ -10,14 +10,12 @@ import json, os, re, shutil, sys
 from pathlib import Path
 import pandas as pd
 from splade_nb.config.versions import ABOUT, VERSIONS
-from splade_nb.evaluation.metrics import index_bytes, marked
 from splade_nb.evaluation.compare import compare_row, markdown_table
+from splade_nb.evaluation.leaderboard import boards
+from splade_nb.evaluation.metrics import index_bytes, marked
+from splade_nb.evaluation.study import known_baselines, revision_of
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT/'experiments'))
-import baselines
-import report
-from revisions import revision_of
 RESULTS = ROOT/'docs'/'results'
 BEGIN, END = '<!-- results: docs/readme_table.py -->', '<!-- /results -->'
 
@@ -31,8 +29,8 @@ def keep(folder: Path) -> None:
 
 
 def words_of(data: str) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
-    "Of summaries kept before they held it: `experiments/baselines.py`."
-    found = baselines.known().get(data)
+    "Of summaries kept before they held it."
+    found = known_baselines().get(data)
     field = found['splits'].get('test') if found else None
     return {'BM25 + bigrams': field['bm25_bigrams']['ndcg@10']['mean'] if field else float('nan'),
             'documents': found['documents'] if found else float('nan')}
@@ -81,7 +79,7 @@ def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def words_rows(data: str) -> str:
     "Both BM25 on a collection's test queries in one line."
-    found = baselines.known().get(data)
+    found = known_baselines().get(data)
     if not found: return ''
     one = lambda system: (f'{found["splits"]["test"][system]["ndcg@10"]["mean"]:.3f} ({found["index"][system]["terms"]:.0f} terms a document, '
                           f'{found["index"][system]["bytes"] / 1e6:.2f} MB)')
@@ -99,28 +97,39 @@ def public_table(runs: pd.DataFrame) -> pd.DataFrame:
                          for (_, r), sign in zip(runs.iterrows(), marked(list(runs['difference'])))])
 
 
-def judged_for(results: list) -> str:
+def shown(cell: str, form: str) -> list:  # texts
+    "What a cell of `nbs/studies/training.ipynb` shows."
+    cells = json.loads((ROOT/'nbs'/'studies'/'training.ipynb').read_text(encoding='utf-8'))['cells']
+    return [''.join(output['data'][form]) for output in next(one['outputs'] for one in cells if one['id'] == cell)]
+
+
+def test_tables() -> list:  # Markdown, of each recipe that was judged, the most widely judged first
+    return shown('test-tables', 'text/markdown')
+
+
+def judged_for() -> str:
     "How often the public test queries were looked at."
-    recipes = sum(bool(report.rows_of(runs, 'test', 'all')) for runs in report.by_variant(results))
-    board = {path.name.rpartition('-')[0] for path in (ROOT/'experiments'/'results'/'leaderboard').glob('*+*/*.json')}
-    return f'These test queries were judged for {recipes} recipes of `splade_ko` and {len(board)} systems of the leaderboard.'
+    systems = next(table['system'].nunique() for name, table in boards().items() if '+' in name)
+    return f'These test queries were judged for {len(test_tables())} recipes of `splade_ko` and {systems} systems of the leaderboard.'
 
 
 def equal_start() -> str:
-    "What training adds to `splade_ko`, by the leaderboard of public sets."
-    trained, start = report.board_means()
-    return ('' if pd.isna(trained + start) else f'On the public sets `splade_ko` is its untrained start ({100 * trained:.1f} trained, {100 * start:.1f} untrained): '
-            'a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions.')
+    "What training adds to `splade_ko` on the public collections, by the same table."
+    means = public_means()
+    trained, untrained = means['mean of seeds'], means['untrained']
+    verb = 'improves' if float(trained) > float(untrained) else 'does not improve'
+    return (f'On the public sets training {verb} `splade_ko` ({trained} trained, {untrained} untrained): '
+            'it is a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions.')
 
 
 def table() -> str:
     "The block between the marks."
-    runs, results = kept(), report.trained_results()
+    runs = kept()
     mini = runs[runs['data'] == 'mini']
     told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. '
             f'{words_rows("mini")}:')
-    return (f'{BEGIN}\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for(results)} '
-            f'Document terms and index: of BM25 / BM25 + bigrams / the model.\n\n{report.tested_one(report.widest_first(results)[0])}\n\n'
+    return (f'{BEGIN}\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for()} '
+            f'Document terms and index: of BM25 / BM25 + bigrams / the model.\n\n{test_tables()[0]}\n\n'
             f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n\n{told}\n\n{markdown_table(versions_table(mini))}\n{END}')
 
 
@@ -130,14 +139,14 @@ SHORT = ('nDCG@10 in percent on test queries. Public: mean of six Korean collect
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
     "Of `splade_ko`, and of both BM25."
-    lines = [line.strip('| ').split(' | ') for line in report.tested_one(report.widest_first(report.trained_results())[0]).splitlines()]
+    lines = [line.strip('| ').split(' | ') for line in test_tables()[0].splitlines()]
     head, mean = (next(line for line in lines if line[0] == name) for name in ('collection', 'mean'))
     return dict(zip(head, mean))
 
 
 def short_table(runs: pd.DataFrame) -> pd.DataFrame:
     "Both BM25 and every version, a row each; percent."
-    mini, public, words = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')], public_means(), baselines.known()['mini']
+    mini, public, words = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')], public_means(), known_baselines()['mini']
     columns = ['', 'public, untrained', 'public, trained', 'mini, untrained', 'mini, trained', 'terms', 'index, MB']
     rows = [[name, '-', public[name], '-', f'{100 * words["splits"]["test"][key]["ndcg@10"]["mean"]:.1f}',
              f'{words["index"][key]["terms"]:.0f}', f'{words["index"][key]["bytes"] / 1e6:.2f}']
@@ -159,8 +168,8 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
     re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 한국어 컬렉션 여섯 개의 평균, 모델 하나. mini: 내장 데이터로, 학습 질의가 찾는 문서를 시험 질의도 찾습니다. 용어와 색인은 mini 문서의 것입니다.',
-    r'On the public sets `splade_ko` is its untrained start \((\S+) trained, (\S+) untrained\): a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
-        r'공개 컬렉션에서 `splade_ko`는 학습 전 상태와 같습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
+    r'On the public sets training does not improve `splade_ko` \((\S+) trained, (\S+) untrained\): it is a lexical index of tokens, character bigrams, phonetic keys and Model 1 expansions\.':
+        r'공개 컬렉션에서 `splade_ko`는 학습해도 나아지지 않습니다(학습 후 \1, 학습 전 \2). 토큰, 글자쌍, 소리 키, Model 1 확장으로 된 어휘 색인입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries were judged for (\d+) recipes of `splade_ko` and (\d+) systems of the leaderboard\.':
         r'이 시험 질의로 `splade_ko`의 레시피 \1개와 순위표의 시스템 \2개를 평가했습니다.',
@@ -223,7 +232,7 @@ def replaced(text: str, block: str) -> str:
 
 
 def pages() -> dict:  # path -> its text with the tables of today
-    "Both READMEs, the index notebook, both pages of results."
+    "Both READMEs, the index notebook, both pages of results, the figure of the first page."
     full, brief, read = table(), short(), lambda name: (ROOT/name).read_text(encoding='utf-8')
     index = json.loads(read('nbs/index.ipynb'))
     for cell in index['cells']:
@@ -231,7 +240,8 @@ def pages() -> dict:  # path -> its text with the tables of today
     new = {'nbs/index.ipynb': json.dumps(index, indent=1, ensure_ascii=False) + '\n', 'README.md': readme(index),
            'README.ko.md': replaced(read('README.ko.md'), in_korean(brief)),
            'docs/results.md': replaced(read('docs/results.md'), full),
-           'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full))}
+           'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full)),
+           'docs/over-bm25.svg': shown('figure', 'image/svg+xml')[0].rstrip() + '\n'}
     return {ROOT/name: text for name, text in new.items()}
 
 

@@ -7,12 +7,12 @@ import inspect, re, shutil
 from pathlib import Path
 import pandas as pd
 import readme_table
-from revisions import revision_of
 from splade_nb.config import settings as config
 from splade_nb.evaluation import report
 from splade_nb.evaluation import compare as versions
 from splade_nb.config.versions import ABOUT, PARENTS, VERSIONS, differences, version_table
 from splade_nb.evaluation.metrics import marked
+from splade_nb.evaluation.study import revision_of
 from splade_nb.evaluation.compare import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,13 +19,14 @@ def read(notebook: Path) -> dict: return json.loads(notebook.read_text(encoding=
 def text(cell: dict) -> str: return ''.join(cell['source'])
 
 
-def run_cells(notebook: str, **given) -> None:
+def run_cells(notebook: str, **given) -> dict:  # the names that its cells define
     "Runs a notebook of `nbs/` in this process with the parameters that papermill injects: a kernel takes seconds to begin."
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
     names = {}
     for cell in parameterize_notebook(load_notebook_node(str(ROOT/'nbs'/notebook)), given).cells:
         if cell.cell_type == 'code': exec(cell.source, names)
+    return names
 
 
 # Real collections, tokenizers and documents lie beside the project in ../shared; they are not the project's to publish.

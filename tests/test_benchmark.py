@@ -186,16 +186,16 @@ def test_a_local_encoder_in_shards_ranks_as_in_one_piece(tmp_path):
     with pytest.raises(ConfigError, match='at most 100,000'): systems.pretrained_system('lsa').index([None] * 100_001, tmp_path)
 
 
-def test_the_page_takes_only_the_public_collections(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT/'experiments')
-    import full_scale
+def test_the_study_takes_only_the_public_collections(tmp_path, capsys):
     from splade_nb.evaluation import benchmark
     from splade_nb.evaluation.compare import percent
-    monkeypatch.setattr(full_scale, 'RESULTS', tmp_path/'kept')
     result = benchmark.evaluate_system(benchmark.bm25_systems()[0], of_collection(toy_corpus()), tmp_path/'full')
-    full_scale.keep(tmp_path/'full')
-    assert 'no public collection' in capsys.readouterr().out and not (tmp_path/'kept').exists() and full_scale.page() == full_scale.PAGE.read_text(encoding='utf-8')
-    made = tmp_path/'full'/'toy'/'bm25.json'
-    made.write_text(json.dumps(result | dict(as_published=True, collection='ko_strategyqa')), encoding='utf-8')
-    full_scale.keep(tmp_path/'full')
-    assert f'| BM25 (Nori there, Kiwi here) | 53.7 | {percent(result["metrics"]["success@1"])} |' in full_scale.page()
+    def shown():
+        study = run_cells('studies/full_scale.ipynb', results=str(tmp_path/'kept'))
+        return study['keep'], study['markdown_table'](study['published_table'](study['published'], study['measured']))
+    keep, table = shown()
+    keep(result)
+    assert 'no public collection' in capsys.readouterr().out and not (tmp_path/'kept').exists()
+    assert '| BM25 (Nori there, Kiwi here) | 53.7 |  |' in table
+    keep(result | dict(as_published=True, collection='ko_strategyqa'))
+    assert f'| BM25 (Nori there, Kiwi here) | 53.7 | {percent(result["metrics"]["success@1"])} |' in shown()[1]

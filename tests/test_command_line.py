@@ -1,20 +1,19 @@
 """Nothing that is typed on a command line is lost in silence: lists add up, a second value is refused, and a misspelt
 name is told what is near."""
-import ast, importlib, json, re, subprocess, sys
+import ast, re, subprocess, sys
 import pytest
 from conftest import ROOT
 from splade_nb.serving import searcher as box
 from splade_nb import cli as run
 from splade_nb.serving import web as service
 from splade_nb.model import prune_vocabulary as surgery
-from splade_nb.config.command_line import CommandLine
 from splade_nb.config.files import ConfigError, nearest
 from splade_nb.config.settings import cast, read_overrides
 from splade_nb.config.versions import resolve
 from splade_nb.experiment import SETTINGS, check_parameters
 from splade_nb.cli import OPTIONS, sort_changes
 
-PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'experiments', 'benchmarks', 'docs')
+PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'benchmarks', 'docs')
                   for path in (ROOT/folder).rglob('*.py'))
 
 
@@ -39,7 +38,7 @@ def test_every_parser_refuses_or_adds_up(program):
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    known = ('splade_nb/cli', 'splade_nb/serving/searcher', 'experiments/train', 'benchmarks/run')
+    known = ('splade_nb/cli', 'splade_nb/serving/searcher', 'benchmarks/run')
     assert all(found[f'{name}.py'] for name in known)
 
 
@@ -112,63 +111,6 @@ def test_kinds_of_pieces_add_up(monkeypatch):
     monkeypatch.setattr(surgery, 'table', str)
     assert surgery.main(['--kinds', 'korean,english', 'a', 'b', 'c', '--kinds', 'number']) == 0
     assert seen == ['korean', 'english', 'number']
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    "What the command line of an experiment is read as."
-    class Read(Exception): pass
-
-    def options_of(name: str, *arguments: str):
-        monkeypatch.syspath_prepend(ROOT/name.split('/')[0])
-        program, found = importlib.import_module(name.split('/')[1]), []
-        parse = CommandLine.parse_args
-
-        def keep(self, given=None):
-            found.append(parse(self, given))
-            raise Read
-        monkeypatch.setattr(CommandLine, 'parse_args', keep)
-        monkeypatch.setattr(sys, 'argv', [name, *arguments])
-        with pytest.raises(Read): program.main()
-        monkeypatch.setattr(CommandLine, 'parse_args', parse)
-        return found[0]
-    return options_of
-
-
-@pytest.mark.parametrize('name, arguments, wanted', [
-    ('experiments/leaderboard', '--test a b --systems x --test c --seeds 1 --systems y --seeds 2 -- d',
-     dict(data='d', test=['a', 'b', 'c'], systems=['x', 'y'], seeds=['1', '2'])),
-    ('experiments/leaderboard', 'd', dict(data='d', test=[], systems=['*'], seeds=['42'])),
-    ('experiments/leaderboard', '--test=a,b --steps=3 -- d', dict(data='d', test=['a,b'], steps=3)),
-    ('experiments/train', 'c --seeds 1 --seeds 2 --test a --test b --variant n x=1 --variant m',
-     dict(seeds=[1, 2], test=['a', 'b'], variant=[['n', 'x=1'], ['m']])),
-    ('experiments/gates', '--seeds 1 --only unfiltered --seeds 2', dict(seeds=[1, 2], only=['unfiltered'])),
-    ('experiments/hybrid', '--models a-1 --models b-2', dict(models=['a-1', 'b-2'])),
-    ('experiments/tuning', '--seeds 42 --seeds 43', dict(seeds=[42, 43])),
-    ('experiments/vocabulary', 'c --seeds 1 --seeds 2 --segments none --segments kiwi',
-     dict(seeds=[1, 2], segments=['none', 'kiwi']))])
-def test_lists_of_an_experiment_add_up(name, arguments, wanted, asked):
-    found = vars(asked(name, *arguments.split()))
-    if 'models' in found: found['models'] = [*map(str, found['models'])]
-    assert {key: value for key, value in found.items() if key in wanted} == wanted
-
-
-def test_a_variant_has_one_meaning(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT/'experiments')
-    train = importlib.import_module('train')
-    monkeypatch.setattr(train, 'Bench', lambda options, seed: pytest.fail('nothing is trained'))
-    for variant in (['n', 'steps=1', 'steps=2'], ['n', 'steps=1', '--variant', 'n', 'steps=2']):
-        monkeypatch.setattr(sys, 'argv', ['train', 'c', '--variant', *variant])
-        with pytest.raises(ConfigError, match='is given twice'): train.main()
-
-
-def test_two_tables_of_terms_make_one_collection(tmp_path):
-    for name, row in (('one', '위치\tplace\t.'), ('other', '가격\tprice\t.')):
-        (tmp_path/f'{name}.tsv').write_text(row, encoding='utf-8')
-    tables = [str(path) for path in sorted(tmp_path.glob('*.tsv'))]
-    subprocess.run([sys.executable, 'experiments/bilingual.py', *tables, str(tmp_path/'out')], cwd=ROOT, check=True)
-    corpus = (tmp_path/'out'/'corpus.jsonl').read_text(encoding='utf-8')
-    assert [json.loads(line)['text'] for line in corpus.splitlines()] == ['위치', '가격']
 
 
 # What is proposed

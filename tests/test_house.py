@@ -62,6 +62,7 @@ def order() -> dict[str, tuple]:
 
 
 PARAMETERISED = ('train', 'compare', 'evaluate_full')  # what papermill runs
+STUDIES = sorted(f'studies/{path.stem}' for path in (ROOT/'nbs/studies').glob('*.ipynb'))  # and these, with their outputs
 
 
 def parameters(notebook: str = 'train') -> dict:
@@ -236,7 +237,7 @@ def test_nbdev_test_leaves_training_alone(tmp_path):
         assert (tmp_path/'nbs/ran').exists() == ran
 
 
-@pytest.mark.parametrize('notebook', PARAMETERISED)
+@pytest.mark.parametrize('notebook', [*PARAMETERISED, *STUDIES])
 def test_parameters_are_a_manual(notebook):
     assert [p for p, said in parameters(notebook).items() if not said['help'] or said['inferred_type_name'] == 'None'] == []
 
@@ -248,6 +249,17 @@ def test_the_report_of_a_notebook_is_a_valid_notebook(notebook, monkeypatch):
     nbformat.validate(shown)
     hidden = {cell.id for cell in shown.cells if 'hide-input' in cell.metadata.tags}
     assert hidden >= {c['id'] for c in code_cells(ROOT/f'nbs/{notebook}.ipynb') if 'show-input' not in c['metadata'].get('tags', [])}
+
+
+@pytest.mark.parametrize('notebook', STUDIES)
+def test_a_study_reads_what_is_kept(notebook):
+    "As committed it measures nothing, and every cell that shows something has its output."
+    cells = code_cells(ROOT/f'nbs/{notebook}.ipynb')
+    known = parameters(notebook)
+    assert known['measure']['default'] == 'False' and known['results']['default'] == "''"
+    shown = {kind for cell in cells for output in cell['outputs'] for kind in output.get('data', {})}
+    assert shown & {'text/markdown', 'text/html'} and shown & {'image/png', 'image/svg+xml'}
+    assert not [c['id'] for c in cells for output in c['outputs'] if output['output_type'] in ('stream', 'error')]
 
 
 def test_reports_need_no_formula():
@@ -359,13 +371,6 @@ def test_tables_show_what_the_results_say(script):
     assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
     done = program(sys.executable, script, '--check')
     assert done.returncode == 0, done.stderr or f'run {script}'
-
-
-@pytest.mark.parametrize('script', sorted(path.stem for path in (ROOT/'experiments').glob('*.py') if '--check' in path.read_text(encoding='utf-8')))
-def test_pages_show_what_the_results_say(script, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT/'experiments')
-    made = importlib.import_module(script)
-    assert made.PAGE.read_text(encoding='utf-8') == made.page(), f'run python experiments/{script}.py --page'
 
 
 def test_twins_of_tutorials_say_the_same():

@@ -1,15 +1,14 @@
 """The leaderboard as a whole: what is finished is kept, whoever kills it, and nothing of other data or settings is mixed in."""
-import json, sys
+import json
 import pytest
-from conftest import ROOT
-from splade_nb.evaluation.leaderboard import METRICS
-from splade_nb.evaluation import systems
-from splade_nb.data.records import toy_corpus
+from conftest import ROOT, run_cells
+from splade_nb.config import versions
 from splade_nb.config.files import ConfigError, read_json, write_json
+from splade_nb.data.records import toy_corpus
+from splade_nb.evaluation import benchmark, systems
+from splade_nb.evaluation.leaderboard import METRICS, boards, summary_table
 
-sys.path.insert(0, str(ROOT/'experiments'))
-import leaderboard
-
+STUDY = 'studies/leaderboard.ipynb'
 TRAINED = 'splade_v2'
 
 
@@ -34,13 +33,15 @@ def sources(tmp_path_factory):
 @pytest.fixture
 def small(monkeypatch):
     "Models of a few tokens."
-    of = leaderboard.resolve_quietly
-    monkeypatch.setattr(leaderboard, 'resolve_quietly', lambda *a, **k: of(*a, **k, hidden=32, layers=1, vocabulary=300, batch_size=8, accumulation=1))
+    of = versions.resolve_quietly
+    monkeypatch.setattr(versions, 'resolve_quietly', lambda *a, **k: of(*a, **k, hidden=32, layers=1, vocabulary=300, batch_size=8, accumulation=1))
 
 
 @pytest.fixture
 def contest(sources, small, tmp_path):
-    def run(*names, steps=2): leaderboard.main([sources[0], '--test', sources[1], '--systems', *names, '--steps', str(steps), '--results', str(tmp_path/'results'), '--work', str(tmp_path/'work')])
+    def run(*names, steps=2):
+        folders = dict(results=str(tmp_path/'results'), work=str(tmp_path/'work'))
+        return run_cells(STUDY, data=sources[0], test=sources[1], systems=','.join(names), steps=str(steps), measure=True, **folders)
     return run
 
 
@@ -51,23 +52,23 @@ def fail(*arguments, **options): raise AssertionError('done a second time')
 
 
 def test_a_killed_run_goes_on_where_it_was(contest, tmp_path, monkeypatch):
-    measure, seen = leaderboard.leaderboard_result, []
+    measure, seen = benchmark.leaderboard_result, []
     def killed(system, collection, *rest):
         if collection.name == 'new': raise KeyboardInterrupt
         return measure(system, collection, *rest)
-    monkeypatch.setattr(leaderboard, 'leaderboard_result', killed)
+    monkeypatch.setattr(benchmark, 'leaderboard_result', killed)
     with pytest.raises(KeyboardInterrupt): contest(TRAINED)
     before = kept(tmp_path, TRAINED)
     assert list(before['collections']) == ['taught'] and before['facts']['steps'] == 2
 
     monkeypatch.setattr(systems, 'train', fail)
-    monkeypatch.setattr(leaderboard, 'leaderboard_result', lambda system, collection, *rest: seen.append(collection.name) or measure(system, collection, *rest))
+    monkeypatch.setattr(benchmark, 'leaderboard_result', lambda system, collection, *rest: seen.append(collection.name) or measure(system, collection, *rest))
     contest(TRAINED)
     after = kept(tmp_path, TRAINED)
     assert seen == ['new'] and list(after['collections']) == ['taught', 'new'] and after['collections']['taught'] == before['collections']['taught']
     assert after['taught'] == ['taught'] and after['collections']['taught']['queries'] == 8 and after['collections']['new']['queries'] == 24
 
-    monkeypatch.setattr(leaderboard, 'leaderboard_result', fail)
+    monkeypatch.setattr(benchmark, 'leaderboard_result', fail)
     contest(TRAINED)
 
 
@@ -85,19 +86,29 @@ def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkey
 
 
 def test_every_kind_of_system_stands_beside_bm25(contest, tmp_path):
-    names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-seed']
+    names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-original']
     contest(*names)
-    table, = leaderboard.boards(tmp_path/'results').values()
+    table, = boards(tmp_path/'results').values()
     assert set(table['system']) == set(names) and len(table) == 2 * len(names) and table[list(METRICS)].notna().all(axis=None)
     of = table[table['collection'] == 'new'].set_index('system')
     assert of.loc['splade_ko+lsa', 'flops'] == pytest.approx(of.loc['splade_ko', 'flops'] + of.loc['lsa', 'flops']) and of.loc['splade_ko-untrained', 'steps'] == 0
     assert of.loc['bm25-kiwi', 'difference'] == dict(mean=0, low=0, high=0, p=1)
-    assert leaderboard.summary_table(table)['system'].nunique() == len(names)
+    assert summary_table(table)['system'].nunique() == len(names)
 
 
 def test_other_steps_are_another_result(contest, tmp_path):
     contest(TRAINED)
-    with pytest.raises(ConfigError, match="asked for is .*'steps': 3.*another --results"): contest(TRAINED, steps=3)
+    with pytest.raises(ConfigError, match="asked for is .*'steps': 3.*another results folder"): contest('bm25-kiwi', TRAINED, steps=3)
+    assert not (tmp_path/'results'/'taught'/'bm25-kiwi-42.json').exists(), 'refused before anything is measured'
+
+
+def test_a_result_under_the_earlier_name_of_its_recipe_is_not_measured_again(contest, tmp_path, monkeypatch):
+    contest('v28-original')
+    folder = tmp_path/'results'/'taught'
+    (folder/'v28-original-42.json').rename(folder/'v28-seed-42.json')
+    monkeypatch.setattr(benchmark, 'leaderboard_result', fail)
+    contest('v28-seed')
+    assert [path.name for path in folder.iterdir()] == ['v28-seed-42.json']
 
 
 def test_a_collection_that_changed_is_measured_again(contest, tmp_path):
@@ -109,14 +120,24 @@ def test_a_collection_that_changed_is_measured_again(contest, tmp_path):
     assert kept(tmp_path, 'bm25-kiwi')['collections']['new']['queries'] == 24
 
 
-def test_patterns_choose_and_refuse():
-    assert leaderboard.chosen(['splade_ko', 'bm25*']) == ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-whitespace', 'bm25-bigrams', 'splade_ko']
-    assert {f'{version}-{recipe}' for version in ('v22', 'v28', 'v28a', 'v28_retrain') for recipe in ('seed', 'corrected')} <= set(leaderboard.chosen(['*']))
-    with pytest.raises(ConfigError, match="did you mean 'splade_v2'"): leaderboard.chosen(['splade_v3'])
+@pytest.fixture(scope='module')
+def study(): return run_cells(STUDY)
 
 
-def test_data_without_a_train_split_is_no_data_to_learn_from(sources, tmp_path):
+def test_patterns_choose_and_refuse(study):
+    chosen = study['chosen']
+    assert chosen(['splade_ko', 'bm25*']) == ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-whitespace', 'bm25-bigrams', 'splade_ko']
+    known = {f'{version}-{recipe}' for version in ('v22', 'v28', 'v28a', 'v28_retrain') for recipe in ('original', 'corrected')}
+    assert known <= set(chosen([])) and chosen(['v28-seed']) == ['v28-original']
+    with pytest.raises(ConfigError, match="did you mean 'splade_v2'"): chosen(['splade_v3'])
+
+
+def test_lists_are_joined_by_commas(study):
+    assert study['listed'](' a, b ,,c') == ['a', 'b', 'c'] and study['listed']('') == []
+
+
+def test_data_without_a_train_split_is_no_data_to_learn_from(study, sources, tmp_path):
     (folder := tmp_path/'bare').mkdir()
     for name in ('corpus.jsonl', 'queries.jsonl', 'qrels_test.tsv'): (folder/name).write_bytes((ROOT/sources[0]/name).read_bytes())
-    with pytest.raises(ConfigError, match='give it by --test'): leaderboard.judged_on(str(folder), True)
-    assert len(leaderboard.judged_on(str(folder), False)[1]) == 8
+    with pytest.raises(ConfigError, match='give it by test'): study['judged_on'](str(folder), True)
+    assert len(study['judged_on'](str(folder), False)[1]) == 8

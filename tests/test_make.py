@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume report evaluate evaluate-full leaderboard search serve export bench'.split()
+TARGETS = 'train resume report evaluate evaluate-full study leaderboard search serve export bench'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -82,14 +82,19 @@ def wanted(value: dict) -> list[list[str]]:
     judge = [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'),
              *pairs('-r', 'MODEL', 'COLLECTIONS'), *pairs('-p', 'SAMPLE'), *pairs('-r', 'DENSE'),
              '-r', 'out', value['FULL']]
-    lists = given(test='TEST', systems='SYSTEMS', seeds='SEEDS', steps='STEPS', results='RESULTS')
+    braced = value['STUDY'].replace('{', '{{').replace('}', '}}')
+    study = [*papermill, f'nbs/studies/{braced}.ipynb', f'outputs/studies/{braced}.ipynb', '-y', value['SETTINGS'],
+             '-p', 'measure', 'True']
+    board = [*papermill, 'nbs/studies/leaderboard.ipynb', 'outputs/studies/leaderboard.ipynb', '-p', 'measure', 'True',
+             *pairs('-r', 'DATA', 'TEST', 'SYSTEMS', 'SEEDS', 'STEPS', 'RESULTS')]
+    shown = lambda name: ['python', 'docs/report_html.py', *(f'outputs/studies/{name}.{kind}' for kind in ('ipynb', 'html'))]
     written = given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH')
     box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
     return [
         train, report('OUT', 'train'), [*train, '-p', 'resume', 'True'], report('OUT', 'train'), report('OUT', 'train'),
         ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
         judge, report('FULL', 'evaluate_full'),
-        ['python', 'experiments/leaderboard.py', *lists, '--', value['DATA']],
+        study, shown(value['STUDY']), board, shown('leaderboard'),
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY')],
         ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],
@@ -120,26 +125,31 @@ def test_every_variable_may_stand_in_the_environment(text, tmp_path):
 
 
 def test_a_text_that_begins_with_a_dash_is_no_option(workshop):
-    done = workshop.make('search', 'leaderboard', 'bench', 'QUERY=-5도 이하', 'DATA=--check', 'PART=--force')
+    done = workshop.make('search', 'bench', 'QUERY=-5도 이하', 'PART=--force')
     assert done.returncode == 0, done.stderr
-    calls = workshop.calls()
-    assert '--query=-5도 이하' in calls[0] and calls[1][-2:] == ['--', '--check'] and calls[2][-2:] == ['--', '--force']
+    search, bench = workshop.calls()
+    assert '--query=-5도 이하' in search and bench[-2:] == ['--', '--force']
 
 
 def test_defaults_follow_what_is_given(workshop):
     done = workshop.make('train', 'leaderboard', 'export', 'VERSION=v23', 'SEED=7')
     assert done.returncode == 0, done.stderr
-    trained, _, board, export = workshop.calls()
+    trained, _, board, _, export = workshop.calls()
     assert trained[5:] == ['-r', 'version', 'v23', '-r', 'recipe', 'corrected', '-r', 'scale', 'auto',
                            '-r', 'data', 'mini', '-p', 'seed', '7', '-r', 'out', 'outputs/v23', '-r', 'settings', '']
     written = 'outputs/v23/sentence-transformers'
-    assert board[2:] == ['--', 'mini']
+    assert board[-5:] == ['measure', 'True', '-r', 'data', 'mini']
     assert export[4:] == ['--model=outputs/v23', '--to=sentence-transformers', f'--out={written}', '--licence=unknown']
 
 
 def test_a_search_without_a_query_says_so(workshop):
     done = workshop.make('search')
     assert done.returncode and 'there is no QUERY' in done.stderr and workshop.calls() == []
+
+
+def test_a_study_without_a_name_says_so(workshop):
+    done = workshop.make('study')
+    assert done.returncode and 'there is no STUDY' in done.stderr and workshop.calls() == []
 
 
 # Names in targets

@@ -109,6 +109,13 @@ def test_each_version_has_its_page():
     assert [version for version in VERSIONS if f'<p>{version}</p>' not in settings] == []
 
 
+def test_each_study_shows_its_table_and_figure():
+    contents = (SITE/'index.html').read_text(encoding='utf-8')
+    for notebook in (ROOT/'nbs/studies').glob('*.ipynb'):
+        page = (SITE/'studies'/f'{notebook.stem}.html').read_text(encoding='utf-8')
+        assert '<table' in page and '<img ' in page and f'href="studies/{notebook.stem}.html"' in contents, notebook.stem
+
+
 def test_the_comparison_shows_the_kept_runs():
     assert len(re.findall('<img ', (SITE/'experiments/compare.html').read_text(encoding='utf-8'))) >= 4
 

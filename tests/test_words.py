@@ -8,17 +8,17 @@ from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
 from splade_nb.data.bm25 import BM25
 from splade_nb.config.files import revision
 from splade_nb.evaluation.retrieval import baselines, compare_systems, index_facts
+from splade_nb.evaluation.study import known_baselines, revision_of
 
-sys.path += [str(ROOT/'docs'), str(ROOT/'experiments'), str(ROOT/'benchmarks')]
-import baselines as kept_baselines
-import readme_table, report, revisions
+sys.path += [str(ROOT/'docs'), str(ROOT/'benchmarks')]
+import readme_table
 
 FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}
 
 
 @pytest.mark.parametrize('name', FLOOR)
 def test_the_kept_floor_is_the_published_one(name):
-    found = kept_baselines.known()[name]['splits']
+    found = known_baselines()[name]['splits']
     part = found.get('test') or found['all']
     assert 100 * part['bm25_bigrams']['ndcg@10']['mean'] == pytest.approx(FLOOR[name], abs=0.15)
 
@@ -44,16 +44,25 @@ def test_marks_are_corrected_over_the_table():
 
 
 def test_every_kept_result_names_its_commit():
-    silent = [path for path in revisions.silent() if revisions.name_of(path) not in revisions.kept()]
-    assert silent == []
-    assert revisions.revision_of(revisions.silent()[0]) in revisions.kept().values() and re.match('[0-9a-f]{7}|[0-9]', revision())
+    folders = [ROOT/'docs'/'results', ROOT/'benchmarks'/'results']
+    other = {'evaluation.json', 'revisions.json', 'published.json'}
+    results = [path for folder in folders for path in folder.rglob('*.json') if path.name not in other]
+    assert [path for path in results if revision_of(path) == '-'] == []
+    assert re.match('[0-9a-f]{7}|[0-9]', revision())
 
 
 def test_english_questions_stand_apart_and_claim_nothing():
-    page = report.tested_one(report.widest_first(report.trained_results())[0])
+    page = readme_table.test_tables()[0]
     korean, english = page.split('asked in English')
     assert 'koen_' not in korean and 'over BM25' not in english and 'koen_terms' in english
     assert '| BM25 + bigrams |' in korean and 'untrained' in korean and 'index, MB' in korean
+
+
+def test_sentence_and_table_are_of_one_result():
+    block = readme_table.short()
+    sentence, row = block.splitlines()[1], next(line for line in block.splitlines() if line.startswith('| splade_ko |'))
+    trained, untrained = re.search(r'\((\S+) trained, (\S+) untrained\)', sentence).groups()
+    assert row.startswith(f'| splade_ko | {untrained} | {trained} |')
 
 
 @pytest.mark.parametrize('name', ['docs/results.md', 'docs/results_ko.md'])
@@ -71,7 +80,7 @@ def test_public_collections_lead_the_first_page(name, first):
 
 
 def test_no_page_says_that_test_queries_were_judged_once():
-    pages = [ROOT/'docs'/'experiments.md', ROOT/'docs'/'leaderboard.md', ROOT/'docs'/'results.md', ROOT/'README.md']
+    pages = [ROOT/'docs'/'results.md', ROOT/'README.md', *(ROOT/'nbs'/'studies').glob('*.ipynb')]
     assert [path.name for path in pages if re.search('judged once', path.read_text(encoding='utf-8'), re.IGNORECASE)] == []
 
 
@@ -83,7 +92,6 @@ def test_a_run_kept_before_the_bigram_field_takes_it_from_the_baselines():
     assert readme_table.megabytes(1.0, float('nan')) == '-'
 
 
-@pytest.mark.parametrize('command', ['docs/readme_table.py', 'experiments/report.py', 'experiments/leaderboard.py'])
-def test_a_page_is_what_the_results_say(command):
-    done = subprocess.run([sys.executable, command, '--check'], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f'{command}: {done.stderr[-500:]}'
+def test_the_tables_are_what_the_results_say():
+    done = subprocess.run([sys.executable, 'docs/readme_table.py', '--check'], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]

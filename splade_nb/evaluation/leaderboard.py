@@ -7,11 +7,12 @@ __all__ = ['BASELINE', 'FLOOR', 'KINDS', 'METRICS', 'COSTS', 'status', 'boards',
            'collection_table', 'summary_table', 'crowd_labels', 'board_figure']
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #imports
-import math
+import re
 from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..config.files import root
+from ..config.versions import current_recipe
 from .compare import join_words, percent, run_status
 from .figures import SYSTEMS, canvas, nothing, palette, write_labels
 from .metrics import marked, pooled
@@ -20,11 +21,12 @@ from .report import read_part
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #constants
 BASELINE, FLOOR = 'bm25-kiwi', 'bm25-kiwi+bigrams'
 KINDS = {'words': ('words', palette['orange'], 's'), 'dense': ('dense teacher', palette['green'], 'D'),
-         'seed': ('version as written', palette['purple'], '^'),
+         'original': ('version as written', palette['purple'], '^'),
          'corrected': ('version, corrected', palette['blue'], 'o'),
          'hybrid': ('two together', palette['red'], 'P')}  # label, colour, mark
 METRICS = ('ndcg@10', 'success@1', 'recall@1', 'recall@10', 'recall@100', 'mrr@10')
-COSTS = ('query terms', 'doc terms', 'flops', 'median', 'p99', 'megabytes')
+COSTS = {'query terms': ('cost', 'query'), 'doc terms': ('cost', 'doc'), 'flops': ('cost', 'flops'),
+         'bytes': ('cost', 'bytes'), 'median': ('latency', 'median'), 'p99': ('latency', 'p99')}  # part of a result
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #status
 def status(record: dict, result: dict # of one collection
@@ -33,137 +35,113 @@ def status(record: dict, result: dict # of one collection
     if not record['facts'].get('steps'): return ''
     ndcg, cost = result['metrics']['ndcg@10']['mean'], result['cost']
     baseline = {'ndcg@10': ndcg - result['difference']['mean']}
-    return run_status(dict(metrics={'ndcg@10': ndcg}, bm25=baseline, before_training=baseline,
-                           active_terms={side: cost[side] for side in ('query', 'doc')}, dead_rows=cost['dead'],
-                           stopped=record['facts']['stopped']))[0]
-
-# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #board-rows
-def _rows(record: dict) -> list: # a dictionary for each collection
-    facts = record['facts']
-    training = dict(steps=facts.get('steps', np.nan), minutes=facts['seconds'] / 60 if facts.get('steps') else np.nan)
-    about = {name: record[name] for name in ('system', 'about', 'kind', 'seed')} | training
-    return [about | _measured(result) | dict(collection=name, taught=name in record['taught'],
-                                             outcome=status(record, result))
-            for name, result in record['collections'].items()]
-
-def _measured(result: dict) -> dict:
-    cost, latency = result['cost'], result['latency']
-    return {metric: result['metrics'][metric]['mean'] for metric in METRICS} | {
-        'queries': result['queries'], 'documents': result['documents'], 'difference': result['difference'],
-        'query terms': cost['query'], 'doc terms': cost['doc'], 'flops': cost['flops'],
-        'megabytes': cost['bytes'] / 1e6,
-        'median': latency['median'], 'p99': latency['p99']}
+    return run_status(dict(metrics={'ndcg@10': ndcg}, bm25=baseline, before_training=baseline, active_terms=cost,
+                           dead_rows=cost['dead'], stopped=record['facts']['stopped']))[0]
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #boards
+def _row(record: dict, name: str, result: dict) -> dict: # of one collection
+    facts = record['facts']
+    return dict(system=re.sub('-seed$', '-original', record['system']), kind=current_recipe(record['kind']),
+                about=record['about'], seed=record['seed'], steps=facts.get('steps', np.nan),
+                minutes=facts['seconds'] / 60 if facts.get('steps') else np.nan, collection=name, taught=name in record['taught'], outcome=status(record, result),
+                **{name: result[name] for name in ('queries', 'documents', 'difference')},
+                **{metric: result['metrics'][metric]['mean'] for metric in METRICS},
+                **{cost: result[part][key] for cost, (part, key) in COSTS.items()})
+
+# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #boards-2
 def boards(folder: Path | str = '') -> dict: # training data -> DataFrame, a row for each system, seed and collection
     "Every leaderboard in a folder, by default those of the project."
     rows = {}
-    for path in sorted(Path(folder or root()/'experiments'/'results'/'leaderboard').glob('*/*.json')):
-        rows.setdefault(path.parent.name, []).extend(_rows(read_part(path)))
+    for path in sorted(Path(folder or root()/'docs'/'results'/'studies'/'leaderboard').glob('*/*.json')):
+        record = read_part(path)
+        rows.setdefault(path.parent.name, []).extend(_row(record, *item) for item in record['collections'].items())
     return {name: pd.DataFrame(found) for name, found in rows.items() if found}
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #collection-rows
 def collection_rows(table, collection: str): # DataFrame, a row for each system, best first
     "One collection: seeds averaged, every difference marked."
     rows = table[table['collection'] == collection]
-    numeric = rows.select_dtypes('number').columns.drop('seed')
-    how = dict.fromkeys(numeric, 'mean') | dict.fromkeys(('kind', 'about', 'taught'), 'first')
-    means = rows.groupby('system', sort=False).agg(how | dict(difference=_averaged, seed='size', outcome=_distinct))
+    how = dict.fromkeys(rows.columns.drop('system'), 'first') | dict.fromkeys((*METRICS, *COSTS, 'minutes'), 'mean')
+    means = rows.groupby('system', sort=False).agg(
+        how | dict(difference=_mean_difference, seed='size', outcome=_distinct))
     return means.assign(mark=_marks(means['difference'])).sort_values('ndcg@10', ascending=False, kind='stable')
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #collection-rows-2
-def _averaged(differences) -> dict: # {"mean", "low", "high", "p"}
-    means = {name: float(np.mean([each[name] for each in differences])) for name in ('mean', 'low', 'high')}
-    return means | dict(p=max(each['p'] for each in differences))
+def _mean_difference(seeds) -> dict: # {"mean", "low", "high", "p"}
+    seeds = pd.DataFrame(list(seeds))
+    return {**seeds[['mean', 'low', 'high']].mean(), 'p': seeds['p'].max()}
 
 def _distinct(words) -> str: return ', '.join(dict.fromkeys(filter(None, words)))
 
 def _marks(differences): # Series by system -> Series of marks, empty for the baseline
     others = differences.drop(BASELINE, errors='ignore')
-    marks = pd.Series(dict(zip(others.index, marked(list(others)))), dtype=object)
-    return marks.reindex(differences.index, fill_value='')
+    return pd.Series(marked(list(others)), others.index, dtype=object).reindex(differences.index, fill_value='')
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #summary-rows
 def summary_rows(table): # DataFrame, a row for each system, best first
     "Means over the collections."
-    parts = {name: collection_rows(table, name) for name in dict.fromkeys(table['collection'])}
-    rows = pd.DataFrame([_summary_row(system, parts) for system in dict.fromkeys(table['system'])])
-    marks = _marks(rows.set_index('system').loc[rows['whole'].to_list(), 'difference'])
-    rows = rows.assign(mark=rows['system'].map(marks).fillna(''))
-    return rows.sort_values(['whole', 'ndcg@10'], ascending=False, kind='stable', ignore_index=True)
-
-# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #summary-rows-2
-def _summary_row(system: str, parts: dict) -> dict:
-    rows = pd.DataFrame([part.loc[system] for part in parts.values() if system in part.index])
-    return {'system': system, **rows.iloc[0][['about', 'kind', 'steps', 'minutes', 'seed']],
-            **{name: rows[name].mean() for name in (*METRICS, *COSTS)}, 'collections': len(rows),
-            'whole': len(rows) == len(parts),
-            'difference': pooled(list(rows['difference'])), 'each': ''.join(rows['mark']),
-            'outcome': _distinct(rows['outcome'])}
+    names = table['collection'].unique()
+    parts = pd.concat([collection_rows(table, name) for name in names]).rename(columns={'mark': 'each'})
+    how = dict.fromkeys(('about', 'kind', 'steps', 'minutes', 'seed'), 'first') | dict.fromkeys((*METRICS, *COSTS), 'mean')
+    how |= dict(collection='size', difference=lambda rows: pooled(list(rows)), each=''.join, outcome=_distinct)
+    rows = parts.groupby('system', sort=False).agg(how).rename(columns={'collection': 'collections'})
+    rows['whole'] = rows['collections'] == len(names)
+    rows['mark'] = _marks(rows.loc[rows['whole'], 'difference']).reindex(rows.index, fill_value='')
+    return rows.sort_values(['whole', 'ndcg@10'], ascending=False, kind='stable').reset_index()
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #collection-table
+def _cells(row) -> dict: # what both tables show
+    return {'over BM25 [95 %]': f'{percent(row["difference"], "+")} {row["mark"]}' if row['mark'] else '',
+            'terms': f'{row["query terms"]:,.0f} / {row["doc terms"]:,.0f}', 'FLOPS': f'{row["flops"]:.2f}',
+            'ms': f'{row["median"]:.1f} / {row["p99"]:.1f}', 'MB': f'{row["bytes"] / 1e6:.2f}',
+            'outcome': row['outcome']}
+
+# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #collection-table-2
 def collection_table(table, collection: str): # DataFrame of texts
     "Every figure on one collection; ranking metrics in percent."
     names = {metric: metric.replace('ndcg', 'nDCG').replace('mrr', 'MRR') for metric in METRICS}
-    return pd.DataFrame([{'system': system, **{names[metric]: f'{100 * row[metric]:.1f}' for metric in METRICS},
-                          'over BM25 [95 %]': _over(row), **_costs(row), 'outcome': row['outcome']}
+    return pd.DataFrame([{'system': system, **{name: percent(row[metric]) for metric, name in names.items()}, **_cells(row)}
                          for system, row in collection_rows(table, collection).iterrows()])
-
-def _over(row) -> str: return f'{percent(row["difference"], "+")} {row["mark"]}' if row['mark'] else ''
-
-def _costs(row) -> dict:
-    return {'terms': f'{row["query terms"]:,.0f} / {row["doc terms"]:,.0f}', 'FLOPS': f'{row["flops"]:.2f}',
-            'ms': f'{row["median"]:.1f} / {row["p99"]:.1f}', 'MB': f'{row["megabytes"]:.2f}'}
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #summary-table
 def summary_table(table): # DataFrame of texts
     "The leaderboard: one row for each system; of one that lacks collections, only how many it has."
     total = table['collection'].nunique()
-    return pd.DataFrame([_summary_cells(row, total) for _, row in summary_rows(table).iterrows()])
-
-def _summary_cells(row, total: int) -> dict:
-    quality = f'{100 * row["ndcg@10"]:.1f}' if row['whole'] else f'{row["collections"]} of {total} collections'
-    steps, minutes = (f'{row["steps"]:.0f}', f'{row["minutes"]:.1f}') if row['steps'] > 0 else ('', '')
-    return {'system': row['system'], 'what': row['about'], 'nDCG@10': quality, 'over BM25 [95 %]': _over(row),
-            'each': row['each'],
-            'recall@100': f'{100 * row["recall@100"]:.1f}', **_costs(row), 'steps': steps, 'minutes': minutes,
-            'seeds': f'{row["seed"]}', 'outcome': row['outcome']}
+    return pd.DataFrame([{
+        'system': row['system'], 'what': row['about'],
+        'nDCG@10': percent(row['ndcg@10']) if row['whole'] else f'{row["collections"]} of {total} collections',
+        'each': row['each'], 'recall@100': percent(row['recall@100']), **_cells(row),
+        'steps': f'{row["steps"]:.0f}'.replace('nan', ''), 'minutes': f'{row["minutes"]:.1f}'.replace('nan', ''),
+        'seeds': str(row['seed'])} for _, row in summary_rows(table).iterrows()])
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #crowd-labels
-def crowd_labels(axis, points, names: list,  # points: [n, 2] in the units of the axis
-                 near: float = 12,           # points of the page
-                 most: int = 3) -> dict:     # index -> label
-    "A label for each point, or one for a crowd of more than `most` points around the first of them."
-    axis.figure.draw_without_rendering()
-    spots, crowds = axis.transData.transform(points) * 72 / axis.figure.dpi, {}
-    for place, spot in enumerate(spots):
-        first = next((first for first in crowds if math.dist(spot, spots[first]) < near), place)
-        crowds.setdefault(first, []).append(place)
-    labels = {}
-    for first, members in crowds.items():
-        if len(members) > most: labels[first] = f'{names[first]} and {len(members) - 1} more'
-        else: labels |= {place: names[place] for place in members}
-    return labels
+def crowd_labels(rows,            # DataFrame with 'system' and 'ndcg@10'
+                 x: str) -> dict: # index of a row -> label
+    "A label for each group of systems that are alike in quality and in the decimal logarithm of `x`."
+    groups = rows.groupby([np.log10(rows[x]).round(1), (rows['ndcg@10'] / 0.03).round()], sort=False)['system']
+    return {names.index[0]: ', '.join(names) if len(names) < 3 else f'{names.iloc[0]} and {len(names) - 1} more'
+            for _, names in groups}
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #board-marks
-def _system_marks(axis, rows, x: str, label: str) -> None:
-    from matplotlib.ticker import LogFormatter
+def _draw_systems(axis, rows, x: str) -> None:
     for (kind, failed), group in rows.groupby(['kind', rows['outcome'] != ''], sort=False):
         text, colour, shape = KINDS[kind]
-        axis.scatter(group[x], group['ndcg@10'], marker=shape, s=36, color='white' if failed else colour,
-                     edgecolor=colour,
-                     linewidth=1.4, zorder=3, label=text + (', collapsed or stopped' if failed else ''))
+        axis.scatter(group[x], group['ndcg@10'], marker=shape, s=36, color='white' if failed else colour, zorder=3,
+                     edgecolor=colour, linewidth=1.4, label=text + ', collapsed or stopped' * failed)
     for name, system, line in ((BASELINE, 'bm25', '--'), (FLOOR, 'bm25_bigrams', ':')):
         for level in rows.loc[rows['system'] == name, 'ndcg@10']:
             axis.axhline(level, color=SYSTEMS[system][1], linestyle=line, linewidth=1.2)
-    axis.set_xscale('log')
+
+# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #board-marks-2
+def _quality_against(axis, rows, x: str, label: str) -> None:
+    rows = rows.assign(**{x: rows[x].clip(lower=0.01)})
+    _draw_systems(axis, rows, x)
+    axis.set(xlabel=label, ylabel='nDCG@10', xscale='log')
     axis.xaxis.set_major_formatter('{x:g}')
-    axis.xaxis.set_minor_formatter(LogFormatter())
-    axis.set(xlabel=label, ylabel='nDCG@10')
     axis.margins(x=0.12, y=0.12)
-    points = rows[[x, 'ndcg@10']].to_numpy(float)
-    labels = crowd_labels(axis, points, rows['system'].tolist())
-    write_labels(axis, points[list(labels)], list(labels.values()), np.delete(points, list(labels), 0), letters=7)
+    labels, points = crowd_labels(rows, x), rows[[x, 'ndcg@10']]
+    write_labels(axis, points.loc[list(labels)].to_numpy(), list(labels.values()),
+                 points.drop(list(labels)).to_numpy(), letters=7)
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #board-figure
 def board_figure(table) -> tuple: # figure, caption
@@ -171,20 +149,17 @@ def board_figure(table) -> tuple: # figure, caption
     rows = summary_rows(table).query('whole')
     if not len(rows): return nothing('No system has finished all collections.')
     figure, axes = canvas(2, 1, height=9.5)
-    labels = {'doc terms': 'active terms, documents', 'median': 'milliseconds per query, median'}
-    for axis, (x, label) in zip(axes, labels.items()):
-        _system_marks(axis, rows.assign(**{x: rows[x].clip(lower=0.01)}), x, label)
-    handles = {text: handle for axis in axes for handle, text in zip(*axis.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=4)
+    _quality_against(axes[0], rows, 'doc terms', 'active terms, documents')
+    _quality_against(axes[1], rows, 'median', 'milliseconds per query, median')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
     return figure, _board_caption(rows, table['collection'].nunique())
 
+# %% ../../nbs/4_evaluation/09_leaderboard.ipynb #board-caption
 def _board_caption(rows, collections: int) -> str:
     best, above, failed = rows.iloc[0], rows[rows['mark'] == '▲'], rows[rows['outcome'] != '']
-    caption = (f'Highest: {best["system"]}, nDCG@10 {100 * best["ndcg@10"]:.1f} '
-               f'over {collections} collection{"s" * (collections > 1)}, '
-               f'{best["doc terms"]:,.0f} terms per document, {best["median"]:.1f} ms. '
-               f'{len(above)} of {len(rows)} systems are above {BASELINE} by more than chance')
-    for floor in rows.loc[rows['system'] == FLOOR, 'ndcg@10']:
-        caption += f', {(rows["ndcg@10"] > floor).sum()} have more than {FLOOR} ({100 * floor:.1f})'
-    return caption + (f'; collapsed or stopped: {join_words(failed["system"])}.' if len(failed)
-                      else '; none collapsed or was stopped.')
+    floors = [f', {(rows["ndcg@10"] > floor).sum()} have more than {FLOOR} ({percent(floor)})'
+              for floor in rows.loc[rows['system'] == FLOOR, 'ndcg@10']]
+    return (f'Highest: {best["system"]}, nDCG@10 {percent(best["ndcg@10"])} over {collections} '
+            f'collection{"s" * (collections > 1)}, {best["doc terms"]:,.0f} terms per document, {best["median"]:.1f} ms. '
+            f'{len(above)} of {len(rows)} systems are above {BASELINE} by more than chance{"".join(floors)}; '
+            + (f'collapsed or stopped: {join_words(failed["system"])}.' if len(failed) else 'none collapsed or was stopped.'))

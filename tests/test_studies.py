@@ -1,0 +1,108 @@
+"""Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
+import ast, json
+import pytest
+from conftest import NOTEBOOKS, ROOT, name, read, run_cells, text
+from splade_nb.config import versions
+from splade_nb.config.files import read_json
+from splade_nb.data.records import toy_corpus
+
+STUDIES = [notebook for notebook in NOTEBOOKS if notebook.parent.name == 'studies']
+
+
+def markdown_of(notebook, monkeypatch) -> dict:  # cell -> the Markdown that it shows
+    "Runs the cells in this process; the value of a last expression counts as shown."
+    from IPython.display import Markdown
+    names, shown = {}, {}
+    for cell in (cell for cell in read(notebook)['cells'] if cell['cell_type'] == 'code'):
+        found, body = [], ast.parse(text(cell)).body
+        monkeypatch.setattr('IPython.display.display', lambda *values: found.extend(values))
+        last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), cell['id'], 'exec'), names)
+        if last: found.append(eval(compile(last, cell['id'], 'eval'), names))
+        shown[cell['id']] = [value.data.strip() for value in found if isinstance(value, Markdown)]
+    return shown
+
+
+@pytest.mark.parametrize('notebook', STUDIES, ids=name)
+def test_a_study_shows_what_its_results_say(notebook, monkeypatch):
+    kept = {cell['id']: [''.join(output['data']['text/markdown']).strip() for output in cell['outputs']
+                         if 'text/markdown' in output.get('data', {})] for cell in read(notebook)['cells'] if cell['cell_type'] == 'code'}
+    assert any(kept.values()) and markdown_of(notebook, monkeypatch) == kept, 'run the notebook again and commit its outputs'
+
+
+# Measuring, on made data
+
+def write_beir(folder, splits=('train', 'test')):
+    toy = toy_corpus()
+    folder.mkdir()
+    lines = lambda rows: ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+    (folder/'corpus.jsonl').write_text(lines(dict(_id=d.id, title=d.title, text=d.text) for d in toy.documents.values()), encoding='utf-8')
+    (folder/'queries.jsonl').write_text(lines(dict(_id=q.id, text=q.text) for q in toy.queries.values()), encoding='utf-8')
+    for split in splits:
+        rows = [f'{query}\t{document}\t{score}' for query in toy.split(split) for document, score in toy.qrels[query].items()]
+        (folder/f'qrels_{split}.tsv').write_text('\n'.join(['query-id\tcorpus-id\tscore', *rows]) + '\n', encoding='utf-8')
+    return str(folder)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    "Models of a few tokens."
+    of = versions.resolve_quietly
+    monkeypatch.setattr(versions, 'resolve_quietly', lambda *a, **k: of(*a, **dict(
+        scale='mini', hidden=32, layers=1, vocabulary=300, batch_size=8, accumulation=1, bm25_negatives=0) | k))
+
+
+@pytest.mark.slow
+def test_variants_are_trained_judged_and_cut(tmp_path, small):
+    source, other = write_beir(tmp_path/'taught'), write_beir(tmp_path/'new', splits=('test',))
+    variant = {'short': {'steps': 2}, 'averaged': {'steps': 2, 'weight_averaging': [0.0, 0.5]}}
+    given = dict(data=source, test=f'{source},{other}', variants=variant, seeds='42', measure=True,
+                 models=str(tmp_path/'models'), results=str(tmp_path/'kept'))
+    study = run_cells('studies/training.ipynb', **given)
+    record = read_json(tmp_path/'kept'/'train-splade_ko-averaged-42.json')
+    assert record['steps'] == 2 and set(record['shares']) == {'0.0', '0.5'} and list(record['data']) == ['taught']
+    assert [(row['collection'], row['split']) for row in record['found']] == [('taught', 'dev'), ('taught', 'test'), ('new', 'all')]
+    assert [row['split'] for row in record['untrained']] == ['test', 'all'] and record['revision']
+    frame = study['test_frame'](study['JUDGED'][0])
+    assert list(frame.index) == ['taught', 'new'] and frame['untrained'].notna().all() and frame['bigrams'].isna().all()
+    before = (tmp_path/'kept'/'train-splade_ko-averaged-42.json').read_bytes()
+    run_cells('studies/training.ipynb', **given)
+    assert (tmp_path/'kept'/'train-splade_ko-averaged-42.json').read_bytes() == before, 'measured once'
+
+    cut = run_cells('studies/pruning.ipynb', models=str(tmp_path/'models'/'short-42'), data=source, results=str(tmp_path/'cut'), measure=True)
+    found = cut['RECORDS']['short-42']['found']['taught']
+    assert found['weight, 20']['terms'] <= 20 < found['whole']['terms'] and len(found) == 1 + 2 * len(cut['KEPT_TERMS'])
+
+
+@pytest.fixture(scope='module')
+def study(): return run_cells('studies/training.ipynb')
+
+
+def test_untrained_models_of_one_preparation_stand_together(study):
+    assert study['before_training']({'steps': 3, 'keep_start': '[0.5]', 'translate': '0'}) == {'model1_threshold': '0'}
+    assert sum(map(len, study['untrained_groups']())) <= sum(map(len, study['GROUPS']))
+
+
+def test_two_tables_of_terms_make_one_collection(study, tmp_path):
+    for file, row in (('one', '위치\tplace\t.'), ('other', '가격\tprice\t.')):
+        (tmp_path/f'{file}.tsv').write_text(row, encoding='utf-8')
+    write = study['write_english_questions']
+    write(sorted(tmp_path.glob('*.tsv')), tmp_path/'out')
+    corpus = (tmp_path/'out'/'corpus.jsonl').read_text(encoding='utf-8')
+    assert [json.loads(line)['text'] for line in corpus.splitlines()] == ['위치', '가격']
+
+
+def test_lines_of_parallel_text_end_with_the_test_split(study, tmp_path):
+    for file, korean, english in (('dev', '어디입니까', 'Where is it'), ('eval', '얼마입니까', 'How much is it')):
+        (tmp_path/f'{file}.ko').write_text(korean, encoding='utf-8')
+        (tmp_path/f'{file}.en').write_text(english, encoding='utf-8')
+    write = study['write_english_questions']
+    assert write([tmp_path/'dev.ko', tmp_path/'eval.ko'], tmp_path/'out') == {'train': 1, 'test': 1}
+    assert 'q1\td1\t1' in (tmp_path/'out'/'qrels_test.tsv').read_text(encoding='utf-8')
+
+
+def test_full_scale_measures_and_leaves_out_what_is_not_public(tmp_path, capsys):
+    source = write_beir(tmp_path/'taught')
+    study = run_cells('studies/full_scale.ipynb', collections=source, dense='', out=str(tmp_path/'full'), results=str(tmp_path/'kept'), measure=True)
+    assert study['measured'] == [] and (tmp_path/'full'/'taught'/'bm25_bigrams.json').exists()
+    assert 'left out, no public collection: taught, bm25' in capsys.readouterr().out
