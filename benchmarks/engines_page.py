@@ -1,5 +1,4 @@
 """docs/engines.md and its figure from benchmarks/results/engines/*.json; `report.py` calls it."""
-import sys
 from pathlib import Path
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg

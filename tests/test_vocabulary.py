@@ -11,12 +11,28 @@ from splade_nb.model.encode import encode
 from splade_nb.training.dataset import prepare
 
 
-def study(**parameters) -> dict:  # the names that its cells define
-    return run_cells('studies/vocabulary.ipynb', **parameters)
+def row(name: str, tokenizer: int, found: str) -> dict:
+    return dict(vocabulary=name, segment='none', seed=42, pieces=tokenizer, seen=100, document=20.5, word=2.25,
+                unknown=dict(documents=0.0, queries=0.001), parameters=1.5e6, peak=2.5e9, training=120.0, steps=60,
+                stopped='', preparation=9.0, speed=12.5, terms=dict(query=10.0, doc=50.0), dead=0.0, korean=0.75,
+                noise=0.05, hidden=128, layers=2, length=128, batch=32, threads=1,
+                start=dict(mini='0.5 0.5 0.5 0.5'), found=dict(mini=found))
 
 
-def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
-    asked, names = [], study(scratch=str(tmp_path))
+@pytest.fixture
+def study(tmp_path):
+    "The names that the notebook's cells define, over made results: its parameters in, a dictionary out."
+    write_json(tmp_path/'bm25.json', dict(kiwi=400.0, found=dict(mini='0.5 0.5 0.5 0.5')))
+    for part in (row('xlmr', 250_002, '0.5 0.5 1 1'), row('own-8k', 8000, '1 1 1 1')):
+        write_json(tmp_path/f'{part["vocabulary"]}-none-42.json', part)
+    return lambda **parameters: run_cells('studies/vocabulary.ipynb', results=str(tmp_path), scratch=str(tmp_path), **parameters)
+
+
+pytestmark = pytest.mark.filterwarnings('ignore:Precision loss')
+
+
+def test_kiwi_reads_a_text_once(monkeypatch, study):
+    asked, names = [], study()
     monkeypatch.setattr(tokens, 'analysed', lambda texts: asked.append(texts) or [text.split() for text in texts])
     for _ in range(2):
         read = names['with_morphemes'](tokens.morphemes, ['제주도 여행', '부산 국밥', '제주도 여행'])
@@ -24,7 +40,7 @@ def test_kiwi_reads_a_text_once(monkeypatch, tmp_path):
     assert [texts for texts in asked if texts] == [['제주도 여행', '부산 국밥']]
 
 
-def test_only_columns_of_queries_rank(tmp_path):
+def test_only_columns_of_queries_rank(tmp_path, study):
     names, mini = study(), load('mini')
     settings = resolve_quietly('splade_v2', vocabulary=1500, hidden=64, segment='none')
     setup = prepare(settings, without_held_out('mini'), 42, tmp_path)
@@ -36,8 +52,8 @@ def test_only_columns_of_queries_rank(tmp_path):
     assert np.allclose(of(found['mini']), whole, atol=1e-4)
 
 
-def test_a_cut_vocabulary_splits_as_before(tmp_path):
-    names = study(data='mini', tokenizers=str(real('tokenizers')), scratch=str(tmp_path))
+def test_a_cut_vocabulary_splits_as_before(study):
+    names = study(data='mini', tokenizers=str(real('tokenizers')))
     names['cut']('none')
     whole, cut = (tokens.load_tokenizer(names['settings_of'](name, 'none', 1).backbone) for name in ('xlmr', 'xlmr-cut'))
     texts = list(load('mini').texts.values())[:50]
@@ -45,20 +61,8 @@ def test_a_cut_vocabulary_splits_as_before(tmp_path):
     assert len(whole) == 250_002 and len(cut) < 20_000
 
 
-def row(name: str, tokenizer: int, found: str) -> dict:
-    return dict(vocabulary=name, segment='none', seed=42, pieces=tokenizer, seen=100, document=20.5, word=2.25,
-                unknown=dict(documents=0.0, queries=0.001), parameters=1.5e6, peak=2.5e9, training=120.0, steps=60,
-                stopped='', preparation=9.0, speed=12.5, terms=dict(query=10.0, doc=50.0), dead=0.0, korean=0.75,
-                noise=0.05, hidden=128, layers=2, length=128, batch=32, threads=1,
-                start=dict(mini='0.5 0.5 0.5 0.5'), found=dict(mini=found))
-
-
-@pytest.mark.filterwarnings('ignore:Precision loss')
-def test_the_tables_say_what_was_measured(tmp_path):
-    write_json(tmp_path/'bm25.json', dict(kiwi=400.0, found=dict(mini='0.5 0.5 0.5 0.5')))
-    for part in (row('xlmr', 250_002, '0.5 0.5 1 1'), row('own-8k', 8000, '1 1 1 1')):
-        write_json(tmp_path/f'{part["vocabulary"]}-none-42.json', part)
-    names = study(results=str(tmp_path))
+def test_the_tables_say_what_was_measured(study):
+    names = study()
     first, second = names['quality']
     assert (first['vocabulary'], first['tokens'], first['words']) == ('XLM-R', '250,002', 'texts')
     assert first['mini'].startswith('75.0 ') and first['over XLM-R'] == ''
