@@ -23,7 +23,6 @@ from ..model.encode_shards import collection_frequencies, encode_shards, read_sh
 from ..model.load import load_encoder, named_config
 from ..model.splade_doc import factor_for
 from ..training.dataset import draw_dev_split, prepare, save_model_folder, to_indices, training_queries
-from ..training.negatives import unit
 from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
@@ -136,7 +135,7 @@ def dense_system(fitted,        # of `fit_teacher`
                 ) -> Index:
     "The vectors of the embedded dense model, all pairs compared."
     axes = np.ascontiguousarray(fitted[1].components_.T)  # so that a single query need not copy them
-    def encode(texts): return unit(fitted[0].transform(texts) @ axes).astype(np.float32)
+    def encode(texts): return normalize_for_scoring(fitted[0].transform(texts) @ axes, 'cosine').astype(np.float32)
     documents = encode(list(texts.values()))
     return Index(list(texts), encode, lambda: [documents])
 

@@ -236,6 +236,7 @@ class RowsIndex(MemoryIndex):
     def save(self) -> None:
         "Write all of it. Raises `ConfigError` for an index without a folder, and where the disk refuses."
         if self.folder is None: raise ConfigError('this index is in memory alone: give it a folder when it is made')
+        with write_errors(self.folder): self.folder.mkdir(parents=True, exist_ok=True)
         save_rows(self.folder/'vectors.npz', *self.rows(), **self._more())
         write_label(self.folder, self.engine, self.label)
 
