@@ -57,14 +57,14 @@ def nothing(message: str) -> tuple:  # figure, caption
 
 # %% ../../nbs/4_evaluation/03_figures.ipynb #image
 def image(figure, caption: str = ''):  # IPython Image
-    "A figure as PNG of at most 256 colours, sharp on a dense screen, its caption as the alternative text."
+    "A figure as PNG of at most 64 colours, sharp on a dense screen, its caption as the alternative text."
     from io import BytesIO
     from IPython.display import Image
     from matplotlib import pyplot
     from PIL import Image as Picture
     figure.savefig(drawn := BytesIO(), format='png', dpi=132)
     pyplot.close(figure)
-    colours = Picture.open(drawn).convert('RGB').quantize(256, Picture.Quantize.FASTOCTREE)
+    colours = Picture.open(drawn).convert('RGB').quantize(64, Picture.Quantize.MAXCOVERAGE)
     colours.save(small := BytesIO(), format='png', optimize=True)
     return Image(small.getvalue(), width=round(88 * figure.get_figwidth()), alt=caption)
 
