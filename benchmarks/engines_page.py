@@ -5,7 +5,7 @@ from splade_nb.evaluation.figures import canvas, write_svg
 from splade_nb.evaluation.study import revision_of
 from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
-from measure import HERE, exponent, log_axes, table
+from measure import exponent, log_axes, table
 
 NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
 FIT_FROM = 10_000  # documents: with fewer, the constant cost of a call hides the growth

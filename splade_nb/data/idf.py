@@ -7,14 +7,14 @@ __all__ = ['GROUPS', 'Frequencies', 'count', 'keep', 'kept', 'count_texts', 'idf
            'plot_penalty']
 
 # %% ../../nbs/1_data/06_idf.ipynb #imports
-import os, re, warnings, zipfile, zlib
+import re, warnings, zipfile, zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 import numpy as np
 from tqdm import tqdm
-from ..config.files import ConfigError, choose
+from ..config.files import ConfigError, choose, replaced
 from ..config.settings import Settings
 from .tokenizer import SpladeTokenizer, vocabulary_hash
 
@@ -53,13 +53,11 @@ def _counts_key(corpus_hash: str, tokenizer: SpladeTokenizer) -> str:
 
 # %% ../../nbs/1_data/06_idf.ipynb #keep
 def keep(frequencies: Frequencies, file: Path, key: str) -> None:
-    "Written to a second file of this process, then renamed; without pickles."
+    "Written beside, then renamed; without pickles."
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f'{file.name}.{os.getpid()}.part')
-    with part.open('wb') as out:
+    with replaced(file, binary=True) as out:
         documents = np.array(frequencies.documents)
         np.savez_compressed(out, key=np.array(key), documents=documents, counts=frequencies.counts)
-    os.replace(part, file)
 
 # %% ../../nbs/1_data/06_idf.ipynb #sound
 def _is_whole(frequencies: Frequencies, vocabulary: int) -> bool:

@@ -15,7 +15,6 @@ from pathlib import Path
 from ..config.files import read_json
 from ..config.versions import current_recipe
 from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten
-from .figures import escape, set_font, show, write_svg  # for those who import them from here
 from .metrics import MEASURES, criteria, lost_terms, marked, verdict
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #parts

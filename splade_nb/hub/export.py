@@ -22,7 +22,6 @@ from ..model.load import SAVED_SETTINGS, save
 from ..model.splade import on_logits
 from ..model.splade_doc import query_weights, term_weights_of, uses_count_factor
 from ..model.term_weights import MASKED_LOGIT, scatter_counts
-from ..model.splade_doc import SpladeDoc
 
 # %% ../../nbs/5_hub/03_export.ipynb #beyond
 def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:

@@ -19,7 +19,6 @@ from ..data.tokenizer import SpladeTokenizer, batch
 from .term_weights import count_factor
 from .splade_doc import decoder_for, query_weights, sparse_batch
 from .term_weights import bag_rows
-from .splade_doc import factor_for
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows
 def windows(ids: list[int],  # token ids of one text

@@ -7,7 +7,7 @@ __all__ = ['shard_description', 'check_folder', 'Again', 'count_collection', 'wr
            'read_shards', 'shard_ids', 'shard_texts', 'collection_frequencies', 'collection_factor_of']
 
 # %% ../../nbs/2_model/08_encode_shards.ipynb #imports
-import hashlib, itertools, json, os
+import hashlib, itertools, json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from scipy import sparse
 from torch import nn
 from tqdm import tqdm
-from ..config.files import ConfigError, read_json, write_json
+from ..config.files import ConfigError, read_json, replaced, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, cut_note, encode, prepared_decoder
@@ -87,10 +87,8 @@ def _texts_path(folder: Path, number: int) -> Path: return folder/f'texts-{numbe
 
 # %% ../../nbs/2_model/08_encode_shards.ipynb #write-shard-cell
 def write_shard(path: Path, rows: sparse.csr_matrix) -> None:
-    "Save vectors under a temporary name, then rename."
-    temporary = path.with_name(f'.{path.stem}.{os.getpid()}.npz')
-    sparse.save_npz(temporary, rows, compressed=False)
-    os.replace(temporary, path)
+    "Save vectors beside, then rename."
+    with replaced(path, binary=True) as file: sparse.save_npz(file, rows, compressed=False)
 
 # %% ../../nbs/2_model/08_encode_shards.ipynb #encode-shard
 def _encode_shard(model, tokenizer, folder, number, ids, texts, unit, **options):

@@ -8,7 +8,7 @@ __all__ = ['BLOCK', 'Label', 'label_of', 'check_label', 'write_errors', 'replace
            'load_rows', 'RowsIndex', 'ExactIndex']
 
 # %% ../../nbs/6_serving/02_index.ipynb #imports
-import itertools, json, os, shutil
+import itertools, json, shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,6 +17,7 @@ from pathlib import Path
 # %% ../../nbs/6_serving/02_index.ipynb #imports-library
 import numpy as np
 from scipy import sparse
+from ..config import files
 from ..config.files import ConfigError, read_json
 from ..data.bm25 import best
 from ..model.encode_shards import shard_description
@@ -63,16 +64,7 @@ def write_errors(place: Path | str):
 @contextmanager
 def replaced(path: Path): # a file to write into
     "Replace a file at the end of the block. Raises `ConfigError` where the disk refuses; the old file stays then."
-    for left in path.parent.glob(f'{path.name}.*.part'): left.unlink(missing_ok=True)
-    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
-    with write_errors(path):
-        try:
-            with open(beside, 'wb') as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        finally: beside.unlink(missing_ok=True)
+    with write_errors(path), files.replaced(path, binary=True) as file: yield file
 
 # %% ../../nbs/6_serving/02_index.ipynb #intact
 class Damaged(ConfigError):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
 from tqdm import tqdm
+from ..config.files import replaced
 from ..data.bm25 import BM25, best, split
 
 # %% ../../nbs/3_training/03_negatives.ipynb #positives-of
@@ -107,5 +108,5 @@ def _lines(sources: dict) -> Iterator:
 # %% ../../nbs/3_training/03_negatives.ipynb #write-candidates
 def write_candidates(path: Path | str, sources: dict) -> Path:  # sources: {source: Candidates}, such as bm25 and dense
     "JSON lines; a source without queries has none."
-    with open(path, 'w', encoding='utf-8') as file: file.writelines(_lines(sources))
+    with replaced(path) as file: file.writelines(_lines(sources))
     return Path(path)

@@ -7,14 +7,14 @@ __all__ = ['teacher_label', 'fit_lsa', 'fit_teacher', 'pooling_modes', 'pooling_
            'digest', 'identity', 'shards', 'teacher_vectors']
 
 # %% ../../nbs/3_training/04_teacher.ipynb #imports
-import functools, hashlib, os
+import functools, hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
-from ..config.files import ConfigError, folder_of, out_of_reach, read_json
+from ..config.files import ConfigError, folder_of, out_of_reach, read_json, replaced
 from ..model.load import positions
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-label
@@ -163,10 +163,9 @@ def _cached(path: Path,
         ) -> np.ndarray:
     "The array at `path`, or computed, written beside and renamed."
     if path.exists(): return np.load(path, allow_pickle=False)
-    values, beside = compute(), path.with_suffix(f'.{os.getpid()}.part')
+    values = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(beside, 'wb') as file: np.save(file, values, allow_pickle=False)
-    os.replace(beside, path)
+    with replaced(path, binary=True) as file: np.save(file, values, allow_pickle=False)
     return values
 
 # %% ../../nbs/3_training/04_teacher.ipynb #shards

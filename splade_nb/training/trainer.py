@@ -9,7 +9,7 @@ __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'step_count', 'texts_in_step'
            'interrupts', 'initial_weights', 'average_with_initial', 'choose_average', 'show_plan', 'train']
 
 # %% ../../nbs/3_training/09_trainer.ipynb #imports
-import json, math, os, shutil, signal, sys, threading, time
+import json, math, shutil, signal, sys, threading, time
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from accelerate.utils import send_to_device
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/09_trainer.ipynb #imports-library
-from ..config.files import plain, write_json
+from ..config.files import plain, replaced, write_json
 from ..config.settings import Settings, as_dict, every_phase
 from ..data.tokenizer import save_tokenizer
 from ..model.load import save_shape
@@ -120,22 +120,23 @@ def tensorboard_scalars(row: dict) -> dict[str, float]: # tag -> value
     return {f'train/{name}': value for name, value in values.items()}
 
 # %% ../../nbs/3_training/09_trainer.ipynb #append
-def _write_lines(path: Path, rows: list, mode: str = 'a') -> None:
-    with open(path, mode, encoding='utf-8') as file:
-        file.writelines(json.dumps(plain(row), ensure_ascii=False) + '\n' for row in rows)
+def _json_line(row: dict) -> str: return json.dumps(plain(row), ensure_ascii=False) + '\n'
+
+def _append_lines(path: Path, rows: list) -> None:
+    with open(path, 'a', encoding='utf-8') as file: file.writelines(map(_json_line, rows))
 
 # %% ../../nbs/3_training/09_trainer.ipynb #log-row
 def log_row(run: Run, row: dict, writer) -> None: # writer: of TensorBoard
     "Write a row to `metrics.jsonl` and TensorBoard where the schedule asks for it."
     if not logs_at(row['step'] + 1, run.steps, run.settings): return
-    _write_lines(run.folder/'metrics.jsonl', [row])
+    _append_lines(run.folder/'metrics.jsonl', [row])
     for tag, value in tensorboard_scalars(row).items(): writer.add_scalar(tag, value, row['step'])
 
 # %% ../../nbs/3_training/09_trainer.ipynb #log-events
 def log_events(run: Run, *events: dict) -> None:
     "Add events to the run and to `guard.jsonl`."
     run.events.extend(events)
-    if events and run.process_group.rank == 0: _write_lines(run.folder/'guard.jsonl', events)
+    if events and run.process_group.rank == 0: _append_lines(run.folder/'guard.jsonl', events)
 
 # %% ../../nbs/3_training/09_trainer.ipynb #warn
 def warn(run: Run, name: str, message: str, value: float | None = None) -> None:
@@ -197,9 +198,7 @@ def refuse_other(path: Path, state: dict, run: Run) -> None:
 # %% ../../nbs/3_training/09_trainer.ipynb #write-lines
 def _replace_lines(path: Path, rows: list) -> None:
     "Replace a file of JSON lines."
-    part = path.with_name(path.name + '.part')
-    _write_lines(part, rows, 'w')
-    os.replace(part, path)
+    with replaced(path) as file: file.writelines(map(_json_line, rows))
 
 # %% ../../nbs/3_training/09_trainer.ipynb #truncate-log
 def truncate_log(path: Path, step: int) -> None:
