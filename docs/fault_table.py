@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 import faults
 from splade_nb.training import collapse_guard as guard
-from splade_nb.evaluation import report
+from splade_nb.evaluation import figures
 
 PAGE = """# What happens to long runs
 
@@ -45,8 +45,8 @@ def draw_collapse() -> str:  # its caption
     with tempfile.TemporaryDirectory() as folder:
         runs = {recipe: faults.start_of(Path(folder), recipe, STEPS) for recipe in ('original', 'corrected')}
         rows = {recipe: faults.lines(Path(folder)/recipe/'metrics.jsonl') for recipe in runs}
-    figure, (share, active) = report.canvas(1, 2, width=11)
-    red, blue = report.palette['red'], report.palette['blue']
+    figure, (share, active) = figures.canvas(1, 2, width=11)
+    red, blue = figures.palette['red'], figures.palette['blue']
     labels = ('설계 문서 그대로 (original)', red), ('교정판 (corrected)', blue)
     for found, (name, colour) in zip(rows.values(), labels):
         steps = [row['step'] for row in found]

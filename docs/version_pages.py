@@ -9,6 +9,7 @@ import pandas as pd
 import readme_table
 from splade_nb.config import settings as config
 from splade_nb.evaluation import report
+from splade_nb.evaluation.figures import escape, shorten, write_svg
 from splade_nb.evaluation import compare as versions
 from splade_nb.config.versions import ABOUT, PARENTS, VERSIONS, differences, version_table
 from splade_nb.evaluation.metrics import marked
@@ -28,14 +29,15 @@ def read(folder: Path) -> report.Run:
 
 def cells(table: pd.DataFrame, most: int = 90) -> str:
     "A table as Markdown, its index as a column, long values cut."
-    return markdown_table(table.map(lambda value: report.escape(value if len(value) <= most else report.shorten(value, most)) if isinstance(value, str) else value))
+    def cell(value): return escape(value if len(value) <= most else shorten(value, most))
+    return markdown_table(table.map(lambda value: cell(value) if isinstance(value, str) else value))
 
 
 def drawn(made: tuple, name: str, goal: Path) -> str:
     "A figure as a file beside the page, its finding below."
     figure, caption = made
-    report.write_svg(figure, goal/HERE/name)
-    return f'![{report.escape(caption)}]({name})\n\n{report.escape(caption)}\n'
+    write_svg(figure, goal/HERE/name)
+    return f'![{escape(caption)}]({name})\n\n{escape(caption)}\n'
 
 
 def figures(run: report.Run, goal: Path) -> list:
@@ -114,7 +116,7 @@ def settings_table(recipe: str, scale: str) -> str:
     "Every setting of every version; bold where it differs from the parent's."
     said, rows = explained(), []
     for name, values in version_table(recipe=recipe, scale=scale).items():
-        text = {version: report.escape(report.shorten(str(value), 40)) for version, value in values.items()}
+        text = {version: escape(shorten(str(value), 40)) for version, value in values.items()}
         own = lambda version: version in PARENTS and str(values[version]).strip('()') != str(values[PARENTS[version]]).strip('()')
         rows.append({'setting': name} | {version: f'**{value}**' if own(version) else value for version, value in text.items()} | {'what it is': said.get(name.split(' ')[-1], '')})
     return markdown_table(pd.DataFrame(rows))
