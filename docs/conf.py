@@ -56,6 +56,7 @@ language, html_search_language = 'en', 'ko'
 extensions = ['myst_nb', 'sphinx.ext.mathjax']
 nb_execution_mode = 'off'  # outputs come from the notebooks and from nbdev's show_doc
 nb_merge_streams = True
+nb_render_markdown_format = 'myst'  # tables in outputs
 nb_ipywidgets_js = {}
 nb_code_prompt_show, nb_code_prompt_hide = 'Source', 'Source'
 myst_enable_extensions = ['dollarmath', 'amsmath', 'attrs_inline', 'attrs_block', 'colon_fence', 'deflist']
