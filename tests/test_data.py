@@ -297,7 +297,7 @@ def bare(triplets): return [replace(triplet, query_id='', positive_id='', negati
 
 
 def write_triplets(triplets, path):
-    "One line for each negative, as seed 3 has them; `[]` where there is none."
+    "One line for each negative, as design 3 has them; `[]` where there is none."
     rows = [dict(query=one.query, positive=one.positive, negative=negative, pair_type=one.pair_type, difficulty=one.difficulty)
             for one in triplets for negative in one.negatives or ([],)]
     path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')

@@ -314,9 +314,11 @@ def test_each_step_of_a_walk_is_there(document):
     for line in (ROOT/document).read_text(encoding='utf-8').splitlines():
         for notebook, said in STEP.findall(line):
             cells = {cell['id']: text(cell) for cell in read(ROOT/notebook)['cells']}
-            named = re.findall(r'(?:cells?|and) `([a-z][\w-]+)`(?:, function `(\w+)`)?', said)
+            named = re.findall(r'(?:cells?|and|,) `([a-z][\w-]+)`(?:, function `(\w+)`)?', said)
             assert {cell for cell, _ in named} <= cells.keys(), f'{notebook}: {line}'
             assert [function for cell, function in named if function and not re.search(rf'^def {function}\b', cells[cell], re.M)] == [], line
+            quoted = re.findall(r'`([\w.]+\()\.\.\.\)`', said)  # as in `V26.but(...)`
+            assert [code for code in quoted if not any(code in cells[cell] for cell, _ in named)] == [], line
             steps += len(named)
     assert steps >= (15 if document.startswith('docs') else 4)
 

@@ -454,7 +454,7 @@ def test_overrides_file_that_is_a_list(tmp_path):
 
 
 def test_what_a_version_itself_declares_is_warned_about():
-    "V22's margin of 1.5 (seed 4, section 6.1) stays as written, with a warning; as an override it is refused above."
+    "V22's margin of 1.5 (design 4, section 6.1) stays as written, with a warning; as an override it is refused above."
     with pytest.warns(UserWarning, match='as written: margin=1.5'): assert resolve('v22', 'original', 'full').margin == 1.5
     assert resolve('v22', 'corrected', 'full').margin == 0.3
 

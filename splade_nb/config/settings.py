@@ -18,7 +18,7 @@ from .files import ConfigError, choose, no_repeats
 # %% ../../nbs/0_config/03_settings.ipynb #phase
 @dataclass(frozen=True)
 class Phase:
-    "One stage of the curriculum (seed 4, section 4)."
+    "One stage of the curriculum (design 4, section 4)."
     first: int                   # first epoch, from 1
     last: int                    # last epoch, inclusive
     temperature: float           # InfoNCE temperature
@@ -30,7 +30,7 @@ class Phase:
 # %% ../../nbs/0_config/03_settings.ipynb #encoder-settings
 @dataclass(frozen=True)
 class EncoderSettings:
-    "The encoder and its head (seed 1)."
+    "The encoder and its head (design 1)."
     backbone: str = 'skt/A.X-Encoder-base'  # hub name or local folder
     max_length: int = 64                # tokens a text
     query_length: int = 0               # tokens a query; 0: as max_length
@@ -44,7 +44,7 @@ class EncoderSettings:
 # %% ../../nbs/0_config/03_settings.ipynb #gate-settings
 @dataclass(frozen=True)
 class GateSettings:
-    "The context gate (seed 4, section 10; pooler `heads`: seed 5)."
+    "The context gate (design 4, section 10; pooler `heads`: design 5)."
     context_gate: bool = False
     gate_form: str = 'sigmoid'          # on logits; signed: their shift; threshold: on weights; hidden: on states
     gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling
@@ -85,7 +85,7 @@ class StartSettings:
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
 @dataclass(frozen=True)
 class RankingSettings:
-    "The losses that teach ranking (seed 2, sections 1 to 4)."
+    "The losses that teach ranking (design 2, sections 1 to 4)."
     similarity: str = 'cosine'          # or dot
     dot_scale: float = 1.0              # unit of the dot product in the losses
     temperature: float = 0.07           # of InfoNCE, where no phase sets one
@@ -104,7 +104,7 @@ class RankingSettings:
 # %% ../../nbs/0_config/03_settings.ipynb #distillation-settings
 @dataclass(frozen=True)
 class DistillationSettings:
-    "What is learned from a dense teacher (seed 2, section 7)."
+    "What is learned from a dense teacher (design 2, section 7)."
     teacher: str = 'BAAI/bge-m3'        # hub name, folder, or lsa (embedded)
     teacher_max_length: int = 512       # tokens
     teacher_normalise: bool = True      # cosine of the teacher's vectors
@@ -121,7 +121,7 @@ class DistillationSettings:
 # %% ../../nbs/0_config/03_settings.ipynb #flops-settings
 @dataclass(frozen=True)
 class FlopsSettings:
-    "FLOPS regularisation and its penalty weights (seed 2, section 5)."
+    "FLOPS regularisation and its penalty weights (design 2, section 5)."
     lambda_flops: float = 0.005
     flops_form: str = 'plain'           # squared means; idf: weighted L1 + beta L2; uniform: the same, weights 1
     flops_beta: float = 0.3             # L2 share beside L1
@@ -139,7 +139,7 @@ class FlopsSettings:
 # %% ../../nbs/0_config/03_settings.ipynb #sparsity-settings
 @dataclass(frozen=True)
 class SparsitySettings(FlopsSettings):
-    "The losses that keep vectors sparse, Korean and not empty (seed 2, sections 5 and 6; seed 4, V28a)."
+    "The losses that keep vectors sparse, Korean and not empty (design 2, sections 5 and 6; design 4, V28a)."
     lambda_min_act: float = 1.0
     top_k: int = 5
     min_activation: float = 0.5
@@ -153,7 +153,7 @@ class SparsitySettings(FlopsSettings):
 # %% ../../nbs/0_config/03_settings.ipynb #mining-settings
 @dataclass(frozen=True)
 class MiningSettings:
-    "Where negatives come from (seed 4, section 7.3). Those given with the data are always in the pool."
+    "Where negatives come from (design 4, section 7.3). Those given with the data are always in the pool."
     negatives: int = 1                  # explicit negatives a query in a batch
     bm25_negatives: int = 0             # in a query's pool
     dense_negatives: int = 0            # in a query's pool, by the teacher

@@ -98,15 +98,15 @@ ABOUT = {  # title, backbone, data
 
 # %% ../../nbs/0_config/04_versions.ipynb #chosen
 CHOSEN = {
-    'backbone': 'V22 and V23: seed 4 names KoBERT in its table and A.X-Encoder in its diagram; only the latter has a '
+    'backbone': 'V22 and V23: design 4 names KoBERT in its table and A.X-Encoder in its diagram; only the latter has a '
                 'published MLM head (C6)',
-    'self_form': 'V22 and V23 minus mean activation (seed 4 describes their losses), from V24 on BCE (seed 2): weights '
+    'self_form': 'V22 and V23 minus mean activation (design 4 describes their losses), from V24 on BCE (design 2): weights '
                  'do not transfer (C1)',
     'batch_size': 'V25: first 48 x 2, then 24 x 4; the later one is taken',
     'flops_form': 'V24: the class was IDF-aware, but no IDF ever reached it: weights of 1',
     'kd_annealing_epochs': 'a class default of 20 without an end value: to one half here',
     'lambda_context_kd': 'a weight of 1.0 that no code used: here the similarity of queries to each other',
-    'dense_negatives': 'V28: five negatives without a source: BM25, as in seed 4 section 7.3',
+    'dense_negatives': 'V28: five negatives without a source: BM25, as in design 4 section 7.3',
     'mining_temperature': 'V28: 0.1 without a formula: probability exp((score / best - 1) / temperature)',
     'non_korean_penalty': 'stated as 100 and never multiplied in: here it multiplies, as the name says',
     'language_ramp': 'retrain: 5,000 warm-up steps of 280,825',
@@ -171,11 +171,11 @@ CORRECTIONS |= {
     'positive_form': Correction('expansion', 'the activation mean is unbounded below and cannot reach inactive terms '
                                              '(pitfall 2)'),
     'lambda_positive': Correction(Times(0.25), 'the weight that was measured to help for the expansion form'),
-    'margin': Correction(0.3, 'a cosine of non-negative vectors cannot differ by 1.5 (pitfall 6); seed 4 section 6 '
+    'margin': Correction(0.3, 'a cosine of non-negative vectors cannot differ by 1.5 (pitfall 6); design 4 section 6 '
                               'asks for 0.3', lambda s: s.margin > 1),
     'kd_rows': Correction(True, 'a z-score over the whole matrix mixes queries (pitfall 5)'),
     'kd_annealing_epochs': Correction(0, 'the phases already take distillation back from 2.5 to 0.8'),
-    'lambda_context_kd': Correction(0.0, 'no seed names it and no code ever used it'),
+    'lambda_context_kd': Correction(0.0, 'no design document names it and no code ever used it'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #corrections

@@ -132,7 +132,7 @@ def penalty_weights(values: np.ndarray,        # [V] IDF
                     special: np.ndarray,       # [V] bool
                     stopword: np.ndarray       # [V] bool
                    ) -> np.ndarray:            # [V] float32
-    "The cost of a unit of mean activation (seed 2, section 5). Raises `ConfigError` for an empty range."
+    "The cost of a unit of mean activation (design 2, section 5). Raises `ConfigError` for an empty range."
     inside = _inside_range(frequencies, settings, special)
     weights = np.exp(-settings.idf_alpha * _rescaled(values, inside))
     if settings.idf_range == 'seen': weights[frequencies.counts < settings.min_df] = settings.unseen_penalty

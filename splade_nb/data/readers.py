@@ -347,7 +347,7 @@ def _seed_triplets(merged: dict[tuple, list[str]], qrels: dict) -> Iterator[Trip
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-triplets
 def read_triplets(path: Path, faults: Faults) -> Collection:
-    "Triplets as JSON Lines (seed 4, section 5) to a collection; `meta` keeps the line where a query first stands."
+    "Triplets as JSON Lines (design 4, section 5) to a collection; `meta` keeps the line where a query first stands."
     documents, queries, qrels, merged = {}, {}, {}, {}
     for row in read_rows(path, faults):
         with faults:

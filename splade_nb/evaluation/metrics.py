@@ -290,7 +290,7 @@ def criteria(result: dict,               # korean, context (None without pairs),
              unfiltered: dict | None = None, # active_terms, dead_rows and ndcg of the model without the filter
              lost: str = ''             # another reason why they mean nothing
             ) -> list:                  # dicts: criterion, mean, low, high, target, above, met
-    "V28's success criteria (seed 4, section 10.2): met, not met, not certain, or void with its reason."
+    "V28's success criteria (design 4, section 10.2): met, not met, not certain, or void with its reason."
     reason, rows = lost or void(result, unfiltered), []
     for name, (part, figure, target, above) in CRITERIA.items():
         measured = result[part] or {}

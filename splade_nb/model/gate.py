@@ -45,9 +45,9 @@ class AttentionPooler(nn.Module):
 
 # %% ../../nbs/2_model/04_gate.ipynb #heads-pooler
 class HeadsPooler(nn.Module):
-    "Multi-head pooling (seed 5; Liu and Lapata 2019)."
+    "Multi-head pooling (design 5; Liu and Lapata 2019)."
     def __init__(self, hidden: int, heads: int,
-                 rectify: bool = False): # seed 5's ReLU before the last layer
+                 rectify: bool = False): # design 5's ReLU before the last layer
         super().__init__()
         self.size, self.rectify = head_size(hidden, heads), rectify
         self.score, self.value = nn.Linear(hidden, heads), nn.Linear(hidden, hidden)
@@ -85,7 +85,7 @@ FORMS = {
 
 # %% ../../nbs/2_model/04_gate.ipynb #context-gate
 class ContextGate(nn.Module):
-    """What a context does to each token (seed 4, section 10, CGSE; its form: `FORMS`).
+    """What a context does to each token (design 4, section 10, CGSE; its form: `FORMS`).
     Raises `ConfigError` for an unknown pooler."""
     def __init__(self, hidden: int, # H of the encoder's states
                  numbers: int,      # V; E of what the decoder reads for the form `hidden`

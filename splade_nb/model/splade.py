@@ -26,7 +26,7 @@ def activate(logits: Tensor,  # of any shape
 def token_importance(hidden: int,    # H
                      dropout: float
                      ) -> nn.Module: # [.., H] -> [.., 1]
-    "Linear, ReLU, dropout, Linear (seed 1, `SPLADEDocXLMR` with `use_mlm_head=False`)."
+    "Linear, ReLU, dropout, Linear (design 1, `SPLADEDocXLMR` with `use_mlm_head=False`)."
     layers = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 1))
     nn.init.constant_(layers[-1].bias, math.e - 1)
     return layers
@@ -54,7 +54,7 @@ def _take_decoder(backbone) -> nn.Linear:  # a decoder without a bias gets zeros
 
 # %% ../../nbs/2_model/05_splade.ipynb #splade
 class Splade(nn.Module):
-    "SPLADE-doc on a transformers model (seed 1; Formal et al. 2021)."
+    "SPLADE-doc on a transformers model (design 1; Formal et al. 2021)."
     def __init__(self, backbone: nn.Module,             # masked language model; an encoder if not `mlm_head`
                  gate: nn.Module | None = None,         # of `gate.ContextGate`: states, mask -> factors
                  dropout: float = 0.0,                  # on what the decoder reads
@@ -162,7 +162,7 @@ def token_logits(model: Splade, states: Tensor, read: Tensor,  # of `read_states
 # %% ../../nbs/2_model/05_splade.ipynb #encode-documents
 @torch.no_grad()
 def encode_documents(model: Splade, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # [B, V]
-    "Vectors of documents, without dropout and gradients; the model stays in the mode it was in (seed 1)."
+    "Vectors of documents, without dropout and gradients; the model stays in the mode it was in (design 1)."
     was_training = model.training
     model.eval()
     try: return model(input_ids, attention_mask)[0]

@@ -227,7 +227,7 @@ def token_weights(model: SpladeDoc,
                   input_ids,      # [B, L]
                   attention_mask  # [B, L]
                  ):               # [B, L]
-    "Each token's largest score over the vocabulary (seed 1, `token_weights`), before IDF and counts."
+    "Each token's largest score over the vocabulary (design 1, `token_weights`), before IDF and counts."
     return weigh_tokens(model, *read_states(model, input_ids, attention_mask), input_ids, attention_mask)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #factor-for

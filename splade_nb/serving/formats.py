@@ -73,7 +73,7 @@ def rounded(rows: sparse.csr_matrix, steps: int) -> sparse.csr_matrix: # steps: 
 
 # %% ../../nbs/6_serving/01_formats.ipynb #row-formats
 def to_sparse_dict(row: sparse.csr_matrix, threshold: float = 0.0) -> dict[str, float]: # {'id': weight}
-    "The vector as `{str(id): weight}`, four decimals (seed 3, section 5.3)."
+    "The vector as `{str(id): weight}`, four decimals (design 3, section 5.3)."
     row = rounded(prune(row, threshold=threshold), 10_000)
     return dict(zip(map(str, row.indices), shortest(row.data)))
 
@@ -252,7 +252,7 @@ FORMATS = {
     'jsonl': Format('people and scripts: tokens as they are', by_token),
     'rank_features': Format('rank_features of OpenSearch and Elasticsearch, sparse_vector of Elasticsearch', by_name),
     'sparse_vector': Format('sparse_vector of OpenSearch'),
-    'seed': Format('seed 3, section 5.3: dictionary of ids', steps=10_000, id='doc_id', vector='sparse_vector'),
+    'seed': Format('design 3, section 5.3: dictionary of ids', steps=10_000, id='doc_id', vector='sparse_vector'),
     'seismic': Format('SeismicIndex.build, after cat shard-*.jsonl > all.jsonl', text='content'),
     'milvus': Strings('bulk import of Milvus'),
     'qdrant': Points('points of Qdrant, their named sparse vector'),

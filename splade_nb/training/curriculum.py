@@ -42,7 +42,7 @@ def borders(steps: int, settings: Settings) -> list:
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #learning-rate
 def learning_rate(step: int, steps: int, settings: Settings) -> float:
-    "Warm-up, then cosine or linear decay to zero, times the phase's factor (seed 4, section 4.2)."
+    "Warm-up, then cosine or linear decay to zero, times the phase's factor (design 4, section 4.2)."
     warm = max(1, round(settings.warmup_ratio * steps))
     done = (step - warm) / max(1, steps - warm)
     decay = 1 - done if settings.scheduler == 'linear' else 0.5 * (1 + math.cos(math.pi * done))
@@ -82,7 +82,7 @@ def _completes(step: int, times: int, steps: int) -> bool:
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #mining-period
 def mining_period(step: int, steps: int, settings: Settings) -> int:  # 0, 1, ...
-    "Counts the draws of mined negatives: a new one every `mining_refresh` epochs (seed 4, section 7.3)."
+    "Counts the draws of mined negatives: a new one every `mining_refresh` epochs (design 4, section 7.3)."
     if not settings.mining_refresh: return 0
     return (_whole_epoch(step, steps, settings) - 1) // settings.mining_refresh
 

@@ -56,7 +56,7 @@ def self_reconstruction(vectors: Tensor,  # [B, V] term weights
                         tokens: Tensor,   # [B, V] bool, input tokens
                         form: str         # bce, mean, logit
                         ) -> Tensor:
-    "Cost of a text that does not activate its input tokens (seed 2 section 2; seed 4 section 3.2)."
+    "Cost of a text that does not activate its input tokens (design 2 section 2; design 4 section 3.2)."
     if form == 'bce': return F.binary_cross_entropy_with_logits(wide(vectors), tokens.to(wide(vectors).dtype))
     if form == 'mean': return -masked_mean(vectors, tokens).mean()
     return masked_mean(F.softplus(-wide(logits)), tokens).mean()
@@ -65,7 +65,7 @@ def self_reconstruction(vectors: Tensor,  # [B, V] term weights
 def positive_activation(query_vectors: Tensor,   # [B, V]
                         document_tokens: Tensor  # [B, V] bool, input tokens of the positive document
                         ) -> Tensor:
-    "Minus the mean weight of the positive's tokens (seed 2, section 3): unbounded, no gradient for inactive tokens."
+    "Minus the mean weight of the positive's tokens (design 2, section 3): unbounded, no gradient for inactive tokens."
     return -masked_mean(query_vectors, document_tokens).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #expansion
@@ -85,7 +85,7 @@ def expansion(doc_logits: Tensor,    # [B, V] logits of the positives
 def triplet_margin(positive_scores: Tensor,  # [B]
                    negative_scores: Tensor,  # [B]
                    margin: float) -> Tensor:
-    "Mean shortfall of the margin between positive and negative (seed 2, section 4)."
+    "Mean shortfall of the margin between positive and negative (design 2, section 4)."
     return F.relu(margin - wide(positive_scores) + wide(negative_scores)).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #flops
@@ -98,7 +98,7 @@ def idf_flops(vectors: Tensor,   # [B, V]
               weights: Tensor,   # [V] penalty weights
               beta: float = 0.3  # of the squares
               ) -> Tensor:
-    "IDF-aware FLOPS, L1 + beta L2 (seed 2, section 5)."
+    "IDF-aware FLOPS, L1 + beta L2 (design 2, section 5)."
     mean, weights = wide(vectors).mean(0), wide(weights)
     return (weights * mean.abs()).sum() + beta * (weights * mean ** 2).sum()
 
@@ -106,14 +106,14 @@ def idf_flops(vectors: Tensor,   # [B, V]
 def minimum_activation(vectors: Tensor,  # [B, V]
                        top_k: int,
                        threshold: float) -> Tensor:
-    "Shortfall of the mean of the largest activations (seed 2, section 6)."
+    "Shortfall of the mean of the largest activations (design 2, section 6)."
     return F.relu(threshold - wide(vectors).topk(top_k, dim=1).values.mean(1)).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #z-score
 def z_score(scores: Tensor,  # [B, N]
             rows: bool       # per row, or over the whole matrix
             ) -> Tensor:     # [B, N]
-    "Zero mean, unit sample deviation; scores that are all equal give zeros (seed 2, section 7)."
+    "Zero mean, unit sample deviation; scores that are all equal give zeros (design 2, section 7)."
     scores, over = wide(scores), (1,) if rows else (0, 1)
     count = scores.shape[1] if rows else scores.numel()
     mean = scores.mean(over, keepdim=True)
@@ -129,7 +129,7 @@ def distillation(student: Tensor,    # [B, N] scores
                  alpha_mse: float,   # weight of the squared error
                  rows: bool = False  # z-scores per query
                  ) -> Tensor:
-    "KL divergence of tempered softmaxes, and squared error of z-scores (Hinton et al. 2015; seed 2, section 7)."
+    "KL divergence of tempered softmaxes, and squared error of z-scores (Hinton et al. 2015; design 2, section 7)."
     student, teacher = wide(student), teacher.to(wide(student).dtype)
     divergence = F.kl_div(F.log_softmax(student / temperature, -1), F.log_softmax(teacher / temperature, -1),
                           reduction='batchmean', log_target=True)
@@ -149,7 +149,7 @@ def language_penalty(vectors: Tensor,             # [B, V]
                      weights: Tensor,             # [V] penalty of each token, 0 for neutral ones
                      spare: Tensor | None = None  # [B, V] bool, tokens that are not penalised
                      ) -> Tensor:
-    "Weighted activation of unwanted languages (seed 4, section 10, V28a)."
+    "Weighted activation of unwanted languages (design 4, section 10, V28a)."
     vectors = wide(vectors)
     if spare is not None: vectors = vectors.masked_fill(spare, 0)
     return (vectors * wide(weights)).sum(1).mean()

@@ -115,7 +115,7 @@ def train_step(run: Run) -> dict: # a row of metrics
 SCALARS = 'loss learning_rate gradient_norm active_query active_doc dead_rows top_k_mean korean_share'.split()
 
 def tensorboard_scalars(row: dict) -> dict[str, float]: # tag -> value
-    "A row of metrics under the names of seed 4, section 9.1, and the guard's measurements."
+    "A row of metrics under the names of design 4, section 9.1, and the guard's measurements."
     values = {name: row[name] for name in SCALARS} | {f'loss_{name}': value for name, value in row['parts'].items()}
     return {f'train/{name}': value for name, value in values.items()}
 
