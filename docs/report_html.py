@@ -27,7 +27,7 @@ main { max-width: 60rem; margin: auto; word-break: keep-all; font-family: system
 </style>'''
 TITLE = re.compile(r'<title>.*?</title>', re.S)
 SCRIPT = re.compile(r'<script\b.*?</script>', re.S)
-LINKED = re.compile(r'href="(?![a-z]+:)[^"]*?(docs/[\w-]+\.md|\d_\w+/\w+\.ipynb)[^"]*"')  # files of the project; a report lies elsewhere
+LINKED = re.compile(r'href="(?![a-z]+:)[^"]*?(docs/[\w-]+\.md|(?:\d_\w+|studies|tutorials)/\w+\.ipynb)[^"]*"')  # files of the project; a report lies elsewhere
 FETCHED = re.compile(r'<(?:script|link|img|iframe|video|audio|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"'
                      r'|@import\s+(?:url\()?["\']?(?:https?:)?//[^"\');]+|url\(["\']?(?:https?:)?//[^)]+')
 

@@ -1,5 +1,5 @@
 """The training notebook through papermill, as a person runs it: parameters, folder, contract, repetition."""
-import json, subprocess, sys
+import json, re, subprocess, sys
 from pathlib import Path
 import pytest
 from chromium import faults
@@ -82,6 +82,7 @@ def test_the_report_opens_offline(page):
     html = page.read_text(encoding='utf-8')
     assert html.count('data:image/png;base64') > 5 and 'src="http' not in html and '<script' not in html
     assert [part for part in REPORT if f'>{part}<' not in html] == []
+    assert re.findall(r'href="(?!#|[a-z]+:)[^"]*"', html) == [], 'a report lies elsewhere than the files that it names'
 
 
 def test_the_report_is_whole_in_the_browser(page, browser):
