@@ -206,6 +206,13 @@ def test_no_cell_needs_a_flagged_one(notebook):
 
 
 @each_notebook
+def test_outputs_hold_no_progress_and_no_network(notebook):
+    said = [(cell['id'], ''.join(output['text'])) for cell in code_cells(notebook)
+            for output in cell['outputs'] if output.get('name') == 'stderr']
+    assert [id for id, words in said if '%|' in words or 'Retrying in' in words or not words.strip()] == []
+
+
+@each_notebook
 def test_kernel_and_language(notebook):
     kernel = read(notebook)['metadata']['kernelspec']
     assert (kernel['name'], kernel['language']) == ('python3', 'python')
