@@ -30,9 +30,13 @@ def _runs(process: str) -> bool:
     except (PermissionError, ValueError, OverflowError): return True
     return True
 
-def _remains(path: Path) -> list:  # parts of this file that processes left which have ended
-    parts = path.parent.glob(f'{glob.escape(path.name)}.*.part')
-    return [part for part in parts if not _runs(part.suffixes[-2][1:])]
+def _part_of(path: Path, process: str | int) -> Path: # several machines may share a folder, and repeat numbers
+    return path.with_name(f'{path.name}.{platform.node()}-{process}.part')
+
+def _remains(path: Path) -> list:  # parts of this file that processes of this machine left which have ended
+    before, after = _part_of(path, '\0').name.split('\0')
+    parts = path.parent.glob(f'{glob.escape(before)}*{after}')
+    return [part for part in parts if not _runs(part.name.removeprefix(before).removesuffix(after))]
 
 # %% ../../nbs/0_config/01_files.ipynb #replaced
 @contextmanager
@@ -40,7 +44,7 @@ def replaced(path: Path | str, binary: bool = False):  # a file to write into
     "Replace a file at the end of the block, whole and on the disk; after an error the old file stays."
     path = Path(path)
     for part in _remains(path): part.unlink(missing_ok=True)
-    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
+    beside = _part_of(path, os.getpid())
     try:
         with open(beside, 'wb') if binary else open(beside, 'w', encoding='utf-8') as file:
             yield file

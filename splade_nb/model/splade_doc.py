@@ -211,8 +211,9 @@ def sparse_batch(model: SpladeDoc,
     else: logits = _positive_maxima(model, decoder, states, read, attention_mask, windows)
     vectors, _ = weigh_batch(model, logits, input_ids, attention_mask, document, windows, bag, counts, mean_length)
     if decoder is not None and decoder.terms is not None: # bigrams stay
-        vocabulary = torch.arange(logits.shape[1], device=vectors.device)
-        vectors[:, vocabulary[torch.isin(vocabulary, decoder.terms, invert=True)]] = 0
+        kept = vectors.new_zeros(logits.shape[1])
+        kept[decoder.terms] = 1
+        vectors[:, :len(kept)] *= kept
     text, token = vectors.nonzero(as_tuple=True)
     return text, token, vectors[text, token]
 

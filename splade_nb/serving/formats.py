@@ -275,10 +275,12 @@ def _parts(rows, ids, texts, size): # Part for each csr_matrix of rows; size: V
 
 # %% ../../nbs/6_serving/01_formats.ipynb #add-ids
 def _add_ids(seen, path, ids): # sorted hashes of all ids so far, eight bytes each
-    hashes = np.concatenate([seen, np.fromiter(map(hash, ids), np.int64, len(ids))])
-    again = np.flatnonzero(_repeated(hashes)) - len(seen)
+    hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
+    known = np.searchsorted(seen, hashes, 'right') > np.searchsorted(seen, hashes)
+    again = np.flatnonzero(known | _repeated(hashes))
     if len(again): raise DataError(path, int(again[0]) + 1, 'id', repr(ids[again[0]]), 'each id once')
-    return np.sort(hashes, kind='stable')
+    hashes.sort()
+    return np.insert(seen, np.searchsorted(seen, hashes), hashes)
 
 # %% ../../nbs/6_serving/01_formats.ipynb #part-hash
 def _part_hash(part): # 16 hex digits
