@@ -231,6 +231,15 @@ def replaced(text: str, block: str) -> str:
     return before + block + rest.split(END)[1]
 
 
+OUTPUT = re.compile(r'(?<=```\n\n```text\n).*?(?=\n```)', re.S)  # behind a cell of code
+
+
+def with_outputs(text: str, source: str) -> str:
+    "A page whose outputs of code are those of another page with the same cells, in order."
+    found = iter(OUTPUT.findall(source))
+    return OUTPUT.sub(lambda _: next(found), text)
+
+
 def pages() -> dict:  # path -> its text with the tables of today
     "Both READMEs, the index notebook, both pages of results, the figure of the first page."
     full, brief, read = table(), short(), lambda name: (ROOT/name).read_text(encoding='utf-8')
@@ -238,7 +247,7 @@ def pages() -> dict:  # path -> its text with the tables of today
     for cell in index['cells']:
         if cell['id'] == 'results': cell['source'] = replaced(''.join(cell['source']), brief).splitlines(keepends=True)
     new = {'nbs/index.ipynb': json.dumps(index, indent=1, ensure_ascii=False) + '\n', 'README.md': readme(index),
-           'README.ko.md': replaced(read('README.ko.md'), in_korean(brief)),
+           'README.ko.md': with_outputs(replaced(read('README.ko.md'), in_korean(brief)), readme(index)),
            'docs/results.md': replaced(read('docs/results.md'), full),
            'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full)),
            'docs/over-bm25.svg': shown('figure', 'image/svg+xml')[0].rstrip() + '\n'}

@@ -80,7 +80,11 @@ def study(): return run_cells('studies/training.ipynb')
 
 def test_untrained_models_of_one_preparation_stand_together(study):
     assert study['before_training']({'steps': 3, 'keep_start': '[0.5]', 'translate': '0'}) == {'model1_threshold': '0'}
-    assert sum(map(len, study['untrained_groups']())) <= sum(map(len, study['GROUPS']))
+    runs = [run for group in study['GROUPS'] for run in group]
+    prepared = {(str(sorted(study['before_training'](run['changes']).items())), run['seed'],
+                 tuple(row['collection'] for row in run['start'])) for run in runs}
+    shown = [(str(sorted(run['changes'].items())), run['seed']) for group in study['untrained_groups']() for run in group]
+    assert len(shown) == len(set(prepared)) < len(runs), 'each preparation and seed once'
 
 
 def test_two_tables_of_terms_make_one_collection(study, tmp_path):
