@@ -188,7 +188,7 @@ lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 
-clean-search: $(ready)  ## Remove the saved copies under outputs/.boxes whose model or texts are gone
+clean-search: $(ready)  ## Remove the saved copies under outputs/.search whose model or texts are gone
 	@"$(bin)/python" -m splade_nb.serving.searcher clean
 
 clean:  ## Remove what was built; runs and the environment stay

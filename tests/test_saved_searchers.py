@@ -214,7 +214,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def places() -> list: return sorted(Path('outputs/.boxes').iterdir())
+def places() -> list: return sorted(Path('outputs/.search').iterdir())
 
 
 def test_another_address_is_another_searcher(encoder, server, project):
@@ -290,15 +290,15 @@ def test_old_copies_are_told_and_cleaned_but_never_one_that_is_open(encoder, pro
     searchers.saved_searcher('model', 'texts.txt').close()
     Path('other.txt').write_text('\n'.join(WORDS), encoding='utf-8')
     searchers.saved_searcher('model', 'other.txt').close()
-    (project/'outputs'/'.boxes'/'77aa-5e1f-of-before-exact').mkdir()
-    (project/'outputs'/'.boxes'/'77aa-5e1f-of-before-exact'/'texts.db').write_bytes(b'x' * 1000)
+    (project/'outputs'/'.search'/'77aa-5e1f-of-before-exact').mkdir()
+    (project/'outputs'/'.search'/'77aa-5e1f-of-before-exact'/'texts.db').write_bytes(b'x' * 1000)
     Path('other.txt').unlink()
     used, old = (next(place for place in places() if place.name.startswith(name)) for name in ('texts', 'other'))
     size = saved_copies.folder_size(old)
     capsys.readouterr()
     searchers.saved_searcher('model', 'texts.txt').close()
     printed = capsys.readouterr().err
-    assert f'2 old copies in {project}/outputs/.boxes, {size + 1000:,} bytes' in printed
+    assert f'2 old copies in {project}/outputs/.search, {size + 1000:,} bytes' in printed
     assert 'make clean-search' in printed
     child = child_with_a_searcher(old, encoder)
     try: assert searchers.main(['clean']) == 0
@@ -323,7 +323,7 @@ def test_a_model_that_was_trained_again_leaves_an_old_copy(encoder, project, mon
     monkeypatch.setattr(searchers, 'open_encoder', lambda folder: again)
     searchers.saved_searcher('model', 'texts.txt').close()
     (place, why), = saved_copies.old_copies()
-    assert 'another model is in' in why and json.loads((place/'box.json').read_text())['label']['model'] == '77aa00'
+    assert 'another model is in' in why and json.loads((place/'searcher.json').read_text())['label']['model'] == '77aa00'
 
 
 def test_a_searcher_whose_removal_was_cut_off_is_none(encoder, project, monkeypatch, capsys):

@@ -52,7 +52,7 @@ def file_stamp(paths: Iterable[Path]) -> str: # 16 hex digits
     return digest.hexdigest()[:16]
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #copy-folder
-def copies_folder() -> Path: return root()/'outputs'/'.boxes'
+def copies_folder() -> Path: return root()/'outputs'/'.search'
 
 def copy_folder(label: Label, source: str, engine: str, address: str) -> Path:
     "Where the texts of a source and their vectors are saved; the folder's name begins with the source's."
@@ -69,8 +69,8 @@ def try_lock(file, exclusive: bool) -> bool:
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #open-locked
 def open_locked(place: Path): # file
-    "Open `box.json` with a shared lock. Raises `ConfigError` where another process changes or removes the searcher."
-    file = open(place/'box.json', 'rb')
+    "Open `searcher.json` with a shared lock. Raises `ConfigError` where another process changes or removes the searcher."
+    file = open(place/'searcher.json', 'rb')
     if try_lock(file, exclusive=False) and os.fstat(file.fileno()).st_nlink: return file
     file.close()
     raise ConfigError(f'{place}: another process is changing this searcher; wait for it')
@@ -86,20 +86,20 @@ def _weights_stamp(folder): # of a run or model folder; of no file for a model o
     return file_stamp(sorted([*folder.glob('*.safetensors'), *folder.glob('*.bin')]))
 
 def record_use(place: Path, model: str, source: str) -> None: # model: its folder
-    "Write `kept.json`."
+    "Write `paths.json`."
     place.mkdir(parents=True, exist_ok=True)
     paths = list(map(str, source_paths(source)))
-    write_json(place/'kept.json', dict(model=model, weights=_weights_stamp(model), paths=paths))
+    write_json(place/'paths.json', dict(model=model, weights=_weights_stamp(model), paths=paths))
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #outdated
 def outdated(place: Path) -> str: # the reason; '' where a search may use the copy again
     "Why no search uses a copy again; an unreadable copy is outdated too."
     try:
-        record = read_json(place/'kept.json')
+        record = read_json(place/'paths.json')
         if record['weights'] not in ('', _weights_stamp(record['model'])):
             return f"another model is in {record['model']} now"
         return next((f'{path} no longer exists' for path in record['paths'] if not Path(path).exists()), '')
-    except (OSError, ValueError, KeyError, TypeError): return 'kept.json is missing or cannot be read'
+    except (OSError, ValueError, KeyError, TypeError): return 'paths.json is missing or cannot be read'
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #old-copies
 def old_copies() -> list[tuple[Path, str]]: # (folder, reason)
@@ -122,7 +122,7 @@ def report_old_copies() -> None:
 def remove_copy(place: Path) -> int: # bytes that were freed
     "Remove a copy. Raises `ConfigError` where a process has it open."
     size, aside = folder_size(place), place.with_name(f'.removed-{place.name}')
-    with write_lock(place), open(place/'box.json', 'ab') as file:
+    with write_lock(place), open(place/'searcher.json', 'ab') as file:
         if not try_lock(file, exclusive=True): raise ConfigError(f'{place}: a running process has it open')
         os.replace(place, aside)
         shutil.rmtree(aside)
@@ -130,7 +130,7 @@ def remove_copy(place: Path) -> int: # bytes that were freed
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #clean
 def _server_note(place): # '' where the vectors lie in the copy
-    try: server = read_json(place/'box.json')['index']
+    try: server = read_json(place/'searcher.json')['index']
     except (OSError, ValueError, KeyError): return ''
     return f'; its vectors stay at {without_password(server)}' if server else ''
 

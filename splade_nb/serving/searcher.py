@@ -58,12 +58,12 @@ def _hashed_columns(tokenizer, text): # {column: (name, kind)}
     ids = tokenizer.ids([text])
     pairs, sounds = hashed_names(tokenizer, [text], ids)[0]
     words = {f'~{phonetic_key(word)}': word for word in join_words(tokenizer.words, ids[0])}
-    columns = {tokenizer.column(name): (words[name], 'sound') for name in sounds}
-    return columns | {tokenizer.column(pair): (pair, 'pair') for pair in pairs}
+    columns = {tokenizer.column(name): (words[name], 'phonetic') for name in sounds}
+    return columns | {tokenizer.column(pair): (pair, 'bigram') for pair in pairs}
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #term-name
 def _name(tokenizer, column, hashed): # name, kind
-    if column >= len(tokenizer.backend): return hashed.get(column, (tokenizer.names[column], 'pair'))
+    if column >= len(tokenizer.backend): return hashed.get(column, (tokenizer.names[column], 'bigram'))
     word, begins = tokenizer.words[column]
     return (word or tokenizer.names[column], 'word') if begins or not word else (f'-{word}', 'part')
 
@@ -72,7 +72,7 @@ def _name(tokenizer, column, hashed): # name, kind
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, pair (of characters), sound; chance: another pair of the text has this column
+    kind: str              # word, part, bigram (of characters), phonetic; collision: another bigram of the text has this column
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query
@@ -103,7 +103,7 @@ def matched_terms(query: sparse.csr_matrix,  # [1, V]
     pairs, terms = set(bigrams([full_text(entry.title, entry.text)])[0]), []
     for column, part, own in zip(columns.tolist(), query.data[i] * entry.weights[j], entry.own[j]):
         name, kind = _name(tokenizer, column, hashed)
-        if kind == 'pair' and own and name not in pairs: kind = 'chance'
+        if kind == 'bigram' and own and name not in pairs: kind = 'collision'
         terms.append(Term(name, kind, float(part), not own, column not in query_tokens))
     return sorted(terms, key=lambda term: -term.weight)
 
@@ -267,9 +267,9 @@ def check_address(engine: str, index: str) -> None: # index: an address; '' for 
     if found != engine: raise ConfigError(f'{given}: the address of engine {found!r}, but engine={engine!r}')
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #check-folder
-def _check_folder(place, encoder, engine, index, source=''): # what `box.json` says
+def _check_folder(place, encoder, engine, index, source=''): # what `searcher.json` says
     check_address(engine, index)
-    path, given = place/'box.json', dict(engine=engine, index=without_password(index))
+    path, given = place/'searcher.json', dict(engine=engine, index=without_password(index))
     if not path.exists():
         texts = f'{source or "some texts"}, kept in {place.resolve()}'
         write_json(path, dict(label=asdict(encoder.label), **given, texts=texts, model=encoder.folder))
@@ -365,8 +365,8 @@ def open_searcher(place: Path | str,
                   progress: bool = False
                  ) -> Searcher:
     "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
-    path = Path(place)/'box.json'
-    if not path.exists(): raise NoSearcher(f'{place} holds no searcher: box.json is missing; build_searcher makes one')
+    path = Path(place)/'searcher.json'
+    if not path.exists(): raise NoSearcher(f'{place} holds no searcher: searcher.json is missing; build_searcher makes one')
     with intact(path): saved = {'index': ''} | read_json(path)
     encoder = open_encoder(model or saved['model'])
     with ExitStack() as opened:

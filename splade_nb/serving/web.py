@@ -20,14 +20,14 @@ from ..data.tokenizer import ENDINGS, PARTICLES
 from .searcher import Hit, Searcher, Term, command_options, full_text, saved_searcher
 
 # %% ../../nbs/6_serving/09_web.ipynb #patterns
-PREFIX = {'word': r'(?<!\w)', 'sound': r'(?<!\w)', 'part': r'(?<=\w)', 'pair': ''}
+PREFIX = {'word': r'(?<!\w)', 'phonetic': r'(?<!\w)', 'part': r'(?<=\w)', 'bigram': ''}
 WORD_END = rf'(?=(?:{"|".join(sorted(PARTICLES | ENDINGS))})?(?!\w))'
 
 # %% ../../nbs/6_serving/09_web.ipynb #term-spans
 def term_spans(text: str, term: Term) -> list[tuple[int, int]]: # (begin, end)
     "Where a term's letters are in a text, in upper or lower case."
     letters = term.name.lstrip('-▁')
-    if not letters or term.kind == 'chance' or (term.kind == 'part' and len(letters) == 1): return []
+    if not letters or term.kind == 'collision' or (term.kind == 'part' and len(letters) == 1): return []
     pattern = PREFIX[term.kind] + re.escape(letters) + WORD_END * (len(letters) == 1)
     return [match.span() for match in re.finditer(pattern, text, re.I)]
 
