@@ -172,10 +172,10 @@ def test_negatives_join_triplets(tmp_path):
              'corpus__jsonl': jsonl([*CORPUS, {'_id': 'd3', 'text': '과일 배 상자'}]), 'context_pairs__jsonl': jsonl([{'_id': 'p', 'phrase': '배', 'queries': ['단 배', '빠른 배'], 'documents': [['d1'], ['d2']]}])}
     collection = load(beir(tmp_path, **files))
     triplet, = train_triplets(collection)
-    assert (triplet.query_id, triplet.positive_id, triplet.negative_ids, triplet.difficulty) == ('q1', 'd1', ('d2', 'd3'), 'hard')
+    assert (triplet.query_id, triplet.positive_id, triplet.negative_ids) == ('q1', 'd1', ('d2', 'd3'))
     assert triplet.positive == '나주 배 나주 배는 달다.' and triplet.pair_type == 'original'
     picked = load(beir(tmp_path, **files | {'queries__jsonl': jsonl([QUERIES[0] | {'text': '단것', 'metadata': {'kind': 'hard_neg'}}, QUERIES[1]])}))
-    assert [(t.pair_type, t.difficulty) for t in train_triplets(picked)] == [('hard_neg', 'hard')]
+    assert [t.pair_type for t in train_triplets(picked)] == ['hard_neg']
     assert collection.context_pairs[0].documents == (('d1',), ('d2',))
 
 
@@ -213,8 +213,8 @@ def test_seed_triplets(tmp_path):
     lines = [SEED, SEED | {'negative': ['김장', '고혈압 예방']}, {'query': '배', 'positive': '나주 배', 'negatives': []}, {'query': '배', 'positive': '제주 배편', 'negative': '나주 배'}]
     (tmp_path/'seed.jsonl').write_text(jsonl(lines), encoding='utf-8')
     collection = load(tmp_path/'seed.jsonl')
-    assert [(t.query, t.positive, t.negatives, t.pair_type, t.difficulty) for t in collection.triplets] == [
-        ('당뇨병 치료', 'diabetes mellitus treatment', ('고혈압 예방', '김장'), 'cross_lingual', 'hard'), ('배', '나주 배', (), 'original', 'easy'), ('배', '제주 배편', (), 'original', 'easy')]
+    assert [(t.query, t.positive, t.negatives, t.pair_type) for t in collection.triplets] == [
+        ('당뇨병 치료', 'diabetes mellitus treatment', ('고혈압 예방', '김장'), 'cross_lingual'), ('배', '나주 배', (), 'original'), ('배', '제주 배편', (), 'original')]
     assert sorted(collection.texts.values()) == sorted(['diabetes mellitus treatment', '고혈압 예방', '김장', '나주 배', '제주 배편'])
     assert [(query.text, query.kind, query.meta['line'], len(collection.qrels[key])) for key, query in collection.queries.items()] == [('당뇨병 치료', 'cross_lingual', 1, 1), ('배', 'original', 3, 2)]
     assert all(collection.documents[key].full == text for t in collection.triplets for key, text in zip(t.negative_ids, t.negatives, strict=True))
@@ -223,7 +223,7 @@ def test_seed_triplets(tmp_path):
 @pytest.mark.parametrize('change, field, found', [
     ({'query': ''}, 'query', 'empty'), ({'query': None}, 'query', 'nothing'), ({'positive': 3}, 'positive', '3 (int)'), ({'negative': ['가', '']}, 'negative[1]', 'empty'), ({'negative': None}, 'negative', 'nothing'),
     ({'negative': {'a': 1}}, 'negative', '(dict)'), ({'negative': LONG}, 'negative', '100,001'), ({'negative': SEED['positive']}, 'negative', 'the positive itself'),
-    ({'difficulty': 'hrad'}, 'difficulty', "'hrad'"), ({'pair_type': 5}, 'pair_type', '5 (int)')])
+    ({'pair_type': 5}, 'pair_type', '5 (int)')])
 def test_seed_faults(change, field, found, tmp_path):
     (tmp_path/'seed.jsonl').write_text(jsonl([SEED, SEED | change]), encoding='utf-8')
     assert found in refused(tmp_path/'seed.jsonl', field=field, line=2).found
@@ -298,7 +298,7 @@ def bare(triplets): return [replace(triplet, query_id='', positive_id='', negati
 
 def write_triplets(triplets, path):
     "One line for each negative, as design 3 has them; `[]` where there is none."
-    rows = [dict(query=one.query, positive=one.positive, negative=negative, pair_type=one.pair_type, difficulty=one.difficulty)
+    rows = [dict(query=one.query, positive=one.positive, negative=negative, pair_type=one.pair_type)
             for one in triplets for negative in one.negatives or ([],)]
     path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
     return path
@@ -309,7 +309,7 @@ def test_triplets_survive_a_round_trip(source, tmp_path):
     triplets = train_triplets(toy_corpus() if source == 'toy' else load('mini'))
     path = write_triplets(triplets, tmp_path/'triplets.jsonl')
     rows = [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
-    assert len(rows) == sum(max(1, len(triplet.negatives)) for triplet in triplets) and rows[0].keys() == SEED.keys()
+    assert len(rows) == sum(max(1, len(triplet.negatives)) for triplet in triplets) and rows[0].keys() == SEED.keys() - {'difficulty'}
     assert Counter(bare(load(path).triplets)) == Counter(dict.fromkeys(bare(triplets), 1)) and any(triplet.negatives for triplet in triplets)
 
 
