@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import real
 from splade_nb.config.files import root
-from splade_nb.data.records import DataError, toy_corpus, train_triplets, with_splits
+from splade_nb.data.records import DataError, collect, toy_corpus, train_triplets, with_splits
 from splade_nb.data.readers import load
 
 CORPUS = [{'_id': 'd1', 'title': '나주 배', 'text': '나주 배는 달다.'}, {'_id': 'd2', 'text': '제주로 가는 배가 떠난다.'}]
@@ -280,7 +280,8 @@ def in_form(folder: Path, form: str, mend) -> Path: # mend: what is done to ever
 def test_decomposed_hangul_does_not_split_the_vocabulary(form, tmp_path):
     "NFC and NFD files give the same records and the same words; together in one file they give no more."
     together, apart = (load(in_form(tmp_path/name, form, lambda text: unicodedata.normalize(name, text))) for name in ('NFC', 'NFD'))
-    assert together.hash == apart.hash and together.documents == apart.documents and together.queries == apart.queries
+    assert together.hash == apart.hash and together.documents == apart.documents
+    assert [replace(query, meta={}) for query in together.queries.values()] == [replace(query, meta={}) for query in apart.queries.values()]
     vocabulary = [{word for text in [*c.texts.values(), *(query.text for query in c.queries.values())] for word in text.split()} for c in (together, apart)]
     assert vocabulary[0] == vocabulary[1] and all(unicodedata.is_normalized('NFC', word) for word in vocabulary[1])
     if form == 'seed':
@@ -323,15 +324,17 @@ def test_splits_by_hash(tmp_path):
         halves[name] = {query.text: query.split for query in load(tmp_path/f'{name}.jsonl').queries.values()}
     assert set(halves['all'].values()) == {'train', 'test'} and 60 <= Counter(halves['all'].values())['test'] <= 100
     assert halves['all'] == halves['reversed'] and sum(halves['all'][text] != split for text, split in halves['half'].items()) <= 2
-    assert 'by hash of the query id (20% test)' in ''.join(load(tmp_path/'all.jsonl').notes)
+    assert 'by hash of the query (20% test)' in ''.join(load(tmp_path/'all.jsonl').notes)
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_small_collections_keep_a_query_in_each_split(count, tmp_path):
     (tmp_path/'a.jsonl').write_text(jsonl([{'query': f'질문 {i}', 'positive': f'답 {i}', 'negative': []} for i in range(count)]), encoding='utf-8')
-    collection = load(tmp_path/'a.jsonl')
+    loaded = load(tmp_path/'a.jsonl')
+    assert loaded.split('test') and len(loaded.split('train')) >= min(count - 1, 1)
+    queries = {key: replace(query, split='') for key, query in loaded.queries.items()}
     for share in (0.0, 0.2, 1.0):
-        made = with_splits(replace(collection, queries={key: replace(query, split='') for key, query in collection.queries.items()}), share)
+        made = with_splits(collect('a', dict(loaded.documents), queries, dict(loaded.qrels)), share)
         assert made.split('test') and len(made.split('train')) >= min(count - 1, 1)
 
 

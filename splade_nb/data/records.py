@@ -138,6 +138,11 @@ class Collection(_ByRow):
         if name not in SPLITS: raise ValueError(f'split {name!r}: {alternatives(name, SPLITS)}')
         return {key: query for key, query in self.queries.items()
                 if query.split == SPLITS[name] and any(self.qrels.get(key, {}).values())}
+    def moved(self, moves: dict, note: str) -> 'Collection':
+        "See `resplit`."
+        queries = {key: replace(query, split=moves.get(key, query.split)) for key, query in self.queries.items()}
+        return collect(self.name, self.documents, queries, self.qrels, self.triplets, self.context_pairs,
+                       (*self.notes, note))
 
 # %% ../../nbs/1_data/01_records.ipynb #difficulty
 def _difficulty(triplet: Triplet) -> str:
@@ -201,9 +206,7 @@ def given_triplets(documents: dict, queries: dict, qrels: dict, given: dict) -> 
 # %% ../../nbs/1_data/01_records.ipynb #resplit
 def resplit(collection: Collection, moves: dict[str, str], note: str) -> Collection:
     "The same collection with some queries in another split, and a note that says so."
-    queries = {key: replace(query, split=moves.get(key, query.split)) for key, query in collection.queries.items()}
-    return collect(collection.name, collection.documents, queries, collection.qrels, collection.triplets,
-                   collection.context_pairs, (*collection.notes, note))
+    return collection.moved(moves, note)
 
 # %% ../../nbs/1_data/01_records.ipynb #with-splits
 def with_splits(collection: Collection, share: float = 0.2) -> Collection:
