@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'write_rows', 'Rows', 'content_key', 'prepared_root', 'prepared_folder', 'fill', 'Parts', 'Stages',
-           'clean_prepared']
+           'clean_prepared', 'main']
 
 # %% ../../nbs/1_data/01_prepared.ipynb #imports
-import hashlib, json, os, shutil, sys, time
+import hashlib, json, os, re, shutil, sys, time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -161,3 +161,17 @@ def clean_prepared(days: float = 0) -> tuple:  # folders removed, bytes freed; 0
         shutil.rmtree(about.parent)
         removed += 1
     return removed, freed
+
+def main(arguments: list | None = None) -> int:  # process exit code; None: of the command line
+    "`python -m splade_nb.data.prepared 30`: remove what nothing has used for thirty days."
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1 or not re.fullmatch(r'\d+(\.\d+)?', given[0]):
+        print(f'days: found {" ".join(given)!r}; allowed: a number of days, 0 for all', file=sys.stderr)
+        return 2
+    removed, freed = clean_prepared(float(given[0]))
+    print(f'{removed} folders of prepared data removed from {prepared_root()}, {freed / 2 ** 20:,.0f} MiB')
+    return 0
+
+# %% ../../nbs/1_data/01_prepared.ipynb #main-guard
+#| eval: false
+if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

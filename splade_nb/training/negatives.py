@@ -65,6 +65,18 @@ def bm25_candidates(stages: Stages,
     return _candidates(stages, 'bm25', rank, words, relevant, duplicate, depth=depth, data=data, queries=queries)
 
 # %% ../../nbs/3_training/03_negatives.ipynb #nearest-rows
+def _units(rows, place: str):  # tensor [n, D] on the device
+    "Rows of length 1; zeros stay."
+    import torch
+    from sklearn.preprocessing import normalize
+    return torch.tensor(normalize(np.asarray(rows)), device=place)
+
+def _products(queries, documents):  # tensor [q, n]
+    "On a CPU by NumPy's library: the sums are those of earlier versions to the last bit."
+    import torch
+    if queries.device.type != 'cpu': return queries @ documents.T
+    return torch.from_numpy(queries.numpy() @ documents.numpy().T)
+
 def nearest_rows(query_vectors,               # [Q, D], an array or `Parts`
                  doc_vectors,                 # [N, D]
                  depth: int,
@@ -73,14 +85,12 @@ def nearest_rows(query_vectors,               # [Q, D], an array or `Parts`
                  chunk: int = 128             # queries, whose cosines are in memory at once
                  ) -> list:                   # for each query rows of documents and cosines, best first
     "The best `depth` documents of each query by cosine, of those above 0; equals in the order of the documents."
-    import torch
     place, found = place or device(), [NOTHING] * len(query_vectors)
-    def units(rows): return torch.nn.functional.normalize(torch.tensor(np.asarray(rows), device=place), dim=1)
-    asked = units(query_vectors[:])
+    asked = _units(query_vectors[:], place)
     for first in range(0, len(doc_vectors), block):
-        documents = units(doc_vectors[first:first + block])
+        documents = _units(doc_vectors[first:first + block], place)
         for start in range(0, len(asked), chunk):
-            scores = asked[start:start + chunk] @ documents.T
+            scores = _products(asked[start:start + chunk], documents)
             least = scores.topk(min(depth, len(documents))).values[:, -1:]
             query, row = ((scores >= least) & (scores > 0)).nonzero(as_tuple=True)
             values, query, row = scores[query, row].cpu().numpy(), query.cpu().numpy(), row.cpu().numpy()
