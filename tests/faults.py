@@ -238,7 +238,7 @@ def last_checkpoint(folder: Path) -> dict:  # file -> size and digest
 
 def summary_of(folder: Path) -> dict:
     values = read_json(folder/'summary.json')
-    other = ('seconds', 'peak_memory_mb', 'revision')  # the tree may be edited between two runs
+    other = ('seconds', 'peak_memory_mb', 'peak_gpu_memory_mb', 'revision')  # the tree may be edited between two runs
     return {name: value for name, value in values.items() if name not in other}
 
 
@@ -516,7 +516,7 @@ FAULTS_OF_A_RANK = dict(die=kill_at_call, interrupt=interrupt_at)
 
 def ranks(folder: Path, changes: dict, options: dict, fault: list = ()) -> None:
     "A process of a run; its gradient of a batch goes to `gradient.pt`. `fault`: what happens to the second, and when."
-    process_group = experiment._processes()[1]
+    process_group = experiment._processes()
     found = gradient(process_group)
     if process_group.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
     before = (FAULTS_OF_A_RANK[fault[0]], fault[1]) if fault and process_group.rank == 1 else None
