@@ -220,7 +220,7 @@ clean:  ## Remove what was built; runs and the environment stay
 	find . -path "./$$typed_VENV" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## List the targets
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
 
 # The environment holds its own path: half made, or copied from elsewhere, it is made anew.
 .PHONY: $(ready) install

@@ -8,8 +8,8 @@ __all__ = ['PARAMETERS', 'SETTINGS', 'GIVEN', 'check_parameters', 'notebook_name
            'evaluate_run', 'peak_memory', 'summarise_run', 'run_version']
 
 # %% ../nbs/7_experiment.ipynb #imports
-import math, shutil, sys, time
-from contextlib import contextmanager
+import io, math, shutil, sys, time
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -234,9 +234,9 @@ def _processes(timeout: float = 60.0  # minutes that a process waits for the oth
 
 @contextmanager
 def _first_before_others(group: ProcessGroup):
-    "The first process runs the block, then the others do, with what it wrote. They wait without a time-out."
+    "The first process runs the block, then the others do, with what it wrote; they wait without a time-out."
     if group.rank: group.wait()
-    yield
+    with redirect_stderr(io.StringIO()) if group.rank else nullcontext(): yield  # what is printed, is printed once
     if not group.rank: group.wait()
 
 # %% ../nbs/7_experiment.ipynb #before-training

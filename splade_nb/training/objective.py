@@ -261,8 +261,8 @@ class ProcessGroup:
         most = max(sizes, default=len(tensor))
         padded = torch.cat([tensor, tensor.new_zeros(most - len(tensor), *tensor.shape[1:])]).contiguous()
         every = padded.new_empty(self.number * most, *tensor.shape[1:])
-        torch.distributed.all_gather_into_tensor(every, padded)
-        if most * self.number == sum(sizes or [most] * self.number): return every
+        torch.distributed.all_gather(list(every.split(most)), padded)
+        if min(sizes, default=most) == most: return every
         return torch.cat([part[:size] for part, size in zip(every.split(most), sizes)])
 
     def collect(self, value: object) -> list:  # JSON values of all processes
