@@ -23,7 +23,7 @@ from .curriculum import distillation_factor, mining_period, phase_at, ramp, samp
 from .dataset import TrainingData, pool
 from .losses import distillation, expansion, flops, idf_flops, info_nce, language_penalty, margin_mse
 from .losses import masked_mean, minimum_activation, positive_activation, self_reconstruction
-from .losses import LossInputs, extra_losses, score, total, triplet_margin
+from .losses import LossInputs, extra_losses, score, score_unit, total, triplet_margin
 
 # %% ../../nbs/3_training/06_objective.ipynb #plain-pieces
 class MarkIds:
@@ -110,10 +110,15 @@ def ranking_queries(out: dict, training_data: TrainingData, settings: Settings) 
     return vectors.masked_fill(training_data.stopword, 0) if settings.stopword_mask else vectors
 
 # %% ../../nbs/3_training/06_objective.ipynb #batch-scores
+def _scores(queries: Tensor, documents: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V] -> [B, N]
+    "Similarities in the unit of the temperatures."
+    scores = score(queries, documents, settings.similarity)
+    if settings.similarity == 'cosine': return scores
+    return scores * score_unit(queries, documents, settings.dot_scale, settings.score_limit)
+
 def batch_scores(out: dict, training_data: TrainingData, settings: Settings) -> Tensor:  # [B, N]
     "Every query against every document of the batch, in the unit of the temperatures."
-    scores = score(ranking_queries(out, training_data, settings), out['document']['vectors'], settings.similarity)
-    return scores * settings.dot_scale if settings.similarity == 'dot' else scores
+    return _scores(ranking_queries(out, training_data, settings), out['document']['vectors'], settings)
 
 # %% ../../nbs/3_training/06_objective.ipynb #against-negatives
 def _margins(scores: Tensor,  # [B, B + B * n]
@@ -166,7 +171,9 @@ def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> 
     return terms
 
 # %% ../../nbs/3_training/06_objective.ipynb #distil
-def _distil(student: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # scores [B, N]
+def _distil(queries: Tensor, documents: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V], [B, N]
+    "Without a limit the student's scores are plain dot products, as the small models were measured."
+    student = _scores(queries, documents, settings) if settings.score_limit else score(queries, documents, settings.similarity)
     teacher = teacher.to(student.device) * settings.kd_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
@@ -178,9 +185,9 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
     asked, answers = training_data.teacher[0][rows['queries']], training_data.teacher[1][rows['documents']]
     wanted = asked @ answers.T
-    terms = {'kd': _distil(score(vectors, documents, settings.similarity), wanted, settings)}
+    terms = {'kd': _distil(vectors, documents, wanted, settings)}
     if settings.lambda_context_kd:
-        terms['context_kd'] = _distil(score(vectors, vectors, settings.similarity), asked @ asked.T, settings)
+        terms['context_kd'] = _distil(vectors, vectors, asked @ asked.T, settings)
     if settings.lambda_margin_mse and settings.negatives:
         above = _margins(batch_scores(out, training_data, settings), out['same'])
         taught = _margins(wanted.to(above.device), out['same'])
@@ -207,8 +214,8 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
             'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
             'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self,
             'positive': settings.lambda_positive,
-            'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, power=2),
-            'language': settings.lambda_language * ramp(step, steps, settings.language_ramp),
+            'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, 2, settings.ramp_start),
+            'language': settings.lambda_language * ramp(step, steps, settings.language_ramp, 1, settings.ramp_start),
             'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
 
 # %% ../../nbs/3_training/06_objective.ipynb #objective
