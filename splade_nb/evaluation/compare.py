@@ -243,7 +243,7 @@ def differing(before: dict, after: dict) -> dict: # setting -> (before, after)
 def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the parent's value, its own)
     "What a version changed, without settings that do nothing in either; empty for a version without a parent."
     if version not in PARENTS: return {}
-    before, after = (resolve_quietly(name, 'original', scale) for name in (PARENTS[version], version))
+    before, after = (resolve_quietly(name, 'earlier', scale) for name in (PARENTS[version], version))
     idle = off(before).keys() & off(after).keys()
     return {name: values for name, values in differing(flat(before), flat(after)).items() if name not in idle}
 
