@@ -68,12 +68,12 @@ def run_rows(runs: list) -> list:
 
 
 def changed(version: str) -> str:
-    "What a version changes in its parent, as written."
+    "What a version changes in its parent, under recipe earlier."
     if version not in PARENTS: return 'It has no parent: every setting stands in [the table of all versions](../reference/settings.md).'
     full, mini = versions.changes(version), versions.changes(version, 'mini')
     idle = {name: 'not at mini scale' for name in full if name not in mini}
     rows = [{'setting': name, PARENTS[version]: versions.short(old), version: versions.short(new)} | ({'acts': idle.get(name, 'yes')} if idle else {}) for name, (old, new) in full.items()]
-    return f'As written, beside [{PARENTS[version]}]({PARENTS[version]}.md):\n\n{cells(pd.DataFrame(rows))}'
+    return f'With the additions of recipe `earlier`, beside [{PARENTS[version]}]({PARENTS[version]}.md):\n\n{cells(pd.DataFrame(rows))}'
 
 
 def mended(version: str) -> str:

@@ -86,7 +86,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkey
 
 
 def test_every_kind_of_system_stands_beside_bm25(contest, tmp_path):
-    names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-original']
+    names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-earlier']
     contest(*names)
     table, = boards(tmp_path/'results').values()
     assert set(table['system']) == set(names) and len(table) == 2 * len(names) and table[list(METRICS)].notna().all(axis=None)
@@ -103,9 +103,9 @@ def test_other_steps_are_another_result(contest, tmp_path):
 
 
 def test_a_result_under_the_earlier_name_of_its_recipe_is_not_measured_again(contest, tmp_path, monkeypatch):
-    contest('v28-original')
+    contest('v28-earlier')
     folder = tmp_path/'results'/'taught'
-    (folder/'v28-original-42.json').rename(folder/'v28-seed-42.json')
+    (folder/'v28-earlier-42.json').rename(folder/'v28-seed-42.json')
     monkeypatch.setattr(benchmark, 'leaderboard_result', fail)
     contest('v28-seed')
     assert [path.name for path in folder.iterdir()] == ['v28-seed-42.json']
@@ -127,8 +127,8 @@ def study(): return run_cells(STUDY)
 def test_patterns_choose_and_refuse(study):
     chosen = study['chosen']
     assert chosen(['splade_ko', 'bm25*']) == ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-whitespace', 'bm25-bigrams', 'splade_ko']
-    known = {f'{version}-{recipe}' for version in ('v22', 'v28', 'v28a', 'v28_retrain') for recipe in ('original', 'corrected')}
-    assert known <= set(chosen([])) and chosen(['v28-seed']) == ['v28-original']
+    known = {f'{version}-{recipe}' for version in ('v22', 'v28', 'v28a', 'v28_retrain') for recipe in ('earlier', 'corrected')}
+    assert known <= set(chosen([])) and chosen(['v28-seed']) == ['v28-earlier']
     with pytest.raises(ConfigError, match="did you mean 'splade_v2'"): chosen(['splade_v3'])
 
 

@@ -8,11 +8,13 @@ from conftest import ROOT, real
 from splade_nb.config.files import SEED, ConfigError
 from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
-    ABOUT, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, SCALES, VERSIONS, current_recipe, differences, recipe_name,
-    resolve, resolve_quietly, version_table)
+    ABOUT, ADDED, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, VERSIONS, current_recipe, differences,
+    recipe_name, resolve, resolve_quietly, version_table)
+from splade_nb.training.objective import weights_at
 
 FILE, LOSSES, GUIDE = 'versions-and-errata.md', 'seeds/2-losses.md', 'seeds/4-training-guide.md'
 NAMES = [setting.name for setting in fields(Settings)]
+ORIGINAL = {version: resolve_quietly(version, 'original', 'full') for version in VERSIONS}
 
 
 # ---- reading the documents
@@ -62,10 +64,10 @@ UNSTATED = {'teacher_max_length'} & set(CHOSEN)
 PHASES_SET = ('temperature', 'lambda_infonce', 'lambda_kd')  # not switched off where phases rule, only set there
 
 
-def agrees(version: str, name: str, stated) -> bool:
+def agrees(version: str, name: str, stated, versions: dict = VERSIONS) -> bool:
     "Whether a setting is what is stated; where nothing is, it must be neutral, without effect, or a choice with a reason."
-    value = getattr(VERSIONS[version], name)
-    if stated is None: return value == NEUTRAL.get(name) or name in UNSTATED or (name in off(VERSIONS[version]) and name not in PHASES_SET)
+    value = getattr(versions[version], name)
+    if stated is None: return value == NEUTRAL.get(name) or name in UNSTATED or (name in off(versions[version]) and name not in PHASES_SET)
     return value == stated
 
 
@@ -200,7 +202,7 @@ def test_a_wrong_value_is_seen():
 
 
 OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing start hidden layers vocabulary segment pair_weight direction_noise silence
-similarity dot_scale positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
+similarity dot_scale score_limit positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
 negatives mining_depth steps weight_averaging validations'''.split()
 
 
@@ -265,19 +267,64 @@ def settings_tables(path: str, number: str) -> Iterator[tuple[str, str, object]]
 def test_settings_that_a_seed_states(path, number, count):
     stated = list(settings_tables(path, number))
     assert len(stated) == count
-    assert [(version, name, value, getattr(VERSIONS[version], name)) for version, name, value in stated if not agrees(version, name, value)] == []
+    assert [(version, name, value, getattr(ORIGINAL[version], name)) for version, name, value in stated if not agrees(version, name, value, ORIGINAL)] == []
 
 
 def test_phases_that_the_losses_state():
     table, = tables(section(LOSSES, '9'))
     stated = [(row['Epochs'], *(literal(row[f'`{name}`']) for name in ('temperature', 'lambda_infonce', 'lambda_kd'))) for row in table]
-    assert stated == [(f'{phase.first}-{phase.last}', phase.temperature, phase.lambda_infonce, phase.lambda_kd) for phase in VERSIONS['v26'].phases]
+    assert stated == [(f'{phase.first}-{phase.last}', phase.temperature, phase.lambda_infonce, phase.lambda_kd) for phase in ORIGINAL['v26'].phases]
+
+
+WEIGHTS = dict(infonce='lambda_infonce', self='lambda_self', positive='lambda_positive', margin='lambda_margin', flops='lambda_flops', min_act='lambda_min_act', kd='lambda_kd')
+AS = dict(v24='v25', v27='v26', v28='v26')  # versions without a column of their own: the losses of this one
+
+
+def stated_weights(version: str, epoch: int) -> dict[str, float]:
+    "The weight of each loss in an epoch: the losses' table of versions, and the phases where a seed states some."
+    table, = tables(section(LOSSES, '8'))
+    column = AS.get(version, version).upper()
+    weights = {name: literal(next(row[column] for row in table if bare(row['Loss']) == setting)) or 0.0 for name, setting in WEIGHTS.items()}
+    path, number = {'V22': (GUIDE, '4.2'), 'V26': (LOSSES, '9')}.get(column, ('', ''))
+    for row in next(tables(section(path, number))) if path else ():
+        first, last = map(int, re.findall(r'\d+', row['Epochs']))
+        if first <= epoch <= last:
+            weights |= {name: literal(cell) for name, cell in (('infonce', row.get('`lambda_infonce`', row.get('λ_InfoNCE'))), ('kd', row.get('`lambda_kd`', '0')))}
+    language, = (literal(row['값']) for row in next(tables(section(GUIDE, '10.1'))) if bare(row['설정']) == 'lambda_language')
+    return weights | dict(language=language if version == 'v28' else 0.0)
+
+
+@pytest.mark.parametrize('version', [f'v{number}' for number in range(22, 29)])
+def test_effective_weights_are_the_seeds(version):
+    "What each loss is multiplied by, from the first to the last step of every epoch; no other loss has a weight."
+    settings, each = ORIGINAL[version], 10
+    steps = settings.epochs * each
+    for step in range(steps):
+        found = {name: weight for name, weight in weights_at(step, steps, settings).items() if weight}
+        assert found == {name: weight for name, weight in stated_weights(version, step // each + 1).items() if weight}, step
+
+
+def test_earlier_is_not_what_the_seeds_state():
+    "The earlier repository's warm-up and annealing change V26's distillation in every phase; the test above can fail."
+    settings, stated = VERSIONS['v26'], [stated_weights('v26', epoch)['kd'] for epoch in range(1, 26)]
+    found = [weights_at(step, 25, settings)['kd'] for step in range(25)]
+    assert found[0] == 0 and stated[0] == 2.5 and sum(one == other for one, other in zip(found, stated)) < 3
+
+
+@pytest.mark.parametrize('version', [f'v{number}' for number in range(22, 29)])
+def test_original_has_no_addition(version):
+    before, after = VERSIONS[version], ORIGINAL[version]
+    assert {name for name in NAMES if getattr(before, name) != getattr(after, name)} <= set(ADDED)
+    assert {name: getattr(after, name) for name in ADDED if name != 'phases'} == {name: c.value for name, c in ADDED.items() if name != 'phases'}
+
+
+def test_v28b_is_v28(): assert resolve('V28b') == resolve('v28')
 
 
 def test_first_losses_of_the_guide():
     "Section 3.1's diagram and section 6.1's table state V22's weights."
     names = {'InfoNCE': 'lambda_infonce', 'Self-Reconstruction': 'lambda_self', 'Positive Activation': 'lambda_positive', 'Triplet Margin': 'lambda_margin', 'FLOPS': 'lambda_flops', 'Min Activation': 'lambda_min_act'}
-    first = VERSIONS['v22']
+    first = ORIGINAL['v22']
     drawn = re.findall(r'"([A-Z][\w\- ]+?)(?: Loss)?<br/>λ=([\d.]+)(?:, [mk]=([\d.]+))?"', section(GUIDE, '3.1'))
     assert {name: float(weight) for name, weight, _ in drawn} == {name: getattr(first, setting) for name, setting in names.items()}
     assert [float(more) for *_, more in drawn if more] == [first.margin, first.top_k]
@@ -288,7 +335,7 @@ def test_first_losses_of_the_guide():
 
 def test_phases_of_the_guide():
     table, = tables(section(GUIDE, '4.2'))
-    phases = VERSIONS['v22'].phases
+    phases = ORIGINAL['v22'].phases
     stated = [(row['Epochs'], *(literal(row[name]) for name in ('Temperature', 'λ_InfoNCE', 'LR Multiplier'))) for row in table]
     assert stated == [(f'{phase.first}-{phase.last}', phase.temperature, phase.lambda_infonce, phase.learning_rate_factor) for phase in phases]
     assert [row['Data Focus'] for row in table] == ['50% single-term', '33% each type', '50% hard-neg']
@@ -299,7 +346,7 @@ def test_recommended_configuration_is_v23():
     "Section 7.4's YAML, key by key; an unknown key fails."
     yaml = pytest.importorskip('yaml')
     stated = yaml.safe_load(re.search('```yaml\n(.*?)```', section(GUIDE, '7.4'), re.S)[1])
-    second, phases = VERSIONS['v23'], stated.pop('curriculum_phases')
+    second, phases = ORIGINAL['v23'], stated.pop('curriculum_phases')
     assert phases == [dict(start_epoch=phase.first, end_epoch=phase.last, temperature=phase.temperature) for phase in second.phases]
     expansion_table = {'name': ('backbone',), 'use_expansion': ('mlm_head',), 'num_epochs': ('epochs',), 'use_idf_weighting': ('flops_form', {True: 'idf'})}
     flat = {name: value for part in stated.values() for name, value in part.items()}
@@ -310,13 +357,13 @@ def test_recommended_configuration_is_v23():
 
 
 def test_gate_of_the_guide():
-    code, version = section(GUIDE, '10.1'), VERSIONS['v28']
+    code, version = section(GUIDE, '10.1'), ORIGINAL['v28']
     assert f'gate_hidden={version.gate_hidden})' in code and f'num_heads={version.gate_heads})' in code and version.context_gate
 
 
 # ---- the table that is rendered
 
-@pytest.mark.parametrize('recipe, scale', list(itertools.product(('original', 'corrected'), SCALES)))
+@pytest.mark.parametrize('recipe, scale', list(itertools.product(RECIPES, SCALES)))
 def test_rendered_table_is_the_objects(recipe, scale):
     "Every cell is the setting's value, in brackets where it does nothing."
     table = version_table(recipe=recipe, scale=scale)
@@ -338,17 +385,17 @@ def test_changed_rows_are_those_that_differ():
 
 # ---- versions, recipes, scales
 
-@pytest.mark.parametrize('version, recipe, scale', list(itertools.product(VERSIONS, ('original', 'corrected'), SCALES)))
+@pytest.mark.parametrize('version, recipe, scale', list(itertools.product(VERSIONS, RECIPES, SCALES)))
 def test_every_version_resolves_and_survives_json(version, recipe, scale):
     settings = resolve_quietly(version, recipe, scale)
     assert from_dict(json.loads(json.dumps(as_dict(settings), ensure_ascii=False))) == settings
     assert override(settings, json.loads(json.dumps(as_dict(settings)))) == settings
-    if (recipe, scale) == ('original', 'full'): assert settings == VERSIONS[version]
+    if (recipe, scale) == ('earlier', 'full'): assert settings == VERSIONS[version]
 
 
 @pytest.mark.parametrize('scale, corrections', [('full', CORRECTIONS), ('mini', MINI_CORRECTIONS)])
 def test_every_correction_acts_and_has_a_reason(scale, corrections):
-    made = {found['setting']: found for version in VERSIONS for found in differences(version, scale)}
+    made = {found['setting']: found for recipe in ('original', 'earlier') for version in VERSIONS for found in differences(version, scale, recipe)}
     assert [name for name in corrections if name not in made] == []
     assert [name for name in corrections if len(corrections[name].reason) < 20 or made[name]['reason'] != corrections[name].reason] == []
 
@@ -496,16 +543,17 @@ def test_both_names_of_a_setting_must_agree():
 def test_the_earlier_name_of_a_recipe():
     with pytest.warns(FutureWarning, match="recipe 'seed' is called 'original' now"):
         assert resolve('v26', 'seed') == resolve('v26', 'original')
-    assert recipe_name('original') == current_recipe('seed') == 'original' and current_recipe('corrected') == 'corrected'
-    with pytest.raises(ConfigError, match='Known: original, corrected'): recipe_name('seeds')
+    assert recipe_name('original') == 'original' and current_recipe('corrected') == 'corrected'
+    with pytest.raises(ConfigError, match='Known: original, earlier, corrected'): recipe_name('seeds')
 
 
-def test_a_kept_result_under_the_earlier_recipe_is_shown_as_original():
+def test_a_kept_result_of_recipe_seed_is_shown_as_earlier():
+    "It was measured with the additions that `original` leaves out now."
     from splade_nb.evaluation.compare import compare_row
     from splade_nb.evaluation.report import read_part
     path = ROOT/'docs'/'results'/'v26-seed-mini-42'/'summary.json'
     summary = json.loads(path.read_text(encoding='utf-8'))
-    assert summary['recipe'] == 'seed' and compare_row(summary)['recipe'] == read_part(path)['recipe'] == 'original'
+    assert summary['recipe'] == 'seed' and compare_row(summary)['recipe'] == read_part(path)['recipe'] == 'earlier'
 
 
 def test_a_model_saved_under_earlier_names_opens(tmp_path):

@@ -88,6 +88,7 @@ class RankingSettings:
     "The losses that teach ranking (design 2, sections 1 to 4)."
     similarity: str = 'cosine'          # or dot
     dot_scale: float = 1.0              # unit of the dot product in the losses
+    score_limit: float = 0.0            # most that two texts of the batch's norms can score in that unit; 0: no limit
     temperature: float = 0.07           # of InfoNCE, where no phase sets one
     lambda_infonce: float = 2.0         # where no phase sets one
     lambda_self: float = 4.0
@@ -127,6 +128,7 @@ class FlopsSettings:
     flops_beta: float = 0.3             # L2 share beside L1
     document_share: float = 0.0         # documents' weight in FLOPS and language, as a share of the query's
     flops_ramp: float = 0.0             # share of the steps until full weight, quadratic
+    ramp_start: float = 0.01            # share of a weight at the beginning of its ramp, also of the language term's
     flops_norm: str = 'none'            # or mean: penalty weights divided by their mean
     idf_alpha: float = 2.0
     idf_smoothing: str = 'bm25'         # or standard
@@ -344,7 +346,7 @@ OFF |= {
 OFF |= {
     'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses),
                      'extra_losses gives no loss a weight'),
-    'dot_scale': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
+    'dot_scale score_limit': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
     'temperature lambda_infonce lambda_kd': (lambda s: not s.phases, 'every phase sets its own'),
     'self_form': (lambda s: s.lambda_self, 'lambda_self is 0'),
     'positive_form': (lambda s: s.lambda_positive, 'lambda_positive is 0'),
@@ -371,6 +373,8 @@ def _idf_flops(settings: Settings) -> bool: return settings.flops_form == 'idf' 
 OFF |= {
     'flops_beta': (lambda s: s.flops_form != 'plain' and s.lambda_flops, 'plain FLOPS has no L1 share'),
     'flops_form flops_ramp': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
+    'ramp_start': (lambda s: s.flops_ramp and s.lambda_flops or s.language_ramp and s.lambda_language,
+                   'no weight grows along a ramp'),
     'document_share': (lambda s: s.lambda_flops or s.lambda_language, 'neither FLOPS nor a language term'),
     'flops_norm idf_alpha idf_range stopword_penalty': (_idf_flops, 'FLOPS is not weighted by IDF'),
     'idf_smoothing': (lambda s: _idf_flops(s) or s.output_idf or (s.lambda_positive and s.positive_form == 'expansion'),
@@ -401,8 +405,8 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
                precision=('bf16', 'fp32'))
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
-SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp warmup_ratio lead_boost model1_threshold '
-          'adam_beta1 adam_beta2').split()
+SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp ramp_start warmup_ratio lead_boost '
+          'model1_threshold adam_beta1 adam_beta2').split()
 
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k min_df mining_depth '

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RECIPES', 'percent', 'short', 'join_words', 'markdown_table', 'run_folders', 'run_status', 'compare_row',
-           'spell_changes', 'in_order', 'compare', 'comparable', 'one_group', 'runs_of', 'failure', 'version_bars',
-           'compare_figure', 'differing', 'changes', 'from_parent', 'parent_of', 'gains', 'spread_of', 'what_changed',
-           'ablation', 'ablation_figure']
+           'spell_changes', 'in_order', 'compare', 'comparable', 'one_group', 'recipes_of', 'runs_of', 'failure',
+           'version_bars', 'compare_figure', 'differing', 'changes', 'from_parent', 'parent_of', 'gains', 'spread_of',
+           'what_changed', 'ablation', 'ablation_figure']
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #imports
 import math
@@ -119,7 +119,12 @@ def one_group(table) -> str:  # the name of the data and the scale
     return '{data}, scale {scale}'.format(**groups[0])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #runs-of
-RECIPES = {'original': (palette['purple'], '^'), 'corrected': (palette['blue'], 'o')}  # colour, mark
+RECIPES = {'original': (palette['purple'], '^'), 'earlier': (palette['orange'], 'v'),
+           'corrected': (palette['blue'], 'o')}  # colour, mark
+
+def recipes_of(table) -> list:
+    "The recipes of some runs, in order."
+    return [recipe for recipe in RECIPES if recipe in set(table['recipe'])]
 
 def runs_of(table, version: str, recipe: str):  # DataFrame
     "The runs of one version and recipe, one for each seed."
@@ -159,7 +164,7 @@ def _bm25_lines(axis, table) -> None:
 def _version_caption(table) -> str:
     bm25, bigrams = table['BM25'].mean(), table['BM25 + bigrams'].mean()
     sentences = [f'BM25 has {bm25:.3f}' + ('.' if math.isnan(bigrams) else f', with a bigram field {bigrams:.3f}.')]
-    for recipe in (recipe for recipe in RECIPES if recipe in set(table['recipe'])):
+    for recipe in recipes_of(table):
         rows = table[table['recipe'] == recipe]
         runs = {version: rows[rows['version'] == version] for version in in_order(rows['version'])}
         above = sum(each['nDCG@10'].mean() > bm25 for each in runs.values())
@@ -173,9 +178,11 @@ def version_bars(table) -> tuple:  # figure, caption
     "nDCG@10 by version and recipe, beside initial models and BM25; raises `RunError` for a mixture of data or scales."
     common, versions = one_group(table), in_order(table['version'])
     figure, axis = canvas(height=3.9)
-    for side, recipe in zip((-0.2, 0.2), RECIPES):
+    width = 0.76 / len(recipes := recipes_of(table))
+    for number, recipe in enumerate(recipes):
+        side = (number - (len(recipes) - 1) / 2) * (width + 0.02)
         for place, version in enumerate(versions):
-            _recipe_bar(axis, place + side, runs_of(table, version, recipe), recipe)
+            _recipe_bar(axis, place + side, runs_of(table, version, recipe), recipe, width)
     _bm25_lines(axis, table)
     axis.set_xticks(range(len(versions)), [fill(version, 16) for version in versions])
     axis.grid(axis='x', visible=False)
@@ -236,7 +243,7 @@ def differing(before: dict, after: dict) -> dict: # setting -> (before, after)
 def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the parent's value, its own)
     "What a version changed, without settings that do nothing in either; empty for a version without a parent."
     if version not in PARENTS: return {}
-    before, after = (resolve_quietly(name, 'original', scale) for name in (PARENTS[version], version))
+    before, after = (resolve_quietly(name, 'earlier', scale) for name in (PARENTS[version], version))
     idle = off(before).keys() & off(after).keys()
     return {name: values for name, values in differing(flat(before), flat(after)).items() if name not in idle}
 
@@ -282,7 +289,7 @@ def _change_row(table, version: str) -> dict:
         title, changed = ABOUT[version][0], spell_changes(full, full.keys() - here)
     else: title, changed = 'changed by hand', table.loc[table['version'] == version, 'changed'].iloc[0]
     row = dict(title=title, parent=parent_of(version) or '-', changed=changed)
-    for recipe in RECIPES:
+    for recipe in recipes_of(table):
         row[f'nDCG@10, {recipe}'] = _spell_quality(runs_of(table, version, recipe))
         row[f'minus parent, {recipe}'] = _spell_gain(table, version, recipe)
     return row
@@ -308,7 +315,7 @@ def ablation(table):  # DataFrame: step, recipe, gain; one row for each seed
     import pandas as pd
     return pd.DataFrame([(f'{version} − {parent_of(version)}', recipe, gain)
                          for version in in_order([*PARENTS, *table['version']]) if parent_of(version)
-                         for recipe in RECIPES for gain in gains(table, version, recipe)],
+                         for recipe in recipes_of(table) for gain in gains(table, version, recipe)],
                         columns=['step', 'recipe', 'gain'])
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #ablation-figure

@@ -22,6 +22,7 @@ from .report import read_part
 BASELINE, FLOOR = 'bm25-kiwi', 'bm25-kiwi+bigrams'
 KINDS = {'words': ('words', palette['orange'], 's'), 'dense': ('dense teacher', palette['green'], 'D'),
          'original': ('version as written', palette['purple'], '^'),
+         'earlier': ('version with earlier additions', palette['purple'], 'v'),
          'corrected': ('version, corrected', palette['blue'], 'o'),
          'hybrid': ('two together', palette['red'], 'P')}  # label, colour, mark
 METRICS = ('ndcg@10', 'success@1', 'recall@1', 'recall@10', 'recall@100', 'mrr@10')
@@ -41,7 +42,7 @@ def status(record: dict, result: dict # of one collection
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #boards
 def _row(record: dict, name: str, result: dict) -> dict: # of one collection
     facts = record['facts']
-    return dict(system=re.sub('-seed$', '-original', record['system']), kind=current_recipe(record['kind']),
+    return dict(system=re.sub('-seed$', '-earlier', record['system']), kind=current_recipe(record['kind']),
                 about=record['about'], seed=record['seed'], steps=facts.get('steps', np.nan),
                 minutes=facts['seconds'] / 60 if facts.get('steps') else np.nan, collection=name, taught=name in record['taught'], outcome=status(record, result),
                 **{name: result[name] for name in ('queries', 'documents', 'difference')},
