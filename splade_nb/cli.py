@@ -175,8 +175,10 @@ def _add_encode_options(command) -> None:
     texts.add_argument('--queries', help='queries: a .txt file, a queries.jsonl, or a collection')
     command.add_argument('--collection', default='', help='with --queries: shards of the documents they are for')
     command.add_argument('--korean', action='store_true', help='only tokens that are not of another language')
-    command.add_argument('--screen', action='store_true', help='the same result by the int8 filter, on a CPU')
-    command.add_argument('--precision', choices=('fp32', 'bf16'), default='fp32')
+    command.add_argument('--screen', nargs='?', choices=('auto', 'on', 'off'), const='on', default='auto',
+                         help='the int8 filter: the same result, on a CPU only; auto: where it gains')
+    command.add_argument('--precision', choices=('auto', 'fp32', 'bf16'), default='auto',
+                         help='of products; auto: bf16 on a GPU that has it, else fp32')
     for name, value in {'top-k': 0, 'threshold': 0.0, 'size': 10_000, 'part': 0, 'parts': 1}.items():
         command.add_argument(f'--{name}', type=type(value), default=value)
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ..config.files import ConfigError, read_json, replaced, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
-from .encode import check_options, cut_note, encode, prepared_decoder
+from .encode import check_options, cut_note, encode, precision_on, prepared_decoder, screen_on
 from .splade_doc import factor_for
 
 # %% ../../nbs/2_model/08_encode_shards.ipynb #shard-label
@@ -154,14 +154,23 @@ def _counted_once(model, tokenizer, texts, folder, label): # from `shards.json`,
                           'can be read only once: give a list, or Again(function), or mean_length')
     return count_collection(model, tokenizer, texts, label['size'])
 
+# %% ../../nbs/2_model/08_encode_shards.ipynb #resolved
+def _resolved(model, folder, options): # precision and screen without `auto`
+    if not options.get('document', True) and model.query_shift is not None: return dict(precision='fp32', screen=False)
+    existing = dict(precision='fp32', screen=False) | read_json(folder/'shards.json') if (folder/'shards.json').exists() else {}
+    def given(name): return options[name] if options.get(name, 'auto') != 'auto' else existing.get(name, 'auto')
+    precision = precision_on(model.special.device, given('precision'))
+    return dict(precision=precision, screen=screen_on(model, options.get('keep'), precision, given('screen')))
+
 # %% ../../nbs/2_model/08_encode_shards.ipynb #prepare-shards
 def _prepare(model, tokenizer, texts, folder, size, unit, options): # description, options of `encode`
     check_options(size=size, **options)
-    prepared, document = dict(options), options.get('document', True)
+    resolved = _resolved(model, folder, options)
+    options = options | {name: value for name, value in resolved.items() if name in options or value not in ('fp32', False)}
+    prepared, document = options | resolved, options.get('document', True)
     if document or model.query_shift is None:  # a query table has no decoder to prepare
-        names = [name for name in ('keep', 'screen', 'precision') if name in options]
-        prepared['decoder'] = prepared_decoder(model, **{name: options[name] for name in names})
-        for name in {'keep', 'screen'} & {*names}: prepared.pop(name)
+        prepared['decoder'] = prepared_decoder(model, options.get('keep'), **resolved)
+        for name in {'keep', 'screen'} & {*prepared}: prepared.pop(name)
     label = shard_description(model, tokenizer, size=size, **(dict(unit=True) if unit else {}), **options)
     if model.settings.idf_prior_documents and document and 'mean_length' not in options:
         counted = label['counted'] = _counted_once(model, tokenizer, texts, folder, label)
