@@ -8,6 +8,7 @@ __all__ = ['OPTIONS', 'COMMANDS', 'encode_texts', 'convert_shards', 'export_mode
 
 # %% ../nbs/8_cli.ipynb #imports
 import itertools, json, sys
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 import numpy as np
@@ -17,10 +18,11 @@ from .config.command_line import CommandLine, exit_codes
 from .config.files import ConfigError, choose, no_repeats, read_json
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
-from .data.readers import named_queries, iterate_texts, text_stream
+from .data.readers import load_collection, named_queries, iterate_texts, text_stream
 from .data.tokenizer import SpladeTokenizer, load_tokenizer, masks, save_tokenizer, vocabulary_hash
 from .model.encode_shards import Again, collection_factor_of, encode_shards, read_shards, shard_ids
 from .model.encode_shards import shard_notes, shard_texts
+from .model.encode_cluster import encode_on_ray
 from .model.load import load_encoder
 from .training.check_settings import check_settings
 from .evaluation.retrieval import evaluate_model
@@ -31,10 +33,10 @@ from .experiment import SETTINGS, run_version, scale_of
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids; None for line numbers
-    "What `encode_shards` reads: a text file anew each time, everything else from memory."
+    "What `encode_shards` reads, anew each time: a text file line by line, a collection as it lies on disk or in memory."
     if source.endswith('.txt'): return Again(lambda: text_stream(source)), None
-    texts = dict(named_queries(source) if queries else iterate_texts(source))
-    return list(texts.values()), list(texts)
+    texts = dict(named_queries(source)) if queries else load_collection(source).texts
+    return texts.values(), texts
 
 # %% ../nbs/8_cli.ipynb #check-collection
 def _check_collection(model, queries: bool, collection: str) -> None:
@@ -59,19 +61,36 @@ def _shard_options(model, tokenizer: SpladeTokenizer, queries: bool = False, col
     return options | (dict(document=False, factor=factor) if queries else {})
 
 # %% ../nbs/8_cli.ipynb #encode-command
+def _opened(folder: str, source: str, queries: bool, **options) -> tuple:  # model, tokenizer, texts, ids, options
+    "What every process opens that encodes. Raises `ConfigError`, `DataError`."
+    model, tokenizer = load_encoder(folder)
+    return model, tokenizer, *_texts_of(source, queries), _shard_options(model, tokenizer, queries, **options)
+
+def _absolute(name: str) -> str: return str(Path(name).absolute()) if name and Path(name).exists() else name
+
+def _check_shares(part: int, parts: int, engine: str) -> None:
+    "Raises `ConfigError` for a share that there is not."
+    if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
+    if choose('engine', engine, ('process', 'ray')) == 'ray' and parts > 1:
+        raise ConfigError('parts: engine=ray divides the work itself; leave --part and --parts out')
+
+# %% ../nbs/8_cli.ipynb #encode-texts
 def encode_texts(folder: str, source: str, out: str,
                  queries: bool = False,     # the source's queries, in place of its documents
                  collection: str = '',      # shards of the documents that queries are for
                  size: int = 10_000,        # texts a shard
                  part: int = 0, parts: int = 1,  # which share of the shards this process writes
+                 engine: str = 'process',   # or ray: all machines of a cluster
+                 address: str = 'local', workers: int = 0,  # of `encode_on_ray`
                  **options                  # korean, windows, screen, precision, top_k, threshold
                 ) -> dict:                  # of `shards.json`, how many were written, and whether all are there
     "Encode texts into shards and save the tokenizer; continues where it stopped. Raises `ConfigError`, `DataError`."
-    if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
-    model, tokenizer = load_encoder(folder)
-    options = _shard_options(model, tokenizer, queries, collection, **options)
-    texts, ids = _texts_of(source, queries)
-    written = encode_shards(model, tokenizer, texts, out, size, part, parts, ids=ids, **options)
+    _check_shares(part, parts, engine)
+    folder, source, collection = map(_absolute, (folder, source, collection))  # the same on every machine
+    opened = partial(_opened, folder, source, queries, collection=collection, **options)
+    here = model, tokenizer, texts, ids, options = opened()
+    if engine == 'ray': written = encode_on_ray(opened, out, size, address, workers, here)
+    else: written = encode_shards(model, tokenizer, texts, out, size, part, parts, ids=ids, **options)
     save_tokenizer(tokenizer, Path(out)/'tokenizer')
     label = read_json(Path(out)/'shards.json')
     for note in shard_notes(label): print(note, file=sys.stderr)
@@ -179,7 +198,9 @@ def _add_encode_options(command) -> None:
                          help='the int8 filter: the same result, on a CPU only; auto: where it gains')
     command.add_argument('--precision', choices=('auto', 'fp32', 'bf16'), default='auto',
                          help='of products; auto: bf16 on a GPU that has it, else fp32')
-    for name, value in {'top-k': 0, 'threshold': 0.0, 'size': 10_000, 'part': 0, 'parts': 1}.items():
+    command.add_argument('--engine', choices=('process', 'ray'), default='process', help='ray: the machines of a cluster')
+    command.add_argument('--address', default='local', help='of Ray: local, auto, or ray://host:10001')
+    for name, value in {'workers': 0, 'top-k': 0, 'threshold': 0.0, 'size': 10_000, 'part': 0, 'parts': 1}.items():
         command.add_argument(f'--{name}', type=type(value), default=value)
 
 # %% ../nbs/8_cli.ipynb #other-options
