@@ -30,11 +30,14 @@ TO      ?= sentence-transformers
 EXPORT  ?= $(OUT)/$(TO)
 PUSH    ?=
 LICENCE ?= unknown
+MINUTES ?= 40
+STAGE   ?=
+DEVICE  ?= cuda
 PROCESSES ?= auto
 SCALE_BATCH ?= False
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE PROCESSES SCALE_BATCH
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -55,7 +58,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -190,8 +193,12 @@ trial: $(ready)
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
 
-bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode, gpu or engines; FORCE=1 again) and write docs/benchmarks.md, docs/engines.md
+bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode or engines; FORCE=1 again) and write docs/benchmarks.md, docs/engines.md
 	"$(bin)/python" benchmarks/run.py $${typed_FORCE:+--force} $${typed_PART:+-- "$$typed_PART"}
+
+gpu: $(ready)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md
+	@"$(bin)/python" benchmarks/gpu.py --minutes="$$typed_MINUTES" --device="$$typed_DEVICE" \
+	  $(call option,STAGE,stage) $${typed_FORCE:+--force}
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build

@@ -1,10 +1,11 @@
-"""Write docs/benchmarks.md, docs/engines.md and their figures from benchmarks/results.
+"""Write docs/benchmarks.md, docs/gpu.md, docs/engines.md and their figures from benchmarks/results.
 
     python benchmarks/report.py [--check]
 """
 import statistics, sys
 from pathlib import Path
 import engines_page
+import gpu_page
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg
 from measure import HERE, log_axes, ratios, spread, table
@@ -57,9 +58,7 @@ either.
 
 {encode}
 
-## On a GPU
-
-{gpu}
+What only a GPU can show stands on [a page of its own](gpu.md).
 """
 
 
@@ -261,29 +260,7 @@ def encode_table(encode: dict) -> str:
             + table(columns, [encode_row(encode, method, name) for method, name in METHODS.items()]))
 
 
-# GPU
-
-def gpu_row(name: str, speed: str, times: dict, method: str, share: str, peak: float) -> list:
-    return [name, speed, spelled(ratio(times, 'pooling', method, 'wall')), share, gigabytes(peak)]
-
-
-def gpu_table(gpu: dict) -> str:
-    encode, step, rows = gpu['encode'], gpu['step'], []
-    names = dict(pooling='sentence-transformers, bfloat16', all='here, bfloat16', korean='here, Korean rows, bfloat16')
-    for method, name in names.items():
-        seconds = median_time(encode['rounds'][method], 'wall')
-        share = f'{encode["operations"] / gpu["rate"] / seconds:.0%}' if method != 'korean' else ''
-        speed = f'{encode["texts"] / seconds:,.0f} texts/s'
-        rows.append(gpu_row(name, speed, encode['rounds'], method, share, encode['peaks'][method]))
-    for method, name in dict(pooling='sentence-transformers', rows='here').items():
-        seconds = median_time(step['rounds'][method], 'wall')
-        name, share = f'step, B{step["pairs"]} L{step["length"]}, {name}', step['operations'] / gpu['rate'] / seconds
-        speed, share = f'{seconds * 1e3:,.0f} ms', f'{share:.0%}'
-        rows.append(gpu_row(name, speed, step['rounds'], method, share, step['peaks'][method]))
-    return (f'{gpu["machine"]["device"]}; large products run at {gpu["rate"] / 1e12:,.0f} TFLOP/s in bfloat16. "Of the '
-            'limit": the time that the dense products of the full vocabulary alone would take at that rate, as a share '
-            'of the measured time.\n\n' + table(['', 'speed', 'ratio (wall)', 'of the limit', 'peak on the GPU'], rows))
-
+# Machines
 
 def machine_row(part: str, result: dict) -> list:
     machine, versions = result['machine'], result['versions']
@@ -341,18 +318,18 @@ def page(results: dict) -> str:
         machines=machines(results), goals=goals(results), head=section('head', head_table),
         head_memory=section('head', head_memory), growth=section('head', growth), gather=section('head', gather),
         step=section('step', step_table), step_memory=section('step', step_memory),
-        encode=section('encode', encode_table),
-        gpu=gpu_table(results['gpu']) if 'gpu' in results else 'Not measured: there was no CUDA device.')
+        encode=section('encode', encode_table))
 
 
 def read(folder: Path) -> dict:
-    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'encode', 'gpu')}
+    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'encode')}
     return {part: read_json(path) for part, path in paths.items() if path.exists()}
 
 
 def pages(folder: Path) -> dict:  # file -> text
     measured = engines_page.read(folder)
-    return {'benchmarks.md': page(read(folder))} | ({'engines.md': engines_page.page(measured)} if measured else {})
+    written = {'benchmarks.md': page(read(folder)), 'gpu.md': gpu_page.page(gpu_page.read(folder/'gpu'))}
+    return written | ({'engines.md': engines_page.page(measured)} if measured else {})
 
 
 def main(folder: Path = HERE/'results') -> None:

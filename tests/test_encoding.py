@@ -268,6 +268,20 @@ def test_a_screen_off_the_cpu_is_refused():
     with pytest.raises(ConfigError, match='screen=True is for a CPU, the model is on meta'): prepared_decoder(model, screen=True)
 
 
+def test_options_left_to_the_device_are_those_of_the_shards_that_are_there(models, tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('제주도 여행\n서울 맛집\n부산 바다', encoding='utf-8')
+    given = ['encode', '--model', models('v28'), '--data', tmp_path/'texts.txt', '--size', 1, '--out']
+    for out, options in (('begun', ['--precision', 'bf16']), ('screened', ['--screen']), ('plain', [])):
+        command(*given, tmp_path/out, *options)
+        label = read_json(tmp_path/out/'shards.json')
+        (tmp_path/out/'shard-000001.npz').unlink()
+        command(*given, tmp_path/out)
+        assert read_json(tmp_path/out/'shards.json') == label, 'another machine goes on with what was begun'
+        assert (label['precision'], label['screen']) == ('bf16' if '--precision' in options else 'fp32', '--screen' in options)
+    assert "precision: 'bf16' made these shards" in refused(capsys, *given, tmp_path/'begun', '--precision', 'fp32')
+    assert "screen: False made these shards" in refused(capsys, *given, tmp_path/'plain', '--screen', 'on')
+
+
 FAULTY = {'no such file': (None, 'No such file'), 'no text': (b'', 'no text to encode'),
           'no utf-8': (b'a\n\xff\n', 'line 2')}
 

@@ -57,6 +57,53 @@ def test_ties_go_to_the_first_token(dtype):
 
 
 @runs
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('shape', SHAPES)
+def test_values_alone_are_those_of_the_training_kernel(shape, dtype):
+    lengths, *size = SHAPES[shape]
+    inputs = case(lengths, *size, dtype)
+    values = kernel.fused_values(*inputs, lengths)
+    assert not values.requires_grad and torch.equal(values, kernel.fused_max(*inputs, lengths)[0])
+    assert (values.cpu() - naive(*inputs, lengths)[0]).abs().max() < 2e-6
+
+
+@runs
+def test_values_alone_of_no_text_of_ties_and_of_broken_numbers():
+    hidden, weight, bias = (x.detach() for x in case(RAGGED, 50, 48, whole=True))
+    assert kernel.fused_values(hidden[:0], weight, bias, []).shape == (0, 50)
+    assert torch.equal(kernel.fused_values(hidden, weight, bias, RAGGED).cpu(), naive(hidden, weight, bias, RAGGED)[0])
+    hidden[40] = torch.nan
+    assert kernel.fused_values(hidden, weight, bias, RAGGED).isnan().any(1).tolist() == [n == 3 for n in range(len(RAGGED))]
+
+
+TEXTS = ['서울에서 김치찌개 맛집을 찾아요', '제주도', '', '서울 지하철 노선과 김치 보관 방법을 함께 적은 조금 더 긴 글 ' * 4, '제주도 여행']
+PARTS = {'plain': {}, 'sigmoid': dict(context_gate=True), 'signed': dict(context_gate=True, gate_form='signed'),
+         'threshold': dict(context_gate=True, gate_form='threshold'), 'hidden': dict(context_gate=True, gate_form='hidden')}
+
+
+@runs
+@pytest.mark.parametrize('some', [False, True], ids=['all rows', 'some rows'])
+@pytest.mark.parametrize('parts', PARTS)
+def test_encoding_takes_one_launch_a_batch_and_gives_the_same(parts, some, monkeypatch):
+    from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
+    from splade_nb.model import int8_filter
+    from splade_nb.model.encode import encode
+    from splade_nb.model.initialization import toy_model
+    torch.manual_seed(0)
+    tokenizer = SpladeTokenizer(train_unigram(TEXTS, 120))
+    model = toy_model(len(tokenizer), **PARTS[parts]).to(DEVICE)
+    if model.gate is not None: torch.nn.init.normal_(model.gate.project[-1].weight)
+    given = dict(keep=range(5, len(tokenizer), 3) if some else None, budget=300, cut={}, precision='fp32')
+    monkeypatch.setattr(int8_filter, 'runs_on', lambda hidden: False)
+    chunked, launches, forward = encode(model, tokenizer, TEXTS, **given), [], kernel._forward
+    monkeypatch.setattr(kernel, '_forward', lambda *all, **more: launches.append(len(all[3])) or forward(*all, **more))
+    monkeypatch.setattr(int8_filter, 'runs_on', lambda hidden: True)
+    fused = encode(model, tokenizer, TEXTS, **given)
+    assert len(launches) < len(TEXTS) == sum(launches) and ((fused > 0) != (chunked > 0)).nnz == 0 < chunked.nnz
+    assert abs(fused - chunked).max() < 1e-5
+
+
+@runs
 @pytest.mark.parametrize('tile', [kernel.Tile(16, 16, 16, 4, 1), kernel.Tile(64, 16, 32, 4, 2), kernel.Tile(32, 128, 64, 4, 2)], ids=str)
 def test_every_tile_gives_the_same(tile):
     inputs = case(RAGGED, 50, 48, whole=True)
@@ -160,9 +207,10 @@ for card, room, name, precision, slot, even in [  # compute capability, KiB of s
         (86, 99, 'bfloat16', 'ieee', 64, True), (89, 99, 'float32', 'tf32', 64, True), (120, 99, 'bfloat16', 'ieee', 64, True)]:
     tile, short = kernel._tile(getattr(torch, name), precision, room > 200), dict(bfloat16='bf16', float16='fp16', float32='fp32')[name]
     types = {n: t.replace('T', short) for n, t in pointers.items()} | dict(B='i32', V='i32', H='i32')
-    constants = dict(TERMS=tile.terms, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=even, WIDE=False, PRECISION=precision)
-    made = compiled(kernel._max_kernel, card, types, constants, [*pointers, *['H'] * even], num_warps=tile.warps, num_stages=tile.stages)
-    assert made.metadata.shared <= room * 1024, (card, name, precision, slot, made.metadata.shared)
+    for places in (True, False):  # training, encoding
+        constants = dict(TERMS=tile.terms, GROUP=tile.tokens // slot, SLOT=slot, INNER=tile.inner, BAND=8, EVEN=even, WIDE=False, PLACES=places, PRECISION=precision)
+        made = compiled(kernel._max_kernel, card, types | dict(at='*i32' if places else '*fp32'), constants, [*pointers, *['H'] * even], num_warps=tile.warps, num_stages=tile.stages)
+        assert made.metadata.shared <= room * 1024, (card, name, precision, slot, made.metadata.shared)
     types = dict(weights='*fp32', rows='*i64', offsets='*i64', table='*' + short, sums='*' + short, H='i32')
     if card == 90: compiled(kernel._sum_kernel, card, types, dict(ROWS=32, COLUMNS=256), list(types), num_warps=4)
 print('compiled')

@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard search serve export bench'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard search serve export bench gpu'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -115,7 +115,8 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY')],
         ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],
-        ['python', 'benchmarks/run.py', '--force', '--', value['PART']]]
+        ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
+        ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE'), '--force']]
 
 
 def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}

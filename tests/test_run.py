@@ -121,7 +121,7 @@ def test_two_processes_encode_one_file(run, tmp_path, capsys):
     assert main(['convert', '--vectors', str(tmp_path/'shards'), '--format', 'rank_features', '--out', str(tmp_path/'features'), '--data', str(tmp_path/'texts.txt')]) == 0
     converted = list(read_vectors(tmp_path/'features', 'rank_features', tokenizer))
     assert (sparse.vstack([part.rows for part in converted]) != rows).nnz == 0 and [text for part in converted for text in part.texts] == texts
-    assert main([*given, '0']) == 2 and 'screen: True made these shards, False is asked for' in capsys.readouterr().err
+    assert main([*given, '0', '--screen', 'off']) == 2 and 'screen: True made these shards, False is asked for' in capsys.readouterr().err
 
 
 def test_shards_are_written_as_texts_are_read(run, tmp_path):

@@ -8,7 +8,7 @@ __all__ = ['GATHER_COST', 'naive_max', 'rows_in_cache', 'max_logits', 'token_max
 # %% ../../nbs/2_model/02_head.ipynb #imports
 import torch
 from torch.nn import functional as F
-from .kernel import available, fused_max
+from .kernel import fused_max, runs_on
 
 # %% ../../nbs/2_model/02_head.ipynb #naive
 def naive_max(hidden, # [B, L, H]
@@ -35,7 +35,7 @@ def _max_of_chunk(logits, starts, lengths): # [C, T], first token and number of 
 
 # %% ../../nbs/2_model/02_head.ipynb #max-over-vocabulary
 def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype): # values and their tokens [V, B]
-    if hidden.is_cuda and available(): # kernel.fused_max: no chunk of logits leaves the chip
+    if runs_on(hidden): # kernel.fused_max: no chunk of logits leaves the chip
         values, at = fused_max(hidden.to(dtype), weight.to(dtype), bias, lengths)
         return values.t(), at.t()
     starts = [sum(lengths[:i]) for i in range(len(lengths))]

@@ -1,0 +1,154 @@
+"""Write docs/gpu.md from the results of `make gpu`."""
+import math, statistics
+from pathlib import Path
+from splade_nb.config.files import read_json
+from measure import HERE, ratios, spread, table
+
+DOCS = HERE.parent/'docs'
+CLAIMS = (  # what no CPU shows, stage, what of it is proven without a GPU
+    ('The kernel gives the values, first tokens at ties and gradients of a plain float64 product: V = 250,002, fp32, '
+     'bf16, fp16, TF32 in three parts, very different lengths, Korean rows, more entries than 32 bits count', 'kernel',
+     "small shapes in Triton's interpreter; compiled for five kinds of card (tests/test_kernel.py)"),
+    ('Without saved tokens, for encoding, the values are the same', 'kernel', 'the same, in the interpreter'),
+    ('The kernel is faster than the chunks of the vocabulary and than all logits at once, and takes less memory', 'speed',
+     'nothing'),
+    ('Encoding takes the kernel and is faster than sentence-transformers', 'encode',
+     'one launch a batch, equal vectors, in the interpreter'),
+    ('bf16 on a GPU gains speed over fp32', 'encode', 'vectors in bf16 beside fp32 on a CPU (docs/benchmarks.md)'),
+    ('A training step is faster and smaller than that of sentence-transformers', 'step', 'on a CPU (docs/benchmarks.md)'),
+    ('V26 trains at full shape in bf16: throughput, memory as planned, finite losses', 'v26', 'at `SCALE=mini`; rehearsed'),
+    ('V28 with its gate trains at full shape in bf16: throughput, memory as planned, finite losses', 'v28',
+     'at `SCALE=mini`; rehearsed'))
+PAGE = """# On a GPU
+
+> What only a GPU can show, which stage of `make gpu` shows it, and what it gave.
+
+`make gpu` runs every stage in 40 minutes (`MINUTES`), the most valuable first; each is kept as soon as it is done, so
+the same command goes on where it stopped. `STAGE=kernel,encode` runs some of them, `FORCE=1` measures again,
+`DEVICE=cpu` tries each at a tiny size in seconds. Results lie in `benchmarks/results/gpu`, in a folder for each
+device; this page is written from them. Models have random weights in the shape of XLM-R base (278 million
+parameters, V = 250,002).
+
+## What is proven, and what is not
+
+{claims}
+
+{results}
+"""
+
+
+# Numbers
+
+def median(rounds: list) -> float: return statistics.median(each['wall'] for each in rounds)
+
+
+def spelled(times: dict, slow: str, fast: str) -> str:
+    if slow not in times or fast not in times: return ''
+    values = spread(ratios(times, slow, fast, 'wall'))
+    return f'{values["median"]:.2f}x ({values["low"]:.2f} to {values["high"]:.2f})'
+
+
+def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
+
+
+def small_number(value: float) -> str: return f'{value:.0e}' if value else '0'
+
+
+# What is proven
+
+def state(devices: dict, stage: str) -> str:
+    "Whether a stage was run, on which devices, and with which outcome."
+    runs = [(result['name'], verdict(stage, result)) for results in devices.values() if (result := results.get(stage))]
+    return '; '.join(f'{name}: {said}' for name, said in runs) or 'not run yet'
+
+
+def verdict(stage: str, result: dict) -> str:
+    measured = [case for case in result.get('cases', ()) if 'right' in case]
+    if wrong := [case['name'] for case in measured if not case['right']]: return f'**wrong**: {", ".join(wrong)}'
+    if stage in ('v26', 'v28') and not result['finite']: return '**a loss is not finite**'
+    return f'run, {result["date"]}' if result['whole'] else f'in part, {result["date"]}'
+
+
+def claims_table(devices: dict) -> str:
+    return table(['what', 'stage', 'proven without a GPU', 'run'],
+                 [[what, f'`{stage}`', without, state(devices, stage)] for what, stage, without in CLAIMS])
+
+
+# What each stage gave
+
+def kernel_table(result: dict) -> str:
+    def row(case):
+        if 'left_out' in case: return [case['name'], *[''] * 7, case['left_out']]
+        return [case['name'], f'{case["type"]} {case["precision"]}', f'{case["texts"]:,}', f'{case["tokens"]:,}', f'{case["V"]:,}',
+                small_number(case['value']), small_number(case['named']), small_number(case['gradient']), 'yes' if case['right'] else '**no**']
+    columns = ['against float64', 'type', 'texts', 'tokens', 'V', 'values', 'logit of the named token', 'gradients (relative)', 'right']
+    return table(columns, map(row, result['cases']))
+
+
+def speed_table(result: dict) -> str:
+    names = dict(kernel='kernel', chunks='chunks of the vocabulary', pooling='all logits, as sentence-transformers')
+    rows = []
+    for form, times in result['rounds'].items():
+        rows += [[f'{form.replace("_", " and ")}, {label}', f'{median(times[name]) * 1e3:,.1f} ms', spelled(times, name, 'kernel'),
+                  gigabytes(result['peaks'][form][name])] for name, label in names.items() if name in times]
+    return (f'{result["texts"]} texts, {result["tokens"]:,} tokens, V = {result["V"]:,}, {result["type"]}.\n\n'
+            + table(['head', 'time', 'kernel is faster by', 'peak'], rows))
+
+
+def encode_table(result: dict) -> str:
+    names = dict(pooling='sentence-transformers, bf16', fp32='here, fp32', bf16='here, bf16', korean='here, Korean rows, bf16',
+                 chunks='here, bf16, without the kernel')
+    def row(name):
+        seconds = median(result['rounds'][name])
+        share = f'{result["operations"] / result["rate"] / seconds:.0%}' if name not in ('korean', 'fp32') else ''
+        return [names[name], f'{result["texts"] / seconds:,.0f}', spelled(result['rounds'], 'pooling', name), share, gigabytes(result['peaks'][name])]
+    return (f'{result["texts"]:,} texts of {result["tokens"] / result["texts"]:.0f} tokens. "Of the limit": the time of the dense products alone at '
+            f'{result["rate"] / 1e12:,.0f} TFLOP/s, which large products in bf16 reach here.\n\n'
+            + table(['encoding', 'texts a second', 'over sentence-transformers', 'of the limit', 'peak'], map(row, names)))
+
+
+def step_table(result: dict) -> str:
+    def row(name, label):
+        seconds = median(result['rounds'][name])
+        return [label, f'{seconds * 1e3:,.0f} ms', spelled(result['rounds'], 'pooling', name),
+                f'{result["operations"] / result["rate"] / seconds:.0%}', gigabytes(result['peaks'][name]), f'{result["loss"][name]:.5f}']
+    columns = [f'step, {result["pairs"]} pairs, L{result["length"]}', 'time', 'over sentence-transformers', 'of the limit', 'peak', 'loss']
+    return table(columns, [row('pooling', 'sentence-transformers'), row('rows', 'here')])
+
+
+def version_table(result: dict) -> str:
+    plan, log = result['held'] + sum(result['plan'].values()), result['log']
+    parts = [*dict.fromkeys(name for row in log for name in row['parts'])]
+    rows = [[str(row['step']), f'{row["loss"]:.4g}', *(f'{row["parts"].get(name, math.nan):.4g}'.replace('nan', '') for name in parts),
+             f'{row["active_query"]:,.0f}', f'{row["active_doc"]:,.0f}'] for row in log]
+    return (f'{result["steps"]} of {result["of"]} steps of {result["texts_per_step"]} texts of {result["collection"]} in {result["precision"]}, '
+            f'{result["parameters"] / 1e6:,.1f} million parameters: {result["texts_per_second"]:,.0f} texts a second. Memory: planned '
+            f'{gigabytes(plan)}, measured {gigabytes(result["peak"])}.\n\n'
+            + table(['step', 'loss', *parts, 'terms of a query', 'of a document'], rows))
+
+
+TABLES = dict(kernel=kernel_table, speed=speed_table, encode=encode_table, step=step_table, v26=version_table, v28=version_table)
+TITLES = dict(kernel='Kernel', speed='Speed of the head', encode='Encoding', step='Training step', v26='V26', v28='V28')
+
+
+def device_section(results: dict) -> str:
+    first = next(iter(results.values()))
+    about = f'## {first["name"]}\n\ntorch {first["versions"]["torch"]}, Python {first["versions"]["python"]}; revision of the results: see their commit.'
+    return '\n\n'.join([about, *(f'### {TITLES[stage]}\n\n{TABLES[stage](result)}' for stage, result in results.items())])
+
+
+def read(folder: Path) -> dict:  # device -> stage -> result
+    found = {place.name: {stage: read_json(place/f'{stage}.json') for stage in TABLES if (place/f'{stage}.json').exists()}
+             for place in sorted(folder.glob('*')) if place.is_dir()}
+    return {name: results for name, results in found.items() if results}
+
+
+def page(devices: dict) -> str:
+    results = '\n\n'.join(map(device_section, devices.values())) or 'No stage has been run on a GPU yet.'
+    return PAGE.format(claims=claims_table(devices), results=results)
+
+
+def main(folder: Path) -> None:
+    "The page of results in another folder is written into that folder."
+    target = DOCS if folder == HERE/'results'/'gpu' else folder
+    (target/'gpu.md').write_text(page(read(folder)), encoding='utf-8')

@@ -1,0 +1,89 @@
+"""`make gpu` without a GPU: what it says, its page, its time limit, and every stage at a tiny size."""
+import os, subprocess, sys, time
+import pytest
+import torch
+from conftest import ROOT
+from splade_nb.config.files import ConfigError, read_json, write_json
+
+sys.path.append(str(ROOT/'benchmarks'))
+import gpu, gpu_kernel, gpu_page
+
+
+def run(*arguments, **environment) -> subprocess.CompletedProcess:
+    called = [sys.executable, 'benchmarks/gpu.py', *map(str, arguments)]
+    return subprocess.run(called, cwd=ROOT, capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1') | environment)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')
+def test_without_a_gpu_it_says_so_in_one_line():
+    done = run()
+    assert done.returncode and done.stderr.startswith('no GPU here') and done.stderr.count('\n') == 1 and not done.stdout
+
+
+def test_a_misspelt_stage_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'kernel'"): gpu.stages_of('kernal, v28')
+    assert gpu.stages_of('v28,kernel') == ['kernel', 'v28'] and gpu.stages_of('') == [*gpu.STAGES], 'the most valuable first'
+
+
+def test_time_that_is_over_begins_nothing_and_a_kept_result_stays(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, 'run', lambda *_, **__: pytest.fail('a stage was begun'))
+    write_json(tmp_path/'kernel.json', dict(whole=True))
+    write_json(tmp_path/'v26.json', dict(whole=False))
+    assert gpu.run_stages(['kernel', 'v26'], 'cpu', tmp_path, 0.1, False) == []
+    assert capsys.readouterr().out.split('\n')[1].strip().startswith('has a result') and read_json(tmp_path/'kernel.json')['whole']
+
+
+def test_a_stage_that_outlasts_the_time_is_ended(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, 'LEAST', 0)
+    began = time.monotonic()
+    assert gpu.run_stages(['v28'], 'cpu', tmp_path, 1 / 60, False) == ['v28'] and time.monotonic() - began < 30
+    assert 'the time was over' in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_a_part_never_takes_the_place_of_the_whole(tmp_path, monkeypatch):
+    for whole, steps, kept in ((False, 3, 3), (True, 9, 9), (False, 5, 9)):
+        monkeypatch.setitem(gpu.STAGES, 'v26', lambda *_: dict(whole=whole, steps=steps))
+        gpu.measure_stage('v26', 'cpu', tmp_path, 0)
+        assert read_json(tmp_path/'v26.json')['steps'] == kept
+    assert read_json(tmp_path/'v26.json')['command'] == 'make gpu STAGE=v26 DEVICE=cpu'
+
+
+def test_the_page_says_what_was_run_and_what_is_wrong():
+    case = dict(name='ties', type='bf16', precision='ieee', texts=3, tokens=9, V=90, value=0.0, named=0.0, gradient=1e-3, right=True)
+    kernel = dict(name='card', whole=True, date='2026-01-01', versions=dict(torch='2', python='3'), cases=[case])
+    assert gpu_page.page({}).count('not run yet') == len(gpu_page.CLAIMS)
+    page = gpu_page.page({'card': {'kernel': kernel}})
+    assert page.count('card: run, 2026-01-01') == 2 and '| ties | bf16 ieee |' in page
+    broken = kernel | dict(cases=[case | dict(right=False)], whole=False)
+    assert 'card: **wrong**: ties' in gpu_page.page({'card': {'kernel': broken}})
+    assert 'in part' in gpu_page.page({'card': {'kernel': kernel | dict(whole=False)}})
+    assert {stage for _, stage, _ in gpu_page.CLAIMS} == {*gpu.STAGES} == {*gpu_page.TABLES}
+
+
+def test_plain_values_and_slopes_are_those_of_autograd():
+    lengths, inputs = [3, 1, 5], [x.requires_grad_() for x in gpu_kernel.inputs_of([3, 1, 5], 70, 8, 'fp32', False, 'cpu')]
+    inputs[2].data += 3
+    parts = list(gpu_kernel.plain(*(x.detach() for x in inputs), lengths))
+    values, at = (torch.cat([part[n] for part in parts], 1) for n in (1, 2))
+    every = torch.stack([text.amax(0) for text in (inputs[0] @ inputs[1].t() + inputs[2]).split(lengths)])
+    assert (values - every).abs().max() < 1e-5
+    wanted = torch.autograd.grad(every.relu().log1p().sum(), inputs)
+    for mine, theirs in zip(gpu_kernel.slopes(values.float(), at, *(x.detach() for x in inputs[:2])), wanted):
+        assert (mine - theirs).norm() < 1e-5 * theirs.norm()
+    found = gpu_kernel.differences(values.float(), at, [x.detach() for x in inputs], lengths)
+    assert found['value'] < 1e-6 and found['other'] == 0
+    assert gpu_kernel.differences(values.float(), at.roll(1, 1), [x.detach() for x in inputs], lengths)['named'] > 0.1
+
+
+@pytest.mark.slow
+def test_every_stage_runs_at_a_tiny_size_and_only_once(tmp_path):
+    done = run('--device', 'cpu', '--results', tmp_path, TRITON_INTERPRET='1')
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    results = {path.stem: read_json(path) for path in (tmp_path/'cpu').glob('*.json')}
+    left_out = {'kernel'} if 'left_out' in results['kernel'] else set()  # without Triton
+    assert {*results} == {*gpu.STAGES} and {name for name, result in results.items() if not result['whole']} == left_out
+    assert all(case.get('right') for case in results['kernel']['cases']) and results['v28']['finite'] and results['v28']['plan']['kept'] > 0
+    page = (tmp_path/'gpu.md').read_text(encoding='utf-8')
+    assert 'not run yet' not in page and '### V28' in page and 'texts a second' in page
+    again = run('--device', 'cpu', '--results', tmp_path, '--stage', 'speed,encode,step,v26,v28')
+    assert again.returncode == 0 and again.stdout.count('has a result') == 5

@@ -1,0 +1,56 @@
+"""Encoding and a training step on a device that is not the CPU, without one: nothing meets what lies elsewhere."""
+import numpy as np
+import pytest
+import torch
+from other_device import PLACE, Elsewhere, OtherDevice
+from splade_nb.config.files import ConfigError
+from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
+from splade_nb.model.encode import encode
+from splade_nb.model.initialization import toy_model
+
+TEXTS = ['서울에서 김치찌개 맛집을 찾아요', '제주도', '', '서울 지하철 노선과 김치 보관 방법을 함께 적은 조금 더 긴 글 ' * 4, '제주도 여행']
+PARTS = {'plain': {}, 'sigmoid': dict(context_gate=True), 'signed': dict(context_gate=True, gate_form='signed'),
+         'hidden': dict(context_gate=True, gate_form='hidden'), 'counts': dict(term_frequency=True, output_idf=0.5),
+         'importance': dict(mlm_head=False)}
+
+
+@pytest.fixture(autouse=True)
+def without_autocast(monkeypatch):
+    "It knows no such device; at fp32 it changes nothing."
+    autocast = torch.autocast
+    monkeypatch.setattr(torch, 'autocast', lambda device, *_, **options: autocast('cpu', enabled=False))
+
+
+@pytest.fixture(scope='module')
+def tokenizer(): return SpladeTokenizer(train_unigram(TEXTS, 120))
+
+
+def made(tokenizer, parts):
+    torch.manual_seed(0)
+    return toy_model(len(tokenizer), **PARTS[parts])
+
+
+def test_two_devices_do_not_mix():
+    with OtherDevice():
+        away = torch.ones(3).to(PLACE)
+        with pytest.raises(RuntimeError, match='two devices'): away + torch.ones(3)
+        assert isinstance(away * 2, Elsewhere) and (away * 2).tolist() == [2, 2, 2] and type((away * 2).cpu()) is torch.Tensor
+        with pytest.raises((RuntimeError, TypeError, NotImplementedError)): away.numpy()
+
+
+@pytest.mark.parametrize('parts', PARTS)
+def test_encoding_stays_on_the_device(parts, tokenizer):
+    model, given = made(tokenizer, parts), dict(cut={}, budget=300)
+    for options in ({}, dict(document=False), *([dict(keep=np.arange(5, len(tokenizer), 3))] if parts != 'importance' else [])):
+        wanted = encode(model, tokenizer, TEXTS, **given, **options)
+        with OtherDevice(), torch.no_grad():  # inference mode refuses classes of tensors of one's own
+            found = encode.__wrapped__(made(tokenizer, parts).to(PLACE), tokenizer, TEXTS, **given, **options)
+        assert abs(found - wanted).max() < 1e-6 and found.nnz == wanted.nnz > 0
+
+
+def test_a_screen_is_refused_there_and_auto_goes_without(tokenizer):
+    with OtherDevice(), torch.no_grad():
+        model = made(tokenizer, 'plain').to(PLACE)
+        with pytest.raises(ConfigError, match='screen=True is for a CPU, the model is on meta'):
+            encode.__wrapped__(model, tokenizer, TEXTS, screen='on', cut={})
+        assert encode.__wrapped__(model, tokenizer, TEXTS, screen='auto', cut={}).nnz > 0
