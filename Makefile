@@ -29,9 +29,13 @@ TO      ?= sentence-transformers
 EXPORT  ?= $(OUT)/$(TO)
 PUSH    ?=
 LICENCE ?= unknown
+NAME    ?=
+FROM    ?=
+INTO    ?=
+TRIPLETS ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -52,7 +56,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
+.PHONY: train resume report evaluate evaluate-full compare study leaderboard data search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -93,6 +97,10 @@ after-%: $(ready)
 
 report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
+
+data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS)
+	@"$(bin)/python" -m splade_nb.cli data $(call option,NAME,name) $(call option,FROM,from) $(call option,INTO,into) \
+	  $(call option,TRIPLETS,triplets)
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.cli evaluate \
