@@ -30,6 +30,10 @@ TO      ?= sentence-transformers
 EXPORT  ?= $(OUT)/$(TO)
 PUSH    ?=
 LICENCE ?= unknown
+NAME    ?=
+FROM    ?=
+INTO    ?=
+TRIPLETS ?=
 MINUTES ?= 40
 STAGE   ?=
 DEVICE  ?= cuda
@@ -37,7 +41,7 @@ PROCESSES ?= auto
 SCALE_BATCH ?= False
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -58,7 +62,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -121,6 +125,10 @@ after-%: $(ready)
 report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the command line too
 	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
+
+data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS)
+	@"$(bin)/python" -m splade_nb.cli data $(call option,NAME,name) $(call option,FROM,from) $(call option,INTO,into) \
+	  $(call option,TRIPLETS,triplets)
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.cli evaluate \

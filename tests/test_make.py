@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard search serve export bench gpu'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard data search serve export bench gpu'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -112,6 +112,7 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
         judge, report('FULL', 'evaluate_full'),
         study, shown(value['STUDY']), board, shown('leaderboard'),
+        ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY')],
         ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from ..config.files import ConfigError
+from ..config.files import ConfigError, root
 from .records import SPLITS, Collection, DataError, content_hash
 from .readers import Faults, hub_tables, is_snapshot, judged_splits, load, locate, normalise
 from .readers import read_judgments, read_queries, table_rows
@@ -161,7 +161,8 @@ def open_corpus(source: str,    # a short name, `name=folder` for a snapshot of 
                ) -> Corpus:
     "A collection to evaluate on. Raises DataError that says how it can be had, where it is missing."
     name, _, given = source.partition('=')
-    place = given or (STANDARD[name].source if name in STANDARD else name)
+    here = (root()/'data'/name).is_dir()  # where `make data` puts it
+    place = given or (STANDARD[name].source if name in STANDARD and not here else name)
     path = locate(place)
     if path is None or path.is_dir() and is_snapshot(path): corpus = _of_tables(Path(name).name, str(path or place))
     else: corpus = of_collection(load(place))
