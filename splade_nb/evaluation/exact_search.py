@@ -196,9 +196,13 @@ class Search:
         return {query: {self.ids[row]: float(score) for row, score in zip(*self._list(places[query])) if row >= 0}
                 for query in (self.queries if queries is None else queries)}
     def _list(self, place: int) -> tuple: return self.best.rows[place], self.best.scores[place]
-    def matrix(self) -> sparse.csr_matrix: # [Q, V], for few queries
-        blocks = list(self.vectors)
-        return sparse.vstack([block.vectors for block in blocks]).tocsr()[np.argsort(np.concatenate([b.rows for b in blocks]))]
+    def rows_of(self, queries: Iterable) -> sparse.csr_matrix: # [n, V] vectors of some queries, in their order
+        places = {query: place for place, query in enumerate(self.queries)}
+        wanted, found, rows = [places[query] for query in queries], [], []
+        for block in self.vectors:
+            chosen = np.isin(block.rows, wanted)
+            rows, found = [*rows, *block.rows[chosen]], [*found, block.vectors[chosen]]
+        return sparse.vstack(found).tocsr()[[rows.index(place) for place in wanted]]
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #query-blocks
 def _query_blocks(model, tokenizer, texts: list, factor) -> Iterator[Block]:

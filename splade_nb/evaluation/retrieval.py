@@ -155,7 +155,7 @@ def context_result(model, tokenizer: SpladeTokenizer, collection,
     if not pairs: return None
     queries = context_queries(collection)
     if search is None: exact_search(model, tokenizer, collection.texts, [search := Search(queries, k=1)])
-    run, vectors = search.run(), search.matrix()
+    run, vectors = search.run(queries), search.rows_of(queries)
     apart, alone = (context_discrimination(rows[:len(pairs)], rows[len(pairs):])
                     for rows in (vectors, input_terms(tokenizer, list(queries.values()))))
     terms = [heaviest(row, tokenizer.names_in(text)) for row, text in zip(vectors, queries.values())]
