@@ -29,9 +29,11 @@ TO      ?= sentence-transformers
 EXPORT  ?= $(OUT)/$(TO)
 PUSH    ?=
 LICENCE ?= unknown
+PROCESSES ?= auto
+SCALE_BATCH ?= False
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE PROCESSES SCALE_BATCH
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -52,7 +54,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
+.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -69,18 +71,35 @@ path        = $$(sed 's/[{}]/&&/g' <<< "$$typed_$(1)")
 option      = $${typed_$(1):+"--$(2)=$$typed_$(1)"}
 parameter   = $${typed_$(1):+-r $(2) "$$typed_$(1)"}
 
+# What make runs is exported first: an edited notebook is what trains. The lock's date says when a run was launched.
+begin = "$(bin)/nbdev_export" && mkdir -p "$$typed_OUT" && rm -f "$$typed_OUT/report.html" && touch "$$typed_OUT/.lock"
+shown = $(papermill) nbs/train.ipynb "$(call path,OUT)/train.ipynb" -r out "$$typed_OUT" -p finished True
 train: $(ready)  ## Train VERSION (RECIPE, SCALE, DATA, SEED; SETTINGS as JSON or a file) into OUT and write OUT/report.html
 resume: $(ready)  ## Go on with the run in OUT from its last checkpoint
 resume: parameters += -p resume True
 train resume:
-	mkdir -p "$$typed_OUT" && rm -f "$$typed_OUT/report.html"
+	$(begin)
 	$(papermill) nbs/train.ipynb "$(call path,OUT)/train.ipynb" $(parameters)
+	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
+
+train-distributed: $(ready)  ## The same in PROCESSES processes (auto: one for each GPU); SCALE_BATCH=True: a whole batch for each
+resume-distributed: $(ready)  ## Go on with such a run
+resume-distributed: resumed := --resume
+train-distributed resume-distributed:
+	$(begin)
+	"$(bin)/python" -m torch.distributed.run --standalone "--nproc-per-node=$$typed_PROCESSES" \
+	  -m splade_nb.training $(resumed) --set "recipe=$$typed_RECIPE" "scale=$$typed_SCALE" "data=$$typed_DATA" \
+	  "seed=$$typed_SEED" "out=$$typed_OUT" "settings=$$typed_SETTINGS" "scale_batch=$$typed_SCALE_BATCH" \
+	  -- "$$typed_VERSION"
+	$(shown)
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
 # One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
 train-% resume-% logs-% tensorboard-% after-%: export name = $*
 train-%-bg: $(ready)
 	mkdir -p "outputs/$$name"
+	exec 9> "outputs/$$name/.launch"; \
+	flock --nonblock 9 || { echo "outputs/$$name: is training in the background: make logs-$$name" >&2; exit 2; }; \
 	nohup $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name" > "outputs/$$name/train.log" 2>&1 &
 	@printf 'training %s in the background: make logs-%s\n' "$$name" "$$name"
 train-%: ; $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name"
@@ -89,9 +108,14 @@ logs-%: ; tail -n 40 -F "outputs/$$name/train.log"
 tensorboard-%: $(ready) ; "$(bin)/tensorboard" --logdir="outputs/$$name"
 after-%: $(ready)
 	@[[ "$$name" == *-* ]] || { echo 'two versions: make after-v27-v28' >&2; exit 2; }
-	flock "outputs/$${name%%-*}/.lock" true && $(MAKE) --no-print-directory "train-$${name#*-}"
+	@folder="outputs/$${name%%-*}"; \
+	for lock in .launch .lock; do [ ! -e "$$folder/$$lock" ] || flock "$$folder/$$lock" true; done; \
+	[ "$$folder/summary.json" -nt "$$folder/.lock" ] \
+	  || { echo "$$folder: its last run did not finish, or there was none: nothing is trained" >&2; exit 1; }
+	$(MAKE) --no-print-directory "train-$${name#*-}"
 
-report: $(ready)  ## Write OUT/report.html again from OUT/train.ipynb
+report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the command line too
+	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
@@ -196,7 +220,7 @@ clean:  ## Remove what was built; runs and the environment stay
 	find . -path "./$$typed_VENV" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## List the targets
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
 
 # The environment holds its own path: half made, or copied from elsewhere, it is made anew.
 .PHONY: $(ready) install

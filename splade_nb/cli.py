@@ -121,7 +121,8 @@ def export_model(folder: str,
     return dict(form=form, folder=out, limits=limits, hub=push(out, name, public) if name else None)
 
 # %% ../nbs/8_cli.ipynb #run-options
-OPTIONS = dict(recipe='', scale='', data='', seed=0, out='', max_steps=0, save_every=0, settings='')
+OPTIONS = dict(recipe='', scale='', data='', seed=0, out='', max_steps=0, save_every=0, settings='',
+               scale_batch=False, timeout=0.0)
 
 # %% ../nbs/8_cli.ipynb #parse-setting
 def parse_setting(text: str) -> tuple:  # name, value

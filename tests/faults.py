@@ -238,7 +238,7 @@ def last_checkpoint(folder: Path) -> dict:  # file -> size and digest
 
 def summary_of(folder: Path) -> dict:
     values = read_json(folder/'summary.json')
-    other = ('seconds', 'peak_memory_mb', 'revision')  # the tree may be edited between two runs
+    other = ('seconds', 'peak_memory_mb', 'peak_gpu_memory_mb', 'revision')  # the tree may be edited between two runs
     return {name: value for name, value in values.items() if name not in other}
 
 
@@ -511,15 +511,16 @@ def read_only(folder: Path) -> Outcome:
 
 # Several processes
 
-FAULTS_OF_A_RANK = dict(die=kill_at_call, interrupt=interrupt_at)
+FAULTS_OF_A_RANK = dict(die=kill_at_call, interrupt=interrupt_at, save=kill_while_saving)
 
 
 def ranks(folder: Path, changes: dict, options: dict, fault: list = ()) -> None:
-    "A process of a run; its gradient of a batch goes to `gradient.pt`. `fault`: what happens to the second, and when."
-    process_group = experiment._processes()[1]
+    "A process of a run; its gradient of a batch goes to `gradient.pt`. `fault`: what happens, when, and to whom: the second."
+    process_group = experiment._processes()
     found = gradient(process_group)
     if process_group.rank == 0: torch.save(found, folder.with_name('gradient.pt'))
-    before = (FAULTS_OF_A_RANK[fault[0]], fault[1]) if fault and process_group.rank == 1 else None
+    name, moment, rank = (*fault, 1)[:3] if fault else ('', 0, None)
+    before = (FAULTS_OF_A_RANK[name], moment) if process_group.rank == rank else None
     toy(folder, changes, options, before, process_group)
 
 
@@ -543,24 +544,25 @@ def check_gradient(folder: Path) -> float: # largest difference
     return worst
 
 
-def join_as(rank: int, port: int) -> None:
+def join_as(rank: int, port: int, number: int = 2) -> None:
     "The environment that torchrun gives its children: among the rest, that the store where they meet exists already."
-    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')
+    os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number), LOCAL_WORLD_SIZE=str(number))
     os.environ |= dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE='True')
 
 
-def as_rank(rank: int, port: int, *arguments) -> None:
-    join_as(rank, port)
-    ranks(*arguments)
+def joined(rank: int, port: int, number: int, target, *arguments) -> None:
+    join_as(rank, port, number)
+    target(*arguments)
 
 
-def in_two_processes(target, *arguments) -> list:  # exit codes
-    "`target(rank, port, *arguments)` in two processes. The store where they meet takes a free port and keeps it."
+def in_processes(number: int, target, *arguments) -> list:  # exit codes
+    "`target(*arguments)` in processes that know each other. The store where they meet takes a free port and keeps it."
     store = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    return [exit_code_of(child) for child in [start(target, rank, store.port, *arguments) for rank in (0, 1)]]
+    children = [start(joined, rank, store.port, number, target, *arguments) for rank in range(number)]
+    return [exit_code_of(child) for child in children]
 
 
-def two_ranks(*arguments) -> list: return in_two_processes(as_rank, *arguments)  # exit codes
+def two_ranks(*arguments) -> list: return in_processes(2, ranks, *arguments)  # exit codes
 
 
 def torchrun(folder: Path, *arguments) -> int:  # exit code

@@ -86,16 +86,15 @@ def test_a_cached_step_on_poor_queries_is_the_whole_step():
     torch.testing.assert_close(gradient('cached'), gradient('whole'), atol=1e-5, rtol=1e-4)
 
 
-def rank_of_two(rank: int, port: int, folder, way: str) -> None:
-    faults.join_as(rank, port)
+def one_of_two(folder, way: str) -> None:
     torch.set_num_threads(1)
-    found = gradient(way, experiment._processes()[1])
-    torch.save(found, folder/f'{way}-{rank}.pt')
+    found = gradient(way, group := experiment._processes())
+    torch.save(found, folder/f'{way}-{group.rank}.pt')
 
 
 @pytest.mark.parametrize('way', DIVIDED)
 def test_two_processes_share_a_step_on_poor_queries(way, tmp_path):
-    assert faults.in_two_processes(rank_of_two, tmp_path, way) == [0, 0]
+    assert faults.in_processes(2, one_of_two, tmp_path, way) == [0, 0]
     alone = gradient(way)
     for rank in (0, 1): torch.testing.assert_close(torch.load(tmp_path/f'{way}-{rank}.pt'), alone, atol=1e-5, rtol=1e-4)
 

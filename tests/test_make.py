@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume report evaluate evaluate-full study leaderboard search serve export bench'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard search serve export bench'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -39,13 +39,20 @@ class Workshop:
         if ready: self.environment()
 
     def environment(self) -> None:
-        for name in ('python', 'papermill', 'tensorboard'): self.stub(self.folder/self.venv/'bin'/name)
+        for name in ('python', 'papermill', 'tensorboard', 'nbdev_export'): self.stub(self.folder/self.venv/'bin'/name)
         (self.folder/self.venv/'.ready').write_text(f'{self.folder.resolve()}\n', encoding='utf-8')
 
     def stub(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(STUB, encoding='utf-8')
         path.chmod(0o755)
+        return path
+
+    def notebook(self, version: str) -> Path:
+        "What a run leaves for its report."
+        path = self.folder/'outputs'/version/'train.ipynb'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
         return path
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -69,6 +76,9 @@ class Workshop:
 def workshop(tmp_path): return Workshop(tmp_path)
 
 
+EXPORT = ['nbdev_export']  # an edited notebook is what trains
+
+
 def wanted(value: dict) -> list[list[str]]:
     "The calls of TARGETS, in their order."
     given = lambda **names: [f'--{option}={value[name]}' for option, name in names.items()]
@@ -77,6 +87,11 @@ def wanted(value: dict) -> list[list[str]]:
     papermill = ['papermill', '--log-output', '--no-progress-bar']
     train = [*papermill, 'nbs/train.ipynb', notebook('OUT', 'train'),
              *pairs('-r', 'VERSION', 'RECIPE', 'SCALE', 'DATA'), *pairs('-p', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
+    finished = [*train[:5], '-r', 'out', value['OUT'], '-p', 'finished', 'True']
+    settings = [f'{name.lower()}={value[name]}' for name in 'RECIPE SCALE DATA SEED OUT SETTINGS SCALE_BATCH'.split()]
+    torchrun = ['python', '-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={value["PROCESSES"]}',
+                '-m', 'splade_nb.training']
+    distributed = lambda *resume: [[*torchrun, *resume, '--set', *settings, '--', value['VERSION']], finished]
     page = lambda folder, name: [f'{value[folder]}/{name}.ipynb', f'{value[folder]}/report.html']
     report = lambda folder, name: ['python', 'docs/report_html.py', *page(folder, name)]
     judge = [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'),
@@ -91,7 +106,9 @@ def wanted(value: dict) -> list[list[str]]:
     written = given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH')
     box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
     return [
-        train, report('OUT', 'train'), [*train, '-p', 'resume', 'True'], report('OUT', 'train'), report('OUT', 'train'),
+        EXPORT, train, report('OUT', 'train'), EXPORT, [*train, '-p', 'resume', 'True'], report('OUT', 'train'),
+        EXPORT, *distributed(), report('OUT', 'train'), EXPORT, *distributed('--resume'), report('OUT', 'train'),
+        finished, report('OUT', 'train'),
         ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
         judge, report('FULL', 'evaluate_full'),
         study, shown(value['STUDY']), board, shown('leaderboard'),
@@ -134,7 +151,7 @@ def test_a_text_that_begins_with_a_dash_is_no_option(workshop):
 def test_defaults_follow_what_is_given(workshop):
     done = workshop.make('train', 'leaderboard', 'export', 'VERSION=v23', 'SEED=7')
     assert done.returncode == 0, done.stderr
-    trained, _, board, _, export = workshop.calls()
+    _, trained, _, board, _, export = workshop.calls()
     assert trained[5:] == ['-r', 'version', 'v23', '-r', 'recipe', 'corrected', '-r', 'scale', 'auto',
                            '-r', 'data', 'mini', '-p', 'seed', '7', '-r', 'out', 'outputs/v23', '-r', 'settings', '']
     written = 'outputs/v23/sentence-transformers'
@@ -157,6 +174,7 @@ def test_a_study_without_a_name_says_so(workshop):
 @few_texts
 def test_a_version_in_a_target_is_a_name(text, workshop):
     for name in ('tail', 'flock'): workshop.stub(workshop.tools/name)
+    finished(workshop, 'v27')
     goals = [f'{goal}-{text}' for goal in ('train', 'resume', 'tensorboard', 'logs', 'after-v27')]
     done = workshop.make(*goals, f'QUERY={text}')
     assert done.returncode == 0, done.stderr
@@ -164,7 +182,7 @@ def test_a_version_in_a_target_is_a_name(text, workshop):
     trained = [call for call in calls if call[0] == 'papermill']
     assert [call[call.index('version') + 1] for call in trained] == [text] * 3
     assert [call[call.index('out') + 1] for call in trained] == [f'outputs/{text}'] * 3
-    assert [call for call in calls if call[0] not in ('papermill', 'python')] == [
+    assert [call for call in calls if call[0] not in ('papermill', 'python', *EXPORT)] == [
         ['tensorboard', f'--logdir=outputs/{text}'], ['tail', '-n', '40', '-F', f'outputs/{text}/train.log'],
         ['flock', 'outputs/v27/.lock', 'true']]
     assert workshop.intruders() == []
@@ -181,6 +199,65 @@ def test_a_version_in_the_background_is_a_name(text, workshop):
     assert workshop.intruders() == [] and (workshop.folder/'outputs'/text/'train.log').exists()
 
 
+def finished(shop: Workshop, version: str, moment: int = 10**10) -> Path:
+    "A run that began and ended: its lock, and its summary, written `moment` nanoseconds later."
+    folder = shop.folder/'outputs'/version
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ('.lock', 'summary.json'): (folder/name).touch()
+    began = (folder/'.lock').stat().st_mtime_ns
+    os.utime(folder/'summary.json', ns=2 * (began + moment,))
+    return folder
+
+
+def test_a_version_is_trained_after_another_that_finished(workshop):
+    finished(workshop, 'v27')
+    done = workshop.make('after-v27-v28')
+    assert done.returncode == 0, done.stderr
+    assert ['papermill', 'python'] == [call[0] for call in workshop.calls()[1:]]
+
+
+@pytest.mark.parametrize('state', ('nothing', 'failed', 'failed again', 'failed at its launch'))
+def test_nothing_is_trained_after_a_version_that_failed(state, workshop):
+    if state == 'failed': (finished(workshop, 'v27')/'summary.json').unlink()
+    if state == 'failed again': finished(workshop, 'v27', -10**10)  # the summary is of an earlier run
+    if state == 'failed at its launch':
+        folder, papermill = finished(workshop, 'v27', -10**10), workshop.folder/'.venv'/'bin'/'papermill'
+        papermill.write_text('#!/bin/sh\nexit 1\n', encoding='utf-8')
+        assert workshop.make('train-v27').returncode
+        workshop.stub(papermill)
+        workshop.record.unlink()
+        assert (folder/'.lock').stat().st_mtime_ns > (folder/'summary.json').stat().st_mtime_ns
+    done = workshop.make('after-v27-v28')
+    assert done.returncode and 'outputs/v27: its last run did not finish' in done.stderr and workshop.calls() == []
+
+
+def test_after_waits_for_a_run_in_the_background_from_its_launch_on(workshop):
+    "The run ends only when `after` already waits: it asks for a lock that is held before any program has begun."
+    folder, waits = finished(workshop, 'v27', -10**10), workshop.tools/'waits'
+    os.mkfifo(waits)
+    flock = workshop.tools/'flock'  # says that it waits, then does
+    flock.write_text(f'#!/bin/sh\ncase "$1" in *.launch) echo > "{waits}"\nesac\nexec {shutil.which("flock")} "$@"\n', encoding='utf-8')
+    flock.chmod(0o755)
+    papermill = workshop.folder/'.venv'/'bin'/'papermill'
+    papermill.write_text(f'#!/bin/sh\ncase "$*" in *v27*) read line < "{waits}"; touch -d "+1 hour" outputs/v27/summary.json\nesac\n'
+                         + STUB.partition('\n')[2], encoding='utf-8')
+    assert workshop.make('train-v27-bg').returncode == 0
+    second = workshop.make('train-v27-bg')
+    assert second.returncode and 'is training in the background' in second.stderr
+    done = workshop.make('after-v27-v28')
+    assert done.returncode == 0, done.stderr
+    trained = [call[call.index('version') + 1] for call in workshop.calls() if call[0] == 'papermill']
+    assert trained == ['v27', 'v28'] and folder.exists()
+
+
+def test_a_report_is_made_again_without_the_notebook_where_that_is_new(workshop):
+    notebook, folder = workshop.notebook('v28'), finished(workshop, 'v28')
+    assert workshop.make('report').returncode == 0 and workshop.calls()[0][0] == 'papermill', 'a later run has none'
+    os.utime(folder/'summary.json', ns=2 * (notebook.stat().st_mtime_ns,))
+    workshop.record.unlink()
+    assert workshop.make('report').returncode == 0 and [call[0] for call in workshop.calls()] == ['python']
+
+
 def test_after_needs_two_versions(workshop):
     done = workshop.make('after-v27')
     assert done.returncode and 'two versions' in done.stderr and workshop.calls() == []
@@ -193,6 +270,7 @@ def test_the_environment_is_made_where_it_is_asked_for(text, tmp_path):
     shop = Workshop(tmp_path, venv=f'venv {text}', ready=False)
     python = shop.stub(shop.tools/f'python {text}')
     given = (f'VENV={shop.venv}', f'PYTHON={python}')
+    shop.notebook('v28')
     done = shop.make('report', 'clean', *given)
     assert done.returncode == 0, done.stderr
     made, *installed, report = shop.calls()
@@ -216,6 +294,7 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
         os.utime(newer, ns=2 * (ready.stat().st_mtime_ns + 10**10,))
     python = workshop.stub(workshop.tools/'python')
     if again: shutil.rmtree(workshop.folder/'.venv'/'bin')
+    workshop.notebook('v28')
     assert workshop.make('report', f'PYTHON={python}').returncode == 0
     calls = workshop.calls()
     assert len(calls) == 3 + again and ([*calls[0][:3], *calls[0][4:]] == ['python', '-m', 'venv', '.venv']) == again

@@ -145,9 +145,10 @@ def warn(run: Run, name: str, message: str, value: float | None = None) -> None:
 
 # %% ../../nbs/3_training/09_trainer.ipynb #validate
 def validate(run: Run, validator: Callable | None) -> None:
-    "Append a validation to the run and to `training_history.json`; remember the step with the best nDCG@10."
+    """Append a validation to the run and to `training_history.json`; remember the step with the best nDCG@10.
+    The first process validates for all."""
     if validator is None: return
-    step, result = run.step, validator(run.model)
+    step, result = run.step, run.process_group.of_first(lambda: validator(run.model))
     phase = phase_number(min(step, run.steps - 1), run.steps, run.settings)
     run.history.append(dict(step=step, epoch=round(epoch_at(step, run.steps, run.settings), 2), phase=phase, **result))
     score = result['metrics'].get('ndcg@10')
@@ -296,9 +297,10 @@ def average_with_initial(model: torch.nn.Module, start: dict, trained: dict, sha
 def choose_average(run: Run, start: dict, validator: Callable | None) -> dict: # share -> nDCG@10
     "Try each share of the initial weights and use the best; without a validator the first one."
     trained, shares, scores = initial_weights(run.model), run.settings.weight_averaging, {}
+    def judged(): return run.process_group.of_first(lambda: validator(run.model)['metrics'].get('ndcg@10', 0.0))
     for share in shares:
         average_with_initial(run.model, start, trained, share)
-        scores[share] = validator(run.model)['metrics'].get('ndcg@10', 0.0) if validator and len(shares) > 1 else 0.0
+        scores[share] = judged() if validator and len(shares) > 1 else 0.0
     run.share = max(scores, key=scores.get)
     average_with_initial(run.model, start, trained, run.share)
     return scores
@@ -358,7 +360,8 @@ def _loop(run: Run, validator: Callable | None, last: int, save_every: int, rece
     main, device = run.process_group.rank == 0, run.model.special.device
     silent = run.quiet or not main
     bar = tqdm(total=run.steps, initial=run.step, desc='training', unit='step', mininterval=10, disable=silent)
-    with SummaryWriter(run.folder/'tensorboard', purge_step=run.step) as writer, bar:
+    watched = SummaryWriter(run.folder/'tensorboard', purge_step=run.step) if main else nullcontext()
+    with watched as writer, bar:
         while True:
             run.interrupted = bool(run.process_group.gather(torch.tensor([len(received)], device=device)).any())
             if run.interrupted or run.step >= last or run.stopped: return
@@ -401,6 +404,7 @@ def train(model: torch.nn.Module, training_data: TrainingData, settings: Setting
             checkpoint(run)
         model.train()
         if main and not quiet and run.step < steps: show_plan(run)
+        process_group.wait()
         _loop(run, validator, min(steps, max_steps or steps), save_every, received)
         if run.interrupted:
             checkpoint(run)

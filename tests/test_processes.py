@@ -1,0 +1,201 @@
+"""Several processes that train one model: the same numbers as one, whatever the shares, the time that a stage takes and
+the process that dies."""
+import json, math, os, shutil, signal, subprocess, sys, time
+from pathlib import Path
+import pytest
+pytest.register_assert_rewrite('faults')
+import faults
+import torch
+from conftest import ROOT
+from faults import exit_code, in_processes, last_checkpoint, lines, saved_checkpoints, steps_done, toy, two_ranks
+from splade_nb import experiment
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.versions import resolve
+from splade_nb.model.load import load_encoder
+from splade_nb.training import dataset, objective, trainer
+from splade_nb.training.objective import ProcessGroup
+
+
+# Shares
+
+def exchange(folder: Path) -> None:
+    group = experiment._processes()
+    own = torch.arange(group.rank + 1.0)[:, None] + 10 * group.rank  # 1, 2, 3 rows
+    found = dict(uneven=group.gather(own, [1, 2, 3]).tolist(), even=group.gather(own[:1]).tolist(),
+                 values=group.collect({'부산': group.rank}), first=group.of_first(lambda: group.rank))
+    (folder/f'{group.rank}.json').write_text(json.dumps(found), encoding='utf-8')
+
+
+def test_three_processes_exchange_rows_and_values(tmp_path):
+    assert in_processes(3, exchange, tmp_path) == [0, 0, 0]
+    wanted = dict(uneven=[[0.0], [10.0], [11.0], [20.0], [21.0], [22.0]], even=[[0.0], [10.0], [20.0]],
+                  values=[{'부산': rank} for rank in range(3)], first=0)
+    assert [read_json(tmp_path/f'{rank}.json') for rank in range(3)] == [wanted] * 3
+
+
+DIVIDED = {'whole': {}, 'cached': dict(batch_size=4, accumulation=2, gradient_cache=True),
+           'more passes than texts': dict(batch_size=1, accumulation=8, gradient_cache=True)}
+
+
+def step_of(changes: dict, group=ProcessGroup()) -> tuple:  # loss, parts, gradient
+    "Of a batch of eight pairs, with all the losses of V28."
+    dataset.fix_seeds(42)
+    torch.set_num_threads(1)
+    (data, model), settings = dataset.toy_training_data(), faults.settings_of(**dict(batch_size=8) | changes)
+    rows = objective.batch_at(12, 20, 0, data, settings, 42)
+    loss, parts, _ = objective.backward(model.eval(), rows, 12, 20, data, settings, None, group)
+    return loss, parts, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def keep_step(folder: Path, changes: dict) -> None:
+    group = experiment._processes()
+    torch.save(step_of(changes, group), folder/f'{group.rank}.pt')
+
+
+@pytest.mark.parametrize('way', DIVIDED)
+@pytest.mark.parametrize('number', (2, 3))
+def test_shares_that_do_not_divide_give_the_same_step(number, way, tmp_path):
+    assert in_processes(number, keep_step, tmp_path, DIVIDED[way]) == [0] * number
+    loss, parts, gradient = step_of({})
+    assert {'infonce', 'flops', 'language', 'min_act', 'self', 'positive'} <= set(parts)
+    for rank in range(number):
+        found_loss, found_parts, found = torch.load(tmp_path/f'{rank}.pt')
+        torch.testing.assert_close(found_loss, loss, atol=1e-6, rtol=1e-6)
+        assert found_parts == pytest.approx(parts, rel=1e-5, abs=1e-6)
+        torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_more_processes_than_texts_share_a_step(tmp_path):
+    only = dict(batch_size=2, negatives=0)
+    assert in_processes(3, keep_step, tmp_path, only) == [0] * 3
+    wanted = step_of(only)[2]
+    for rank in range(3): torch.testing.assert_close(torch.load(tmp_path/f'{rank}.pt')[2], wanted, atol=1e-5, rtol=1e-4)
+
+
+# Stages that take long
+
+def patient(folder: Path, stage: str) -> None:
+    "A stage of the first process that takes longer than the time-out of the group, then a step of all."
+    group = experiment._processes(timeout=1 / 60)  # a second
+    def slow():
+        time.sleep(3)
+        (folder/'prepared').touch()
+    if stage == 'preparation':
+        with experiment._first_before_others(group):
+            if not group.rank: slow()
+            assert (folder/'prepared').exists(), 'the others come after'
+    if stage == 'validation': group.of_first(slow)
+    group.wait()
+    assert group.gather(torch.ones(1)).sum() == 2
+    (folder/str(group.rank)).touch()
+
+
+@pytest.mark.parametrize('stage', ('preparation', 'validation'))
+def test_a_stage_longer_than_the_time_out_ends_nothing(stage, tmp_path):
+    assert in_processes(2, patient, tmp_path, stage) == [0, 0]
+    assert {path.name for path in tmp_path.iterdir()} == {'prepared', '0', '1'}
+
+
+# Whole runs of the toy
+
+CHANGES, OPTIONS = dict(batch_size=8, steps=12, dropout=0.0), dict(save_every=3, max_steps=9)
+
+
+def losses(folder: Path) -> list: return [row['loss'] for row in lines(folder/'metrics.jsonl')]
+
+
+def place(folder: Path, name: str) -> Path:
+    "A run folder that has a folder to itself: the ranks write a gradient beside it."
+    (folder/name).mkdir()
+    return folder/name/'run'
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_in_one_two_and_three_processes(tmp_path):
+    alone = place(tmp_path, 'one')
+    assert exit_code(toy, alone, CHANGES, OPTIONS) == 0
+    one = lines(alone/'metrics.jsonl')
+    for number in (2, 3):
+        folder = place(tmp_path, str(number))
+        assert in_processes(number, faults.ranks, folder, CHANGES, OPTIONS) == [0] * number
+        for row, wanted in zip(lines(folder/'metrics.jsonl'), one, strict=True):
+            assert row['parts'] == pytest.approx(wanted['parts'], rel=1e-4, abs=1e-6), (number, row['step'])
+        assert len(list((folder/'tensorboard').iterdir())) == 1, 'one process writes'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('moment', (0, 6, 13))
+def test_the_first_process_dies_while_it_saves(moment, tmp_path):
+    "Resumed with as many processes it is the run that nothing happened to; with another number, up to rounding."
+    whole, killed = place(tmp_path, 'whole'), place(tmp_path, 'killed')
+    assert two_ranks(whole, CHANGES, OPTIONS) == [0, 0]
+    first, second = two_ranks(killed, CHANGES, OPTIONS, ('save', moment, 0))
+    assert first == -signal.SIGKILL and second, 'the other one ends too, with an error'
+    for number in (1, 3):
+        shutil.copytree(killed.parent, tmp_path/str(number))
+        assert in_processes(number, faults.ranks, tmp_path/str(number)/'run', CHANGES, OPTIONS | dict(resume=True)) == [0] * number
+        assert losses(tmp_path/str(number)/'run') == pytest.approx(losses(whole), rel=1e-4)
+    assert two_ranks(killed, CHANGES, OPTIONS | dict(resume=True)) == [0, 0]
+    assert last_checkpoint(killed) == last_checkpoint(whole) and losses(killed) == losses(whole)
+
+
+# The batch
+
+def small_run(folder: Path, name: str, **options) -> None:
+    "A process of a run of the toy corpus; the settings check has tests of its own."
+    experiment.require_acting_settings = lambda settings, folder: ()
+    torch.set_num_threads(1)
+    small = dict(steps=3, hidden=64, layers=1, vocabulary=300, batch_size=4, dropout=0.0, gate_dropout=0.0, log_every=1)
+    with open(folder/f'{name}.log', 'a', encoding='utf-8') as sys.stderr:
+        experiment.run_version(scale='mini', source='toy', out=str(folder/name), settings=small | options.pop('settings', {}), **options)
+
+
+def scaled_run(folder: Path) -> None: small_run(folder, 'scaled', scale_batch=True)
+
+
+@pytest.mark.slow
+def test_a_batch_is_shared_by_default_and_multiplied_on_request(tmp_path):
+    larger = dict(batch_size=8, learning_rate=resolve('v28', 'corrected', 'mini').learning_rate * math.sqrt(2))
+    assert in_processes(2, small_run, tmp_path, 'shared') == [0, 0]
+    assert in_processes(2, scaled_run, tmp_path) == [0, 0]
+    assert exit_code(small_run, tmp_path, 'one') == 0
+    small_run(tmp_path, 'larger', settings=larger)
+    for name, like in (('shared', 'one'), ('scaled', 'larger')):
+        assert losses(tmp_path/name) == pytest.approx(losses(tmp_path/like), rel=1e-4), name
+        assert read_json(tmp_path/name/'config.json')['settings'] == read_json(tmp_path/like/'config.json')['settings']
+        assert read_json(tmp_path/name/'summary.json')['processes'] == 2
+    settings = resolve('v28', 'corrected', 'full')
+    scaled = settings.but(**experiment.scaled_batch(settings, 8))
+    assert trainer.step_count(scaled, 80_000) == math.ceil(trainer.step_count(settings, 80_000) / 8), 'as many epochs'
+
+
+# From the command to the report
+
+@pytest.mark.slow
+def test_a_run_by_torchrun_has_a_report_and_a_model(tmp_path):
+    folder, program = tmp_path/'run', [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
+    small = '{"steps": 6, "hidden": 64, "layers": 1, "vocabulary": 300, "batch_size": 7}'
+    given = ['scale=mini', 'data=toy', f'out={folder}', f'settings={small}']
+    done = subprocess.run([*program, '-m', 'splade_nb.training', '--set', *given, '--', 'v28'], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = read_json(folder/'summary.json')
+    assert summary['processes'] == 2 and summary['steps'] == 6 and json.loads(done.stdout) == summary, 'printed once'
+    assert load_encoder(folder/'checkpoints'/'best') and load_encoder(folder)
+    assert len(list((folder/'tensorboard').iterdir())) == 1
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    papermill = Path(sys.executable).parent/'papermill'
+    shown = subprocess.run([papermill, 'nbs/train.ipynb', str(folder/'train.ipynb'), '-r', 'out', str(folder),
+                            '-p', 'finished', 'True'], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr[-3000:]
+    assert {name: (folder/name).read_bytes() for name in before} == before, 'nothing is trained, nothing written'
+    text = (folder/'train.ipynb').read_text(encoding='utf-8')
+    assert 'The worst queries' in text and '7' in str(summary['changed']['batch_size'])
+
+
+@pytest.mark.slow
+def test_an_error_of_a_process_ends_all_and_is_seen(tmp_path):
+    program = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
+    done = subprocess.run([*program, '-m', 'splade_nb.training', 'v28', '--set', 'data=./nowhere', f'out={tmp_path}'],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and './nowhere' in done.stderr
