@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from ..config.versions import PARENTS
-from ..model.encode import heaviest, matched
+from ..model.encode import encode, heaviest, matched
 from .compare import from_parent, join_words, short
+from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
 from .metrics import FLOORS
 from .report import Run, ends, spell
@@ -44,18 +45,36 @@ def examine(query: str, vector, # [1, V]
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-queries
 def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame each, a row for each query
-                  vectors: tuple, # [Q, V] in the order of the model's rows, [N, V] in the collection's
-                  collection, tokenizer, most: int = 10) -> list: # dictionaries, the worst first
-    "The queries with the lowest nDCG@10; among equals those first that BM25 ranks best."
+                  model, tokenizer,
+                  search: Search, # of the model's rows over the collection
+                  collection, most: int = 10) -> list: # dictionaries, the worst first
+    "The queries with the lowest nDCG@10; among equals those first that BM25 ranks best. Their documents are encoded again."
     ids = systems['model'].index
     ndcg = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
-    worst = ndcg.assign(place=range(len(ids))).sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')
-    misses = []
-    for id, place in worst['place'].head(most).items():
-        query = collection.queries[id]
-        miss = examine(query.text, vectors[0][[place]], vectors[1], collection.texts, collection.qrels[id], tokenizer)
-        misses.append(dict(miss, kind=query.kind or 'original', ndcg=ndcg.loc[id].round(4).to_dict()))
+    worst = ndcg.sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')
+    vectors, misses = search.rows_of(worst.index[:most]), []
+    for id, vector in zip(worst.index[:most], vectors):
+        query, run = collection.queries[id], search.run([id])[id]
+        texts = _worth_a_look(collection, run, collection.qrels[id])
+        documents = encode(model, tokenizer, list(texts.values()), mean_length=search.mean_length, cut={})
+        documents = normalize_for_scoring(documents, model.settings.similarity)
+        miss = examine(query.text, vector, documents, texts, collection.qrels[id], tokenizer)
+        misses.append(dict(miss, rank=_rank_of(miss, run, collection.qrels[id], search.k), kind=query.kind or 'original',
+                           ndcg=ndcg.loc[id].round(4).to_dict()))
     return misses
+
+# %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-queries-2
+def _worth_a_look(collection, run: dict, grades: dict) -> dict: # {document: text}
+    "The relevant documents of a query, and the best wrong one: of the run, else the first of the collection."
+    right = [id for id, grade in grades.items() if grade > 0]
+    wrong = next((id for id in (*run, *collection.texts) if grades.get(id, 0) <= 0), None)
+    return {id: collection.texts[id] for id in [*right, wrong] if id is not None}
+
+def _rank_of(miss: dict, run: dict, grades: dict, kept: int) -> int | str | None: # None: no term in common
+    "The rank of the best relevant document; beyond the documents that the search kept only that is known."
+    best = max((run[id] for id in run if grades.get(id, 0) > 0), default=None)
+    if best is not None: return 1 + sum(score > best for score in run.values())
+    return f'over {kept:,}' if miss['right']['score'] else None
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #why
 REASONS = dict(nothing='have no term', disjoint='share no term with their right document',
