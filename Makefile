@@ -48,6 +48,7 @@ unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 # What people type stays as it is typed: make expands no `$` in it (also where it hands it on to another make), and
 # recipes read it as "$$typed_NAME" from the environment, so that no shell reads it as a command either.
 from_user = $(filter command environment,$(firstword $(origin $(1))))
+data_given := $(call from_user,DATA)
 $(foreach name,$(known),$(if $(call from_user,$(name)),$(eval override export $(name) := $$(value $(name)))))
 $(foreach name,$(known),$(eval export typed_$(name) = $$($(name))))
 
@@ -62,7 +63,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard rehearse data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -162,6 +163,13 @@ leaderboard: $(ready)  ## Compare SYSTEMS (all) on DATA and TEST (SEEDS, STEPS, 
 	  $(call parameter,TEST,test) $(call parameter,SYSTEMS,systems) $(call parameter,SEEDS,seeds) \
 	  $(call parameter,STEPS,steps) $(call parameter,RESULTS,results)
 	$(report) outputs/studies/leaderboard.ipynb outputs/studies/leaderboard.html
+
+# The full-scale path without a GPU: three versions at three sizes with up to eight processes.
+rehearse: $(ready)  ## Rehearse full scale on a CPU with the triplets in DATA (else made ones) and write outputs/studies/rehearsal.html
+	mkdir -p outputs/studies
+	$(papermill) nbs/studies/rehearsal.ipynb outputs/studies/rehearsal.ipynb -p measure True \
+	  $(if $(data_given),$(call parameter,DATA,data)) $${typed_SETTINGS:+-y "$$typed_SETTINGS"}
+	$(report) outputs/studies/rehearsal.ipynb outputs/studies/rehearsal.html
 
 search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
