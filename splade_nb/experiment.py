@@ -21,7 +21,7 @@ from .model.initialization import mini_backbone
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
-from .config.versions import SCALES, current_recipe, differences, recipe_name, resolve, resolve_quietly
+from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
 from .data.readers import load_collection
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
@@ -115,8 +115,8 @@ def begin_run(version: str | int, recipe: str, scale: str,
 
 # %% ../nbs/7_experiment.ipynb #rollbacks-of
 def rollbacks_of(recipe: str) -> int:
-    "Rollbacks of the collapse guard: a version as written is stopped instead."
-    return 0 if current_recipe(recipe) == 'original' else 3
+    "Rollbacks of the collapse guard: a version that is not corrected is stopped instead."
+    return 3 if recipe == 'corrected' else 0
 
 # %% ../nbs/7_experiment.ipynb #scaled-batch
 def scaled_batch(settings: Settings,
@@ -208,7 +208,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
                   memory: dict | None = None       # of all processes, see `peak_memory`
                  ) -> dict:
     "Writes `summary.json`: the contract that tables and comparisons read."
-    data, settings, recipe = run.training_data, run.settings, current_recipe(recipe)
+    data, settings, recipe = run.training_data, run.settings, recipe_name(recipe)
     memory = {name: max(most, (memory or {}).get(name, 0)) for name, most in peak_memory().items()}
     collection, cut = setup.collection, evaluation['cut'].get('note')
     about = dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),

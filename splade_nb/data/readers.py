@@ -249,12 +249,13 @@ def _read_hub(name: str, faults: Faults) -> Collection:
     return _assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
 
 # %% ../../nbs/1_data/02_readers.ipynb #locate
-SOURCES = 'mini, a BEIR folder, a SQuAD-form .json, triplets (.jsonl or a folder of them), or owner/name on the hub'
+SOURCES = ('mini, a set that `make data` has fetched, a BEIR folder, a SQuAD-form .json, triplets (.jsonl or a folder of '
+           'them), or owner/name on the hub')
 
 def locate(source: str) -> Path | None:  # None for a hub data set
     "Where a source lies. Raises DataError for what is neither a path nor a hub name."
     if source == 'mini': return root()/'data'/'mini'
-    bases = (Path(), root())
+    bases = (Path(), root(), root()/'data')
     found = [base/Path(source).expanduser() for base in bases if (base/Path(source).expanduser()).exists()]
     if found: return found[0]
     local = Path(source).suffix in ('.json', '.jsonl') or any((base/Path(source).parts[0]).exists() for base in bases)

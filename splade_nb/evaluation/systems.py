@@ -26,7 +26,9 @@ from ..training.dataset import dev_split, prepare, save_model_folder, training_r
 from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
-from .retrieval import encode_collection, encode_queries, make_validator, normalize_for_scoring
+from .exact_search import encode_queries, normalize_for_scoring
+from .retrieval import encode_collection
+from .validation import make_validator
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #rank-parts
 def rank_parts(query_ids: list,  # [Q]

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows', 'counted',
            'saturated', 'lookup_documents', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
-           'prepared_decoder', 'check_options', 'prune', 'encode', 'heaviest', 'terms', 'matched']
+           'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
+from collections.abc import Iterator
 import numpy as np
 import torch
 from scipy import sparse
@@ -191,6 +192,28 @@ def _encode_group(model, decoder, tokenizer, ids, bags, most_windows, precision,
     rows.sort_indices()
     return rows
 
+# %% ../../nbs/2_model/08_encode.ipynb #encode-batches
+@torch.inference_mode()
+def encode_batches(model: nn.Module, decoder, # of `prepared_decoder`
+                   tokenizer: SpladeTokenizer,
+                   ids: list,                 # [B] token ids of each text
+                   bags: list | None,         # [B] columns of each text, where the model reads them
+                   document: bool = True, budget: int = 8192, most_windows: int = 8, precision: str = 'fp32',
+                   mean_length: float = 0.0   # as in `encode`
+                  ) -> Iterator:              # (indices of b texts, vectors [b, V])
+    "Sparse vectors batch by batch, long texts first, without dropout."
+    settings, was_training = model.settings, model.training
+    longest = settings.max_length * most_windows or math.inf
+    spans = [len(windows(row, settings.max_length - 2, most_windows)) for row in ids]
+    groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most_rows(model))
+    for group in groups:
+        part = [ids[i] for i in group], bags and [bags[i] for i in group]
+        model.eval()
+        rows = _encode_group(model, decoder, tokenizer, *part, most_windows, precision,
+                             document=document, mean_length=mean_length)
+        model.train(was_training)
+        yield group, rows
+
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
 def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
     size = model.settings.max_length - 2
@@ -226,23 +249,18 @@ def encode(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str],
         return prune(_lookup(model, tokenizer, texts, factor, keep), top_k, threshold)
     precision = precision_on(model.special.device, precision)
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
-    settings, was_training = model.settings, model.training
     ids = tokenizer.ids(texts)
     _report_cut(model, ids, most_windows, cut)
-    bags = tokenizer.bags(texts, ids, document) if settings.min_input_logit else None
-    if whole and texts and settings.idf_prior_documents: mean_length = float(np.mean([len(row) for row in bags or ids]))
-    longest = settings.max_length * most_windows or math.inf
-    spans = [len(windows(row, settings.max_length - 2, most_windows)) for row in ids]
-    groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most_rows(model))
-    rows, model = [sparse.csr_matrix((0, len(model.special)), dtype=np.float32)], model.eval()
+    bags = tokenizer.bags(texts, ids, document) if model.settings.min_input_logit else None
+    if whole and texts and model.settings.idf_prior_documents: mean_length = float(np.mean(list(map(len, bags or ids))))
+    rows, order = [sparse.csr_matrix((0, len(model.special)), dtype=np.float32)], []
+    batches = encode_batches(model, decoder, tokenizer, ids, bags, document, budget, most_windows, precision, mean_length)
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
-        for group in groups:
-            part = [ids[i] for i in group], bags and [bags[i] for i in group]
-            rows.append(_encode_group(model, decoder, tokenizer, *part, most_windows, precision,
-                                      document=document, mean_length=mean_length))
+        for group, vectors in batches:
+            rows.append(vectors)
+            order += group
             bar.update(len(group))
-    model.train(was_training)
-    vectors = sparse.vstack(rows).tocsr()[np.argsort(np.concatenate([[], *groups]))]
+    vectors = sparse.vstack(rows).tocsr()[np.argsort(order)]
     if factor is not None: vectors = vectors.multiply(factor.astype(np.float32)).tocsr()
     return prune(vectors, top_k, threshold) if top_k or threshold else vectors
 

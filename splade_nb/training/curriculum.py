@@ -52,10 +52,12 @@ def learning_rate(step: int, steps: int, settings: Settings) -> float:
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #ramp
 def ramp(step: int, steps: int,
-         share: float,      # of the run until full weight; 0: full from the start
-         power: int = 1) -> float:
-    "Factor on a growing weight: (progress / share) ** power, between 0.01 and 1."
-    return 1.0 if share == 0 else min(1.0, max(0.01, (step / steps / share) ** power))
+         share: float,         # of the run until full weight; 0: full from the start
+         power: int = 1,
+         start: float = 0.01   # least factor
+         ) -> float:
+    "Factor on a growing weight: (progress / share) ** power, between `start` and 1."
+    return 1.0 if share == 0 else min(1.0, max(start, (step / steps / share) ** power))
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #distillation-factor
 def distillation_factor(step: int, steps: int, settings: Settings) -> float:

@@ -6,16 +6,19 @@
 __all__ = ['MarkIds', 'make_batch', 'contrastive_batches', 'batch_at', 'input_tokens', 'pass_through', 'encoded',
            'ranking_queries', 'batch_scores', 'contrastive_terms', 'lexical_terms', 'density', 'sparse_terms',
            'teacher_terms', 'extra_terms', 'weights_at', 'objective', 'step_loss', 'optimizer_for', 'ProcessGroup',
-           'backward', 'SavedBytes', 'widest_batch', 'memory_plan']
+           'backward', 'SavedBytes', 'widest_batch', 'vector_bytes', 'memory_plan']
 
 # %% ../../nbs/3_training/06_objective.ipynb #imports
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 import numpy as np
 import torch
 from torch import Tensor
 
 # %% ../../nbs/3_training/06_objective.ipynb #imports-library
-from ..config.files import ConfigError
+from ..config.files import plain
 from ..config.settings import Settings, bigram_columns
 from ..data.tokenizer import batch
 from ..model.term_weights import bag_rows, scatter_counts
@@ -23,7 +26,7 @@ from .curriculum import distillation_factor, mining_period, phase_at, ramp, samp
 from .dataset import TrainingData, pool
 from .losses import distillation, expansion, flops, idf_flops, info_nce, language_penalty, margin_mse
 from .losses import masked_mean, minimum_activation, positive_activation, self_reconstruction
-from .losses import LossInputs, extra_losses, score, total, triplet_margin
+from .losses import LossInputs, extra_losses, score, score_unit, total, triplet_margin
 
 # %% ../../nbs/3_training/06_objective.ipynb #plain-pieces
 class MarkIds:
@@ -111,10 +114,15 @@ def ranking_queries(out: dict, training_data: TrainingData, settings: Settings) 
     return vectors.masked_fill(training_data.stopword, 0) if settings.stopword_mask else vectors
 
 # %% ../../nbs/3_training/06_objective.ipynb #batch-scores
+def _scores(queries: Tensor, documents: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V] -> [B, N]
+    "Similarities in the unit of the temperatures."
+    scores = score(queries, documents, settings.similarity)
+    if settings.similarity == 'cosine': return scores
+    return scores * score_unit(queries, documents, settings.dot_scale, settings.score_limit)
+
 def batch_scores(out: dict, training_data: TrainingData, settings: Settings) -> Tensor:  # [B, N]
     "Every query against every document of the batch, in the unit of the temperatures."
-    scores = score(ranking_queries(out, training_data, settings), out['document']['vectors'], settings.similarity)
-    return scores * settings.dot_scale if settings.similarity == 'dot' else scores
+    return _scores(ranking_queries(out, training_data, settings), out['document']['vectors'], settings)
 
 # %% ../../nbs/3_training/06_objective.ipynb #against-negatives
 def _margins(scores: Tensor,  # [B, B + B * n]
@@ -167,7 +175,9 @@ def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> 
     return terms
 
 # %% ../../nbs/3_training/06_objective.ipynb #distil
-def _distil(student: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # scores [B, N]
+def _distil(queries: Tensor, documents: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V], [B, N]
+    "Without a limit the student's scores are plain dot products, as the small models were measured."
+    student = _scores(queries, documents, settings) if settings.score_limit else score(queries, documents, settings.similarity)
     teacher = teacher.to(student.device) * settings.kd_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
@@ -179,9 +189,9 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
     asked, answers = (torch.as_tensor(side[rows[name]]) for side, name in zip(training_data.teacher, ('queries', 'documents')))
     wanted = asked @ answers.T
-    terms = {'kd': _distil(score(vectors, documents, settings.similarity), wanted, settings)}
+    terms = {'kd': _distil(vectors, documents, wanted, settings)}
     if settings.lambda_context_kd:
-        terms['context_kd'] = _distil(score(vectors, vectors, settings.similarity), asked @ asked.T, settings)
+        terms['context_kd'] = _distil(vectors, vectors, asked @ asked.T, settings)
     if settings.lambda_margin_mse and settings.negatives:
         above = _margins(batch_scores(out, training_data, settings), out['same'])
         taught = _margins(wanted.to(above.device), out['same'])
@@ -208,8 +218,8 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
             'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
             'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self,
             'positive': settings.lambda_positive,
-            'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, power=2),
-            'language': settings.lambda_language * ramp(step, steps, settings.language_ramp),
+            'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, 2, settings.ramp_start),
+            'language': settings.lambda_language * ramp(step, steps, settings.language_ramp, 1, settings.ramp_start),
             'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
 
 # %% ../../nbs/3_training/06_objective.ipynb #objective
@@ -246,15 +256,40 @@ class ProcessGroup:
     "The processes of a run. A single one gathers and sums nothing."
     rank: int = 0
     number: int = 1
+    patient: object = None  # a group without a time-out, for what one process does while the others wait
 
-    def gather(self, tensor: Tensor) -> Tensor:  # [n, V] -> [number * n, V], in the order of the ranks
+    @classmethod
+    def join(cls, rank: int, number: int):  # after `torch.distributed.init_process_group`, in every process
+        return cls(rank, number, torch.distributed.new_group(backend='gloo', timeout=timedelta(days=365)))
+
+    def gather(self, tensor: Tensor,      # [n, ...] rows of this process
+               sizes: Sequence[int] = ()  # rows of each process; empty: all have as many as this one
+              ) -> Tensor:                # [sum of n, ...] in the order of the ranks
         if self.number == 1: return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.number)]
-        torch.distributed.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+        most = max(sizes, default=len(tensor))
+        padded = torch.cat([tensor, tensor.new_zeros(most - len(tensor), *tensor.shape[1:])]).contiguous()
+        every = padded.new_empty(self.number * most, *tensor.shape[1:])
+        torch.distributed.all_gather(list(every.split(most)), padded)
+        if min(sizes, default=most) == most: return every
+        return torch.cat([part[:size] for part, size in zip(every.split(most), sizes)])
 
-    def wait(self) -> None:  # for the slowest
-        if self.number > 1: torch.distributed.barrier()
+    def collect(self, value: object) -> list:  # JSON values of all processes
+        "Waits without a time-out for the slowest."
+        if self.number == 1: return [value]
+        own = torch.tensor([*json.dumps(plain(value)).encode()], dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.number)]
+        torch.distributed.all_gather(sizes, torch.tensor([len(own)]), group=self.patient)
+        texts = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
+        torch.distributed.all_gather(texts, torch.cat([own, texts[0][len(own):]]), group=self.patient)
+        return [json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes)]
+
+    def of_first(self, function) -> object:  # what it returns in the first process, as JSON holds it
+        "Call a function in the first process alone; the others wait for its result, without a time-out."
+        if self.number == 1: return function()
+        return self.collect(None if self.rank else function())[0]
+
+    def wait(self) -> None:  # for the slowest, without a time-out
+        if self.number > 1: torch.distributed.barrier(group=self.patient)
 
     def add_up(self, model) -> None:  # every gradient becomes the sum over the processes
         for value in model.parameters() if self.number > 1 else ():
@@ -263,14 +298,14 @@ class ProcessGroup:
                 torch.distributed.all_reduce(value.grad)
 
 # %% ../../nbs/3_training/06_objective.ipynb #share
-def _rank_slice(rows: dict, part: int, parts: int) -> dict:
-    "An even, contiguous share of one side of a batch, without columns of padding. Raises `ConfigError` if uneven."
-    texts = len(rows['input_ids'])
-    if texts % parts:
-        raise ConfigError(f'{texts} texts do not divide into {parts} equal parts: '
-                          'change batch_size, accumulation or the number of processes')
-    size = texts // parts
-    mine = {name: value[part * size:(part + 1) * size] for name, value in rows.items()}
+def _borders(texts: int, parts: int) -> list[int]:
+    "Where each of `parts` contiguous shares begins, and the end of the last; shares differ by at most one text."
+    return [texts * part // parts for part in range(parts + 1)]
+
+def _between(rows: dict, first: int, last: int) -> dict:
+    "Texts of one side of a batch, without columns of padding; one text that does not count where there are none."
+    first = min(first, len(rows['input_ids']) - 1)
+    mine = {name: value[first:max(last, first + 1)] for name, value in rows.items()}
     width = int(mine['attention_mask'].sum(1).max())
     return mine | {name: mine[name][:, :width] for name in ('input_ids', 'attention_mask')}
 
@@ -283,30 +318,49 @@ def _seeded_pass(model, rows: dict, document: bool, seed: int, settings: Setting
         torch.manual_seed(seed)
         return pass_through(model, rows, document, settings)
 
+@dataclass(frozen=True)
+class _Chunk:
+    "Texts `first` to `last` of one side of a batch, which one process passes at once."
+    rows: dict
+    document: bool
+    first: int
+    last: int
+    seed: int  # of dropout
+
+    def outputs(self, model, settings: Settings) -> tuple:  # vectors, logits [last - first, V]
+        passed = _seeded_pass(model, self.rows, self.document, self.seed, settings)
+        return tuple(term[:self.last - self.first] for term in passed)
+
 # %% ../../nbs/3_training/06_objective.ipynb #backward-through-model
-def _backward_through_model(outputs, leaves: list, passes: int, rank: int) -> None:
-    "Propagate the gradient of the vectors and logits through each chunk of this process."
-    for number, output in enumerate(outputs):
-        size = len(output[0])
-        first = (rank * passes + number % passes) * size
-        pairs = [(tensor, leaf.grad[first:first + size]) for tensor, leaf in zip(output, leaves[number // passes])
+def _chunks_of(rows: dict, document: bool, passes: int, process_group: ProcessGroup) -> tuple:  # chunks, sizes
+    "The chunks of this process of one side of a batch, and the number of texts of each process."
+    borders, rank = _borders(len(rows['input_ids']), process_group.number), process_group.rank
+    inner = [borders[rank] + at for at in _borders(borders[rank + 1] - borders[rank], passes)]
+    chunks = [_Chunk(_between(rows, first, last), document, first, last, torch.randint(2 ** 62, ()).item())
+              for first, last in zip(inner, inner[1:])]
+    return chunks, np.diff(borders).tolist()
+
+def _backward_through_model(outputs, chunks: list, leaves: list) -> None:
+    "Propagate the gradient of the vectors and logits of a whole batch through each chunk of this process."
+    for chunk, output in zip(chunks, outputs):
+        pairs = [(term, leaf.grad[chunk.first:chunk.last]) for term, leaf in zip(output, leaves[chunk.document])
                  if leaf.grad is not None]
-        torch.autograd.backward(*zip(*pairs))
+        if chunk.first < chunk.last: torch.autograd.backward(*zip(*pairs))
 
 # %% ../../nbs/3_training/06_objective.ipynb #cached-backward
 def _cached_backward(model, rows, measure, settings, passes, process_group):
     "Loss of a whole contrastive batch, and this process's share of its gradient, in `passes` chunks of each side."
-    rank, number = process_group.rank, process_group.number
-    chunks = [(_rank_slice(_rank_slice(rows[side], rank, number), part, passes), document,
-               torch.randint(2 ** 62, ()).item()) for side, document in _SIDES for part in range(passes)]
-    with torch.set_grad_enabled(passes == 1): outputs = [_seeded_pass(model, *chunk, settings) for chunk in chunks]
-    leaves = [[process_group.gather(torch.cat(term).detach()).requires_grad_() for term in zip(*side)]
-              for side in (outputs[:passes], outputs[passes:])]
+    sides = [_chunks_of(rows[side], document, passes, process_group) for side, document in _SIDES]
+    chunks = [chunk for own, _ in sides for chunk in own]
+    with torch.set_grad_enabled(passes == 1): outputs = [chunk.outputs(model, settings) for chunk in chunks]
+    def whole(side, sizes):
+        return [process_group.gather(torch.cat(term).detach(), sizes).requires_grad_() for term in zip(*side)]
+    leaves = [whole(outputs[n * passes:][:passes], sizes) for n, (_, sizes) in enumerate(sides)]
     out = _as_encoded(model, rows, leaves)
     loss, parts = measure(out)
     loss.backward()
-    if passes > 1: outputs = (_seeded_pass(model, *chunk, settings) for chunk in chunks)  # the same once more
-    _backward_through_model(outputs, leaves, passes, rank)
+    if passes > 1: outputs = (chunk.outputs(model, settings) for chunk in chunks)  # the same once more
+    _backward_through_model(outputs, chunks, leaves)
     return loss.detach(), parts, out
 
 # %% ../../nbs/3_training/06_objective.ipynb #passes
@@ -361,14 +415,20 @@ def widest_batch(steps: int, training_data: TrainingData, settings: Settings, se
     batches = (batch_at(i * steps // tries, steps, 0, training_data, settings, seed) for i in range(tries))
     return max(batches, key=lambda rows: sum(rows[side]['input_ids'].numel() for side, _ in _SIDES))
 
+# %% ../../nbs/3_training/06_objective.ipynb #vector-bytes
+def vector_bytes(texts: int, columns: int) -> int:  # queries and documents of a batch; V
+    "Vectors, logits and the gradients of both, in 32 bits, of a whole batch."
+    return 4 * 4 * texts * columns
+
 # %% ../../nbs/3_training/06_objective.ipynb #memory-plan
 def memory_plan(model, rows: dict, settings: Settings, process_group: ProcessGroup = ProcessGroup()) -> dict:
-    "Bytes by purpose that a step on such a batch needs in addition to what the process already holds."
+    "Bytes by purpose that a step on such a batch needs in each process, in addition to what it already holds."
     passes = _passes(settings) * process_group.number
-    texts = {side: len(rows[side]['input_ids']) // passes for side, _ in _SIDES}
+    texts = {side: len(rows[side]['input_ids']) for side, _ in _SIDES}
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     with _kept_rng(model):
-        kept = sum(_pass_bytes(model, rows[side], document, settings, texts[side]) for side, document in _SIDES)
+        kept = sum(_pass_bytes(model, rows[side], document, settings, -(-texts[side] // passes))
+                   for side, document in _SIDES)
     decoder = 0 if model.decoder is None else model.decoder.weight.nbytes
-    vectors = 4 * 4 * sum(texts.values()) * len(model.special)
-    return dict(gradients=trained, moments=2 * trained, kept=kept, vectors=vectors, decoder=decoder)
+    return dict(gradients=trained, moments=2 * trained, kept=kept,
+                vectors=vector_bytes(sum(texts.values()), len(model.special)), decoder=decoder)
