@@ -40,13 +40,39 @@ class Across(Sequence):
 def _document(name: str, id: str, document): return replace(document, id=id)
 def _grades(name: str, id: str, grades: dict) -> dict: return {f'{name}/{other}': grade for other, grade in grades.items()}
 
+# %% ../../nbs/1_data/02_merge.ipynb #prefixed-triplet
 def _triplet(name: str, triplet):
     return replace(triplet, query_id=f'{name}/{triplet.query_id}', positive_id=f'{name}/{triplet.positive_id}',
                    negative_ids=tuple(f'{name}/{id}' for id in triplet.negative_ids))
 
+# %% ../../nbs/1_data/02_merge.ipynb #prefixed-pair
 def _pair(name: str, pair):
     documents = tuple(tuple(f'{name}/{id}' for id in group) for group in pair.documents)
     return replace(pair, id=f'{name}/{pair.id}', documents=documents)
+
+# %% ../../nbs/1_data/02_merge.ipynb #by-part
+class _ByPart(Sequence):
+    "What a method gives for rows of queries in the order of the rows, which may be of several collections."
+    def __init__(self, rows, starts: np.ndarray, methods: list, offsets: np.ndarray | None):
+        self.rows, self.starts, self.methods, self.offsets = np.asarray(rows), starts, methods, offsets
+    def __len__(self) -> int: return len(self.rows)
+    def __getitem__(self, place):  # a number: a member; a slice: list
+        if isinstance(place, slice): return [self[n] for n in range(*place.indices(len(self)))]
+        row = self.rows[place]
+        part = int(np.searchsorted(self.starts, row, 'right')) - 1
+        found = self.methods[part]([int(row - self.starts[part])])[0]
+        return found if self.offsets is None else (found + self.offsets[part]).astype(np.int32)
+
+# %% ../../nbs/1_data/02_merge.ipynb #pairs-by-part
+def _pairs_by_part(rows, starts: np.ndarray, parts: list, offsets: np.ndarray) -> np.ndarray:  # [n, 2] int32
+    "The pairs of rows of queries of several collections."
+    rows, found = np.asarray(rows), [np.zeros((0, 2), np.int32)]
+    for part, start, end, offset in zip(parts, starts, starts[1:], offsets):
+        places = np.flatnonzero((start <= rows) & (rows < end))
+        pairs = part.pairs(rows[places] - start)
+        found.append(np.stack([places[pairs[:, 0]], pairs[:, 1] + offset], axis=1).astype(np.int32))
+    pairs = np.concatenate(found)
+    return pairs[np.argsort(pairs[:, 0], kind='stable')]
 
 # %% ../../nbs/1_data/02_merge.ipynb #joined-texts
 class JoinedTexts(Joined):
@@ -85,29 +111,6 @@ class JoinedCollection(Collection):
         parts = {name: part.moved(mine[name], note) if mine[name] else part for name, part in self.parts.items()}
         return replace(join(parts), notes=(*self.notes, note))
 
-# %% ../../nbs/1_data/02_merge.ipynb #by-part
-class _ByPart(Sequence):
-    "What a method gives for rows of queries in the order of the rows, which may be of several collections."
-    def __init__(self, rows, starts: np.ndarray, methods: list, offsets: np.ndarray | None):
-        self.rows, self.starts, self.methods, self.offsets = np.asarray(rows), starts, methods, offsets
-    def __len__(self) -> int: return len(self.rows)
-    def __getitem__(self, place):  # a number: a member; a slice: list
-        if isinstance(place, slice): return [self[n] for n in range(*place.indices(len(self)))]
-        row = self.rows[place]
-        part = int(np.searchsorted(self.starts, row, 'right')) - 1
-        found = self.methods[part]([int(row - self.starts[part])])[0]
-        return found if self.offsets is None else (found + self.offsets[part]).astype(np.int32)
-
-def _pairs_by_part(rows, starts: np.ndarray, parts: list, offsets: np.ndarray) -> np.ndarray:  # [n, 2] int32
-    "The pairs of rows of queries of several collections."
-    rows, found = np.asarray(rows), [np.zeros((0, 2), np.int32)]
-    for part, start, end, offset in zip(parts, starts, starts[1:], offsets):
-        places = np.flatnonzero((start <= rows) & (rows < end))
-        pairs = part.pairs(rows[places] - start)
-        found.append(np.stack([places[pairs[:, 0]], pairs[:, 1] + offset], axis=1).astype(np.int32))
-    pairs = np.concatenate(found)
-    return pairs[np.argsort(pairs[:, 0], kind='stable')]
-
 # %% ../../nbs/1_data/02_merge.ipynb #join
 def join(parts: dict) -> JoinedCollection:  # name -> collection
     "The collections under `name/id`, without a copy of any."
@@ -132,7 +135,6 @@ def merge(collections: list[Collection]) -> Collection:
     parts, seen = {}, Counter()
     for collection in collections:
         seen[collection.name] += 1
-        number = f'-{seen[collection.name]}' if seen[collection.name] > 1 else ''
-        parts[collection.name + number] = collection
+        parts[collection.name + (f'-{seen[collection.name]}' if seen[collection.name] > 1 else '')] = collection
     if all(isinstance(collection.documents, dict) for collection in collections): return _copied(parts)
     return join(parts)

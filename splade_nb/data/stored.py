@@ -64,6 +64,7 @@ def write_table(file, /, **columns) -> None:  # columns: name -> array
     batch = pa.record_batch(list(map(pa.array, columns.values())), list(columns))
     with pa.ipc.new_stream(file, batch.schema) as stream: stream.write_batch(batch)
 
+# %% ../../nbs/1_data/01_stored.ipynb #read-table
 def read_table(path: Path) -> dict:  # name -> array
     "The columns, memory-mapped."
     import pyarrow as pa
@@ -100,6 +101,7 @@ class StoredTexts(Stored):
     def values(self) -> TextColumn: return self.texts
     def record(self, row: int) -> str: return self.texts[row]
 
+# %% ../../nbs/1_data/01_stored.ipynb #documents-by-id
 class StoredDocuments(StoredTexts):
     "Documents by id."
     def values(self) -> Iterator: return (Document(id, '', text) for id, text in zip(self, self.texts))
@@ -131,6 +133,7 @@ class StoredQueries(Stored):
         self.tables, self.split = tables, split
     def record(self, row: int) -> Query: return self.tables.query(row, self.split)
 
+# %% ../../nbs/1_data/01_stored.ipynb #stored-judgments
 class StoredJudgments(StoredQueries):
     "{query id: {document id: 1}}."
     def record(self, row: int) -> dict: return {f'd{document}': 1 for document in self.tables.relevant[row]}

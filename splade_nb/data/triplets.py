@@ -34,6 +34,7 @@ def is_triplets(path: Path) -> bool:
     if path.is_file(): return path.suffix == '.jsonl'
     return any(path.glob('*.jsonl')) and not any((path/name).exists() for name in ('corpus.jsonl', 'queries.jsonl'))
 
+# %% ../../nbs/1_data/01_triplets.ipynb #files-of
 def triplet_files(path: Path, split: str = '') -> tuple:  # [(file, split)], files of a folder that are left out
     "The files of a source; `split` is that of a file, and of files in a folder whose names tell none."
     if path.is_file(): return [(path, split or split_of(path))], []
@@ -77,8 +78,7 @@ class Lines:
         return {name: np.array(column) for name, column in self.columns.items()}, np.array(self.negatives)
 
 # %% ../../nbs/1_data/01_triplets.ipynb #read-files
-def read_files(files: list,     # [(path, split)]
-               lines: Lines, faults: Faults) -> None:
+def read_files(files: list, lines: Lines, faults: Faults) -> None:  # files: [(path, split)]
     "Every line of the files. Raises DataError at the first fault if `faults` are strict."
     rows = ((number, split, row) for number, (path, split) in enumerate(files) for row in read_rows(path, faults))
     for number, split, row in tqdm(rows, desc='triplets', unit=' lines', delay=5, mininterval=10):
@@ -151,12 +151,14 @@ def _relevant(lines: dict, documents: int) -> np.ndarray:
     "Rising keys `text * documents + document` of all positives."
     return np.unique(lines['text'].astype(np.int64) * documents + lines['document'])
 
+# %% ../../nbs/1_data/01_triplets.ipynb #relevant-rows
 def _relevant_rows(queries: dict, relevant: np.ndarray, documents: int) -> Iterator:
     "For each query the positives of its text."
     texts = queries['text'].astype(np.int64)
     starts, ends = (np.searchsorted(relevant, (texts + more) * documents).tolist() for more in (0, 1))
     return ((relevant[start:end] % documents).astype(np.int32) for start, end in zip(starts, ends))
 
+# %% ../../nbs/1_data/01_triplets.ipynb #given
 def _given(lines: dict, negatives: np.ndarray, query: np.ndarray, queries: dict, relevant: np.ndarray,
            documents: int) -> tuple:  # negatives, where those of each query end
     "The negatives of each query in order of appearance."
@@ -201,6 +203,7 @@ def _alone(folder: Path):
 # %% ../../nbs/1_data/01_triplets.ipynb #prepare-triplets
 def _label(path: Path) -> str: return f'{path.resolve().parent.name}/{path.name}'
 
+# %% ../../nbs/1_data/01_triplets.ipynb #fill
 def _fill(folder: Path, files: list, faults: Faults) -> None:
     "Read the files into a folder; all of its files appear together."
     with ExitStack() as stack:
@@ -212,6 +215,7 @@ def _fill(folder: Path, files: list, faults: Faults) -> None:
     write_json(folder/'summary.json', dict(hash=digest, notes=faults.notes() + notes, drawn=drawn, kinds=list(lines.kinds),
                                            files=[_label(path) for path, _ in files]))
 
+# %% ../../nbs/1_data/01_triplets.ipynb #prepare
 def prepare_triplets(files: list,           # [(path, split)]
                      faults: Faults) -> Path:
     "The folder with the tables of these files, which are read if it is not there."
