@@ -14,14 +14,17 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 import numpy as np
+
+# %% ../../nbs/1_data/11_mixture.ipynb #imports-library
 from ..config.files import SEED, ConfigError, read_json, replaced, root, write_json
 from .collections import digest, fetch, listing, registry
 from .pairs import LEFT_OUT, SPLIT, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
 
-# %% ../../nbs/1_data/11_mixture.ipynb #rules
+# %% ../../nbs/1_data/11_mixture.ipynb #shares
 SHARES = {'original': 1.0, 'single_term': 0.3, 'multi_term': 0.3, 'hard_neg': 0.4}  # of the pairs
 
+# %% ../../nbs/1_data/11_mixture.ipynb #rules
 @dataclass(frozen=True)
 class Rules:
     "How a mixture is made."
@@ -63,7 +66,7 @@ def is_travel(query: str, text: str) -> bool:
     "Whether a pair is about places and travel, by its words."
     return bool(_TRAVEL.search(query)) or len(set(_TRAVEL.findall(text))) > 1
 
-# %% ../../nbs/1_data/11_mixture.ipynb #triplets
+# %% ../../nbs/1_data/11_mixture.ipynb #line
 def _line(query: str, negatives: Negatives, place: int, terms: Sequence, kind: str, level: str) -> dict | None:
     "One triplet; where nothing is mined the negative is drawn, but for `hard_neg`."
     other = negatives.mined(place, terms) if level != 'easy' else -1
@@ -73,6 +76,7 @@ def _line(query: str, negatives: Negatives, place: int, terms: Sequence, kind: s
     texts = [negatives.block.pairs[row][1] for row in (place, other)]
     return dict(query=query, positive=texts[0], negative=texts[1], pair_type=kind, difficulty=level)
 
+# %% ../../nbs/1_data/11_mixture.ipynb #triplets-of
 def triplets_of(place: int, negatives: Negatives, counts: Counter, chance: np.ndarray) -> Iterator[dict]:  # chance: [4]
     "The lines that pair `place` of a block gives."
     query, text, _ = negatives.block.pairs[place]
@@ -94,11 +98,12 @@ def mine(block: Block, mining: Mining) -> Iterator[tuple]:  # split, is it trave
         for line in filter(None, triplets_of(place, negatives, counts, chance[place])):
             yield SPLIT[block.split[place]], travel, line | ({'pair_type': 'travel'} if travel else {})
 
-# %% ../../nbs/1_data/11_mixture.ipynb #write-block
+# %% ../../nbs/1_data/11_mixture.ipynb #targets
 def _targets(out: Path, name: str) -> dict:  # (split, travel): file
     return {('train', False): out/'v24.0'/f'train_{name}.jsonl', ('train', True): out/'v27.0'/f'train_travel_{name}.jsonl',
             **{(split, travel): out/'.parts'/f'{split}_{name}.jsonl' for split in SPLIT[1:] for travel in (False, True)}}
 
+# %% ../../nbs/1_data/11_mixture.ipynb #write-block
 def write_block(block: Block, rules: Rules, out: Path) -> dict:  # what it holds
     "Mine a block and write its files and its note."
     name, held = f'{block.source}_{block.number:03}', {}
@@ -132,6 +137,7 @@ def _join(out: Path, split: str) -> None:
     with replaced(out/'v24.0'/f'{split}.jsonl', binary=True) as file:
         for part in sorted((out/'.parts').glob(f'{split}_*.jsonl')): file.write(part.read_bytes())
 
+# %% ../../nbs/1_data/11_mixture.ipynb #begin
 def _begin(out: Path, files: dict, rules: Rules) -> None:
     "Folders and a note of the rules. Raises ConfigError where a mixture of other rules was begun."
     for part in ('.parts', 'v24.0', 'v27.0'): (out/part).mkdir(parents=True, exist_ok=True)
@@ -152,17 +158,27 @@ def _write_blocks(files: dict, out: Path, rules: Rules, said: Callable) -> Itera
         rate = done / max(1e-9, time.time() - start)
         said(f'{block.source} {block.number}: {done:,} of {total:,} pairs, {rate:,.0f} a second, {(total - done) / rate:.0f} s left')
 
-# %% ../../nbs/1_data/11_mixture.ipynb #card
+# %% ../../nbs/1_data/11_mixture.ipynb #rules-text
+RULES = """A pair gives its query as `original` with a negative drawn from its block (easy), by chance a query of its rarest
+term and of its two or three rarest terms (medium), and the query again with the best mined negative (`hard_neg`, hard). Mined are
+texts of the same block by BM25 over character bigrams, without those that hold all words of the query or half of the words of the
+positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that share a text are in one split; val.jsonl and test.jsonl
+hold one component in two hundred each. A query of terms may stand in several splits, with other documents. Models trained on
+this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
+
+# %% ../../nbs/1_data/11_mixture.ipynb #table
 def _table(names: tuple, rows: list) -> str:
     lines = [names, ['---'] * len(names), *rows]
     return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines) + '\n'
 
+# %% ../../nbs/1_data/11_mixture.ipynb #origin
 def _origin(source: str) -> tuple:  # where it is from, licence
     "Of the pairs of `data/collections/pairs.json`, else of a registered set."
     pairs, known = read_json(root()/'data'/'collections'/'pairs.json').get(source), registry().get(source)
     if pairs: return ', '.join(pairs['repositories']), pairs['licence']
     return (known.origin, known.licence) if known else ('unknown', 'unknown')
 
+# %% ../../nbs/1_data/11_mixture.ipynb #card
 def card(notes: list, out: Path) -> str:
     "The card of a mixture as Markdown."
     of = {name: [note for note in notes if note['source'] == name] for name in dict.fromkeys(note['source'] for note in notes)}
@@ -174,14 +190,6 @@ def card(notes: list, out: Path) -> str:
     return (f'# Triplets\n\n{every.total():,} triplets of {sum(note["pairs"] for note in notes):,} pairs. {RULES}\n\n'
             + _table(('split', 'pair type', 'triplets'), kinds) + '\n'
             + _table(('source', 'from', 'licence', 'pairs', 'triplets'), rows) + '\n' + _table(('file', 'SHA-256'), files))
-
-# %% ../../nbs/1_data/11_mixture.ipynb #rules-text
-RULES = """A pair gives its query as `original` with a negative drawn from its block (easy), by chance a query of its rarest
-term and of its two or three rarest terms (medium), and the query again with the best mined negative (`hard_neg`, hard). Mined are
-texts of the same block by BM25 over character bigrams, without those that hold all words of the query or half of the words of the
-positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that share a text are in one split; val.jsonl and test.jsonl
-hold one component in two hundred each. A query of terms may stand in several splits, with other documents. Models trained on
-this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
 
 # %% ../../nbs/1_data/11_mixture.ipynb #build
 def build(folder: Path | str, out: Path | str, rules: Rules = Rules(),

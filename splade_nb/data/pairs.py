@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
+
+# %% ../../nbs/1_data/10_pairs.ipynb #imports-library
 from ..config.files import SEED, DataError, replaced
 from .collections import fetch, registry
 from .readers import load_collection
@@ -52,15 +54,16 @@ def components(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:  # [pa
     np.minimum.at(least, labels, keys)
     return least[labels[left]]
 
-# %% ../../nbs/1_data/10_pairs.ipynb #splits
+# %% ../../nbs/1_data/10_pairs.ipynb #fraction
 SPLIT, LEFT_OUT = ('train', 'val', 'test'), 3
 
 def _fraction(keys: np.ndarray, seed: int) -> np.ndarray:  # from 0 to 1, the same on every machine (splitmix64)
-    mixed = keys.astype(np.uint64) + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = keys.astype(np.uint64) + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
     return (mixed >> np.uint64(11)).astype(np.float64) / 2**53
 
+# %% ../../nbs/1_data/10_pairs.ipynb #splits
 def splits(queries: np.ndarray, documents: np.ndarray,  # [pairs] keys of texts
            share: float = 1.0,      # of the components that are kept
            judged: float = 0.005,   # of the components in val, and again in test
@@ -87,7 +90,7 @@ def survey(files: dict, triplets: int = 0, of_a_pair: float = 1.0, **options) ->
     ends = np.cumsum(sizes)[:-1]
     return dict(zip(files, zip(np.split(split, ends), np.split(component, ends))))
 
-# %% ../../nbs/1_data/10_pairs.ipynb #registered-pairs
+# %% ../../nbs/1_data/10_pairs.ipynb #write-pairs
 def write_pairs(name: str, folder: Path, into: Path | str = '') -> Path:  # into: where fetched sets are
     "The train split of a registered set as a file of pairs. Raises DataError."
     path, where = folder/f'{name}.jsonl', fetch(name, into=into)
@@ -101,6 +104,7 @@ def write_pairs(name: str, folder: Path, into: Path | str = '') -> Path:  # into
                 file.write(json.dumps(row, ensure_ascii=False) + '\n')
     return path
 
+# %% ../../nbs/1_data/10_pairs.ipynb #registered-pairs
 def registered_pairs(folder: Path, into: Path | str = '') -> Path:
     "Pairs of every registered set that may be learned from, in a folder. Raises DataError for what cannot be fetched."
     folder.mkdir(parents=True, exist_ok=True)
