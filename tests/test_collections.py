@@ -155,6 +155,15 @@ def test_the_registry_agrees_with_the_files_at_hand():
         if (copies/name).is_dir(): sets.check_files(copies/name, known.sha256)
 
 
+@pytest.mark.parametrize('name', ['tydiqa_ko_goldp', 'question_pair'])
+def test_the_registry_counts_what_is_read(name):
+    copy, known = ROOT.parent/'shared'/'data'/name, registry()[name]
+    if not copy.is_dir(): pytest.skip(f'../shared/data/{name} is missing')
+    collection = load_collection(str(copy))
+    assert len(collection.documents) == known.documents and sum(map(len, collection.qrels.values())) == known.judgments
+    assert {split: len(collection.split(split)) for split in ('test', 'train')} == known.queries
+
+
 def test_every_set_of_the_results_is_registered_and_on_the_page():
     said = (ROOT/'docs'/'results.md').read_text(encoding='utf-8')
     named = set(re.findall(r'^\| (?:v\d+ \| )?(\w+(?:_ko|pair|facts|kqc|goldp|koen_\w+|ko_\w+)) \|', said, re.M))

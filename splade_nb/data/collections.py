@@ -131,15 +131,14 @@ def write_beir(folder: Path, splits: dict) -> None:  # split: Collection
 # %% ../../nbs/1_data/10_collections.ipynb #nli
 def nli_triplets(lines) -> Iterator[dict]:  # lines: of a table with sentence1, sentence2, gold_label
     "Premise, entailment and contradiction as triplets; a premise that lacks one of the two gives none."
-    premise, held = None, {}
-    for line in (*lines, ''):
+    held = {}
+    for line in lines:
         first, second, label = ([*line.rstrip('\n').split('\t'), '', '', ''])[:3]
-        if first != premise:
-            if {'entailment', 'contradiction'} <= held.keys():
-                yield dict(query=premise, positive=held['entailment'], negative=held['contradiction'],
-                           pair_type='nli_entailment', difficulty='hard')
-            premise, held = first, {}
-        if first and second: held.setdefault(label.strip(), second)
+        if first and second: held.setdefault(first, {}).setdefault(label.strip(), second)
+    for premise, texts in held.items():
+        if {'entailment', 'contradiction'} <= texts.keys():
+            yield dict(query=premise, positive=texts['entailment'], negative=texts['contradiction'],
+                       pair_type='nli_entailment', difficulty='hard')
 
 # %% ../../nbs/1_data/10_collections.ipynb #build-form
 def _convert(source: Source, folder: Path) -> None:
