@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from splade_nb.config.files import ConfigError, DataError
-from splade_nb.data import collections as sets
+from splade_nb.data import collections as sets, mixture as mixture_module, pairs as pairs_module
 from splade_nb.data.block_negatives import Mining
 from splade_nb.data.collections import Source, digest, download, fetch, registered, registry
 from splade_nb.data.mixture import Rules, build, make_data
@@ -220,6 +220,25 @@ def test_an_interrupted_mixture_ends_as_an_uninterrupted_one(tmp_path):
     build(pairs, tmp_path/'cut', RULES, said=lambda line: None)
     assert contents(tmp_path/'cut') == contents(tmp_path/'whole')
     assert done.items() <= {path: path.stat().st_mtime_ns for path in (tmp_path/'cut').glob('v2*/train_*')}.items()
+
+
+def test_texts_of_judged_sets_stay_out(tmp_path, monkeypatch):
+    pairs, copy = pairs_folder(tmp_path/'pairs', 1, 20), tmp_path/'copy'
+    hashes = write_beir(copy)
+    judged = json.loads((copy/'corpus.jsonl').read_text(encoding='utf-8').splitlines()[0])['text']
+    with open(pairs/'source0.jsonl', 'a', encoding='utf-8') as file:
+        file.write(json.dumps(dict(query='경복궁 쉬는 날', positive=judged.replace(' ', '  ') + '.', kind='title_body'), ensure_ascii=False) + '\n')
+    (tmp_path/'settings.ini').touch()
+    monkeypatch.chdir(tmp_path)
+    known = {'palace': source('palace', hashes)}
+    for module in (sets, pairs_module): monkeypatch.setattr(module, 'registry', lambda: known)
+    monkeypatch.setattr(mixture_module, '_origin', lambda name: ('here', 'CC0'))
+    def positives(out):
+        build(pairs, out, RULES, said=lambda line: None)
+        return {line['positive'] for path in out.glob('v2*/*.jsonl') for line in read(path)}
+    assert any('경복궁' in text for text in positives(tmp_path/'before'))
+    fetch('palace', str(copy))
+    assert not any('경복궁' in text for text in positives(tmp_path/'after'))
 
 
 def test_other_rules_need_another_folder(tmp_path):

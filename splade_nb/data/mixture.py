@@ -18,7 +18,7 @@ import numpy as np
 # %% ../../nbs/1_data/11_mixture.ipynb #imports-library
 from ..config.files import SEED, ConfigError, read_json, replaced, root, write_json
 from .collections import digest, fetch, listing, registry
-from .pairs import LEFT_OUT, SPLIT, read_pairs, registered_pairs, sources, survey
+from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
 
 # %% ../../nbs/1_data/11_mixture.ipynb #shares
@@ -138,18 +138,18 @@ def _join(out: Path, split: str) -> None:
         for part in sorted((out/'.parts').glob(f'{split}_*.jsonl')): file.write(part.read_bytes())
 
 # %% ../../nbs/1_data/11_mixture.ipynb #begin
-def _begin(out: Path, files: dict, rules: Rules) -> None:
+def _begin(out: Path, files: dict, rules: Rules, blocked: int) -> None:
     "Folders and a note of the rules. Raises ConfigError where a mixture of other rules was begun."
     for part in ('.parts', 'v24.0', 'v27.0'): (out/part).mkdir(parents=True, exist_ok=True)
-    made, known = dict(rules=asdict(rules), files={name: path.stat().st_size for name, path in files.items()}), out/'.parts'/'rules.json'
+    made, known = dict(rules=asdict(rules), blocked=blocked, files={name: path.stat().st_size for name, path in files.items()}), out/'.parts'/'rules.json'
     if known.exists() and read_json(known) != made:
-        raise ConfigError(f'{out} holds triplets of other rules or sources: remove {out}/.parts, v24.0 and v27.0, or choose another folder')
+        raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 and v27.0, or choose another folder')
     write_json(known, made)
 
 # %% ../../nbs/1_data/11_mixture.ipynb #write-all
-def _write_blocks(files: dict, out: Path, rules: Rules, said: Callable) -> Iterator[dict]:  # notes
+def _write_blocks(files: dict, out: Path, rules: Rules, blocked: np.ndarray, said: Callable) -> Iterator[dict]:  # notes
     "Every block that has no note yet, with the rate and the time that is left."
-    surveyed, done = survey(files, rules.triplets, sum(SHARES.values()), judged=rules.judged, seed=rules.seed), 0
+    surveyed, done = survey(files, rules.triplets, sum(SHARES.values()), blocked, judged=rules.judged, seed=rules.seed), 0
     total, start = sum(int((split != LEFT_OUT).sum()) for split, _ in surveyed.values()), time.time()
     for block in blocks(files, surveyed, rules):
         note = out/'.parts'/f'{block.source}_{block.number:03}.json'
@@ -163,7 +163,7 @@ RULES = """A pair gives its query as `original` with a negative drawn from its b
 term and of its two or three rarest terms (medium), and the query again with the best mined negative (`hard_neg`, hard). Mined are
 texts of the same block by BM25 over character bigrams, without those that hold all words of the query or half of the words of the
 positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that share a text are in one split; val.jsonl and test.jsonl
-hold one component in two hundred each. A query of terms may stand in several splits, with other documents. Models trained on
+hold one component in two hundred each. Pairs with a text of a judged set that is in data/ are left out. A query of terms may stand in several splits, with other documents. Models trained on
 this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
 
 # %% ../../nbs/1_data/11_mixture.ipynb #table
@@ -196,9 +196,9 @@ def build(folder: Path | str, out: Path | str, rules: Rules = Rules(),
           said: Callable = print  # takes a line of progress
          ) -> list:               # notes of the blocks: source, pairs, files, counts
     "The whole mixture from a folder of pairs, with its card; continues where it stopped. Raises DataError, ConfigError."
-    files, out = sources(folder), Path(out)
-    _begin(out, files, rules)
-    notes = list(_write_blocks(files, out, rules, said))
+    files, out, blocked = sources(folder), Path(out), judged_keys(root()/'data')
+    _begin(out, files, rules, len(blocked))
+    notes = list(_write_blocks(files, out, rules, blocked, said))
     for split in SPLIT[1:]: _join(out, split)
     with replaced(out/'v24.0'/'README.md') as file: file.write(card(notes, out))
     return notes
