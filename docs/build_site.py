@@ -23,7 +23,7 @@ REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))},
           'docs/results.md': 'experiments/results.md', 'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
-          'data/mini/README.md': 'reference/data.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
+          'data/mini/README.md': 'reference/mini.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
 COMPARE = Path('compare.ipynb')
 LESSONS = ('search_in_five_minutes', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow

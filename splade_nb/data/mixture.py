@@ -14,14 +14,17 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 import numpy as np
+
+# %% ../../nbs/1_data/11_mixture.ipynb #imports-library
 from ..config.files import SEED, ConfigError, read_json, replaced, root, write_json
 from .collections import digest, fetch, listing, registry
-from .pairs import LEFT_OUT, SPLIT, read_pairs, registered_pairs, sources, survey
+from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
 
-# %% ../../nbs/1_data/11_mixture.ipynb #rules
+# %% ../../nbs/1_data/11_mixture.ipynb #shares
 SHARES = {'original': 1.0, 'single_term': 0.3, 'multi_term': 0.3, 'hard_neg': 0.4}  # of the pairs
 
+# %% ../../nbs/1_data/11_mixture.ipynb #rules
 @dataclass(frozen=True)
 class Rules:
     "How a mixture is made."
@@ -63,7 +66,7 @@ def is_travel(query: str, text: str) -> bool:
     "Whether a pair is about places and travel, by its words."
     return bool(_TRAVEL.search(query)) or len(set(_TRAVEL.findall(text))) > 1
 
-# %% ../../nbs/1_data/11_mixture.ipynb #triplets
+# %% ../../nbs/1_data/11_mixture.ipynb #line
 def _line(query: str, negatives: Negatives, place: int, terms: Sequence, kind: str, level: str) -> dict | None:
     "One triplet; where nothing is mined the negative is drawn, but for `hard_neg`."
     other = negatives.mined(place, terms) if level != 'easy' else -1
@@ -73,6 +76,7 @@ def _line(query: str, negatives: Negatives, place: int, terms: Sequence, kind: s
     texts = [negatives.block.pairs[row][1] for row in (place, other)]
     return dict(query=query, positive=texts[0], negative=texts[1], pair_type=kind, difficulty=level)
 
+# %% ../../nbs/1_data/11_mixture.ipynb #triplets-of
 def triplets_of(place: int, negatives: Negatives, counts: Counter, chance: np.ndarray) -> Iterator[dict]:  # chance: [4]
     "The lines that pair `place` of a block gives."
     query, text, _ = negatives.block.pairs[place]
@@ -94,11 +98,12 @@ def mine(block: Block, mining: Mining) -> Iterator[tuple]:  # split, is it trave
         for line in filter(None, triplets_of(place, negatives, counts, chance[place])):
             yield SPLIT[block.split[place]], travel, line | ({'pair_type': 'travel'} if travel else {})
 
-# %% ../../nbs/1_data/11_mixture.ipynb #write-block
+# %% ../../nbs/1_data/11_mixture.ipynb #targets
 def _targets(out: Path, name: str) -> dict:  # (split, travel): file
     return {('train', False): out/'v24.0'/f'train_{name}.jsonl', ('train', True): out/'v27.0'/f'train_travel_{name}.jsonl',
             **{(split, travel): out/'.parts'/f'{split}_{name}.jsonl' for split in SPLIT[1:] for travel in (False, True)}}
 
+# %% ../../nbs/1_data/11_mixture.ipynb #write-block
 def write_block(block: Block, rules: Rules, out: Path) -> dict:  # what it holds
     "Mine a block and write its files and its note."
     name, held = f'{block.source}_{block.number:03}', {}
@@ -132,18 +137,19 @@ def _join(out: Path, split: str) -> None:
     with replaced(out/'v24.0'/f'{split}.jsonl', binary=True) as file:
         for part in sorted((out/'.parts').glob(f'{split}_*.jsonl')): file.write(part.read_bytes())
 
-def _begin(out: Path, files: dict, rules: Rules) -> None:
+# %% ../../nbs/1_data/11_mixture.ipynb #begin
+def _begin(out: Path, files: dict, rules: Rules, blocked: int) -> None:
     "Folders and a note of the rules. Raises ConfigError where a mixture of other rules was begun."
     for part in ('.parts', 'v24.0', 'v27.0'): (out/part).mkdir(parents=True, exist_ok=True)
-    made, known = dict(rules=asdict(rules), files={name: path.stat().st_size for name, path in files.items()}), out/'.parts'/'rules.json'
+    made, known = dict(rules=asdict(rules), blocked=blocked, files={name: path.stat().st_size for name, path in files.items()}), out/'.parts'/'rules.json'
     if known.exists() and read_json(known) != made:
-        raise ConfigError(f'{out} holds triplets of other rules or sources: remove {out}/.parts, v24.0 and v27.0, or choose another folder')
+        raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 and v27.0, or choose another folder')
     write_json(known, made)
 
 # %% ../../nbs/1_data/11_mixture.ipynb #write-all
-def _write_blocks(files: dict, out: Path, rules: Rules, said: Callable) -> Iterator[dict]:  # notes
+def _write_blocks(files: dict, out: Path, rules: Rules, blocked: np.ndarray, said: Callable) -> Iterator[dict]:  # notes
     "Every block that has no note yet, with the rate and the time that is left."
-    surveyed, done = survey(files, rules.triplets, sum(SHARES.values()), judged=rules.judged, seed=rules.seed), 0
+    surveyed, done = survey(files, rules.triplets, sum(SHARES.values()), blocked, judged=rules.judged, seed=rules.seed), 0
     total, start = sum(int((split != LEFT_OUT).sum()) for split, _ in surveyed.values()), time.time()
     for block in blocks(files, surveyed, rules):
         note = out/'.parts'/f'{block.source}_{block.number:03}.json'
@@ -152,17 +158,27 @@ def _write_blocks(files: dict, out: Path, rules: Rules, said: Callable) -> Itera
         rate = done / max(1e-9, time.time() - start)
         said(f'{block.source} {block.number}: {done:,} of {total:,} pairs, {rate:,.0f} a second, {(total - done) / rate:.0f} s left')
 
-# %% ../../nbs/1_data/11_mixture.ipynb #card
+# %% ../../nbs/1_data/11_mixture.ipynb #rules-text
+RULES = """A pair gives its query as `original` with a negative drawn from its block (easy), by chance a query of its rarest
+term and of its two or three rarest terms (medium), and the query again with the best mined negative (`hard_neg`, hard). Mined are
+texts of the same block by BM25 over character bigrams, without those that hold all words of the query or half of the words of the
+positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that share a text are in one split; val.jsonl and test.jsonl
+hold one component in two hundred each. Pairs with a text of a judged set that is in data/ are left out. A query of terms may stand in several splits, with other documents. Models trained on
+this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
+
+# %% ../../nbs/1_data/11_mixture.ipynb #table
 def _table(names: tuple, rows: list) -> str:
     lines = [names, ['---'] * len(names), *rows]
     return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines) + '\n'
 
+# %% ../../nbs/1_data/11_mixture.ipynb #origin
 def _origin(source: str) -> tuple:  # where it is from, licence
     "Of the pairs of `data/collections/pairs.json`, else of a registered set."
     pairs, known = read_json(root()/'data'/'collections'/'pairs.json').get(source), registry().get(source)
     if pairs: return ', '.join(pairs['repositories']), pairs['licence']
     return (known.origin, known.licence) if known else ('unknown', 'unknown')
 
+# %% ../../nbs/1_data/11_mixture.ipynb #card
 def card(notes: list, out: Path) -> str:
     "The card of a mixture as Markdown."
     of = {name: [note for note in notes if note['source'] == name] for name in dict.fromkeys(note['source'] for note in notes)}
@@ -175,22 +191,14 @@ def card(notes: list, out: Path) -> str:
             + _table(('split', 'pair type', 'triplets'), kinds) + '\n'
             + _table(('source', 'from', 'licence', 'pairs', 'triplets'), rows) + '\n' + _table(('file', 'SHA-256'), files))
 
-# %% ../../nbs/1_data/11_mixture.ipynb #rules-text
-RULES = """A pair gives its query as `original` with a negative drawn from its block (easy), by chance a query of its rarest
-term and of its two or three rarest terms (medium), and the query again with the best mined negative (`hard_neg`, hard). Mined are
-texts of the same block by BM25 over character bigrams, without those that hold all words of the query or half of the words of the
-positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that share a text are in one split; val.jsonl and test.jsonl
-hold one component in two hundred each. A query of terms may stand in several splits, with other documents. Models trained on
-this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
-
 # %% ../../nbs/1_data/11_mixture.ipynb #build
 def build(folder: Path | str, out: Path | str, rules: Rules = Rules(),
           said: Callable = print  # takes a line of progress
          ) -> list:               # notes of the blocks: source, pairs, files, counts
     "The whole mixture from a folder of pairs, with its card; continues where it stopped. Raises DataError, ConfigError."
-    files, out = sources(folder), Path(out)
-    _begin(out, files, rules)
-    notes = list(_write_blocks(files, out, rules, said))
+    files, out, blocked = sources(folder), Path(out), judged_keys(root()/'data')
+    _begin(out, files, rules, len(blocked))
+    notes = list(_write_blocks(files, out, rules, blocked, said))
     for split in SPLIT[1:]: _join(out, split)
     with replaced(out/'v24.0'/'README.md') as file: file.write(card(notes, out))
     return notes
