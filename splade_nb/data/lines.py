@@ -53,6 +53,7 @@ def read_lines(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:  # line
 # %% ../../nbs/1_data/01_lines.ipynb #flaw
 LONGEST = 100_000  # characters
 TEXT_RULE = f'text of 1 to {LONGEST:,} characters'
+_SURROGATE = re.compile('[\ud800-\udfff]')
 
 def show(value) -> str:
     "A value as it stands in a message, cut short."
@@ -64,8 +65,8 @@ def flaw(value, may_be_empty: bool = False) -> str:  # '' where there is none
     if value is None: return 'nothing'
     if not isinstance(value, str): return f'{show(value)} ({type(value).__name__})'
     if len(value) > LONGEST: return f'{len(value):,} characters'
-    if re.search('[\ud800-\udfff]', value): return f'{show(value)}, half of a surrogate pair'
-    seen = may_be_empty or any(letter.isprintable() and not letter.isspace() for letter in value)
+    if _SURROGATE.search(value): return f'{show(value)}, half of a surrogate pair'
+    seen = may_be_empty or value[:1].isalnum() or any(letter.isprintable() and not letter.isspace() for letter in value)
     return '' if seen else f'{show(value)}, empty text'
 
 # %% ../../nbs/1_data/01_lines.ipynb #row

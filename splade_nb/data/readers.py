@@ -15,8 +15,9 @@ from pathlib import Path
 from ..config.files import DataError, root
 from .lines import Faults, Row, children, known_id, known_ids, new_id, normalise, one_of, pair_type, parse_row
 from .lines import read_lines, read_rows, row_texts, show
+from .merge import merge
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
-from .records import collect, given_triplets, merge, ready, toy_corpus, with_splits
+from .records import collect, given_triplets, ready, toy_corpus, with_splits
 from .triplets import is_triplets, read_triplets
 
 # %% ../../nbs/1_data/02_readers.ipynb #metadata

@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['SPLITS', 'TOY_DOCUMENTS', 'TOY_QUERIES', 'TOY_PAIRS', 'PAIR_TYPES', 'Document', 'Query', 'Triplet', 'ContextPair',
            'TextsById', 'paired', 'Collection', 'content_hash', 'collect', 'train_triplets', 'given_triplets',
-           'resplit', 'with_splits', 'ready', 'merge', 'toy_corpus']
+           'resplit', 'with_splits', 'ready', 'toy_corpus']
 
 # %% ../../nbs/1_data/01_records.ipynb #imports
 import hashlib, json, re, sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -232,32 +231,6 @@ def ready(collection: Collection) -> Collection:
     lost = sum(not collection.queries[key].split for key in collection.qrels)
     if lost: notes.append(f'{lost} judged queries name no split and are in none')
     return replace(collection, notes=(*collection.notes, *notes))
-
-# %% ../../nbs/1_data/01_records.ipynb #prefixed
-def _prefixed(collection: Collection, name: str) -> tuple:
-    "The parts of a collection with `name/` before every id."
-    def add(key): return f'{name}/{key}'
-    def every(keys): return tuple(map(add, keys))
-    def rows(table, value): return {add(key): value(key, part) for key, part in table.items()}
-    triplets = [replace(triplet, query_id=add(triplet.query_id), positive_id=add(triplet.positive_id),
-                        negative_ids=every(triplet.negative_ids)) for triplet in collection.triplets]
-    pairs = [replace(p, id=add(p.id), documents=tuple(map(every, p.documents))) for p in collection.context_pairs]
-    return (rows(collection.documents, lambda key, document: replace(document, id=add(key))),
-            rows(collection.queries, lambda key, query: replace(query, id=add(key))),
-            rows(collection.qrels, lambda key, grades: {add(other): grade for other, grade in grades.items()}),
-            triplets, pairs, [f'{name}: {note}' for note in collection.notes])
-
-# %% ../../nbs/1_data/01_records.ipynb #merge
-def merge(collections: list[Collection]) -> Collection:
-    "Several collections as one; each note begins with the name of its source."
-    names, seen = [], Counter()
-    for collection in collections:
-        seen[collection.name] += 1
-        names.append(collection.name + (f'-{seen[collection.name]}' if seen[collection.name] > 1 else ''))
-    *tables, triplets, pairs, notes = zip(*map(_prefixed, collections, names))
-    tables = [{key: value for part in parts for key, value in part.items()} for parts in tables]
-    lists = [[item for part in parts for item in part] for parts in (triplets, pairs, notes)]
-    return collect('+'.join(names), *tables, *lists)
 
 # %% ../../nbs/1_data/01_records.ipynb #toy-documents
 TOY_DOCUMENTS = (
