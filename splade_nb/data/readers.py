@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'HUB', 'SOURCES', 'metadata', 'read_documents', 'read_queries', 'score', 'read_judgments', 'read_beir',
            'read_squad', 'hub_tables', 'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'load',
-           'load_collection', 'iteraterow_texts', 'text_stream', 'named_queries']
+           'load_collection', 'iterate_texts', 'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/02_readers.ipynb #imports
 import codecs, hashlib, os, re, sys
@@ -327,13 +327,13 @@ def _text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
         raise DataError(path, None, 'file', error.strerror, 'a file with a text on each line') from error
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-lines-2
-def iteraterow_texts(source: str) -> Iterator: # id, text
+def iterate_texts(source: str) -> Iterator: # id, text
     "Lines of a `.txt` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
     yield from _text_lines(source) if source.endswith('.txt') else load_collection(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
     "Texts to encode."
-    return (text for _, text in iteraterow_texts(source))
+    return (text for _, text in iterate_texts(source))
 
 # %% ../../nbs/1_data/02_readers.ipynb #named-queries
 def named_queries(source: str) -> Iterator: # id, text
