@@ -20,6 +20,7 @@ COLLECTIONS ?= ko_strategyqa,miracl_ko,mrtydi_ko
 SAMPLE  ?= 0
 DENSE   ?= BAAI/bge-m3
 FORCE   ?=
+DAYS    ?= 30
 TEST    ?=
 SYSTEMS ?=
 SEEDS   ?=
@@ -33,7 +34,7 @@ PROCESSES ?= auto
 SCALE_BATCH ?= False
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE PROCESSES SCALE_BATCH
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE PROCESSES SCALE_BATCH
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -54,7 +55,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search help
+.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard search serve opensearch export test test-all notebooks trial faults bench docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -214,6 +215,9 @@ lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 
 clean-search: $(ready)  ## Remove the saved copies under outputs/.boxes whose model or texts are gone
 	@"$(bin)/python" -m splade_nb.serving.searcher clean
+
+clean-prepared: $(ready)  ## Remove prepared training data (outputs/.prepared) that nothing has used for DAYS days; DAYS=0 removes all
+	@"$(bin)/python" -m splade_nb.data.prepared "$$typed_DAYS"
 
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex $(assets) build ./*.egg-info .pytest_cache

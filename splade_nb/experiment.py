@@ -232,11 +232,15 @@ def _processes(timeout: float = 60.0  # minutes that a process waits for the oth
     if state.num_processes == 1: return ProcessGroup()
     return ProcessGroup.join(state.process_index, state.num_processes)
 
+def _printed_once(group: ProcessGroup):
+    "A context in which only the first process prints; errors of all are seen."
+    return redirect_stderr(io.StringIO()) if group.rank else nullcontext()
+
 @contextmanager
 def _first_before_others(group: ProcessGroup):
     "The first process runs the block, then the others do, with what it wrote; they wait without a time-out."
     if group.rank: group.wait()
-    with redirect_stderr(io.StringIO()) if group.rank else nullcontext(): yield  # what is printed, is printed once
+    with _printed_once(group): yield
     if not group.rank: group.wait()
 
 # %% ../nbs/7_experiment.ipynb #before-training
@@ -257,12 +261,12 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                ) -> dict:                   # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`."
     group = _processes(timeout)
-    name, scale, resolved, collection, folder = begin_run(
-        version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
-        group.number if scale_batch else 1)
-    if group.rank == 0: require_acting_settings(resolved, folder)
-    with _first_before_others(group): setup = prepare(resolved, collection, seed, folder/'cache')
-    first = group.rank == 0
+    with _first_before_others(group):
+        name, scale, resolved, collection, folder = begin_run(
+            version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
+            group.number if scale_batch else 1)
+    if first := group.rank == 0: require_acting_settings(resolved, folder)
+    with _printed_once(group): setup = prepare(resolved, collection, seed, folder/'cache', group=group)
     before, samples, shown = _before_training(setup) if first else (None, None, None)
     started = time.perf_counter()
     run = train(setup.model, setup.training_data, resolved, folder, make_validator(setup),

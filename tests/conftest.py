@@ -1,5 +1,5 @@
 """What the tests share: the project's folders, its notebooks, real data or data made in its place, a browser."""
-import functools, json, tempfile
+import functools, json, os, tempfile
 from pathlib import Path
 import chromium
 import pytest
@@ -95,6 +95,16 @@ def made_tokenizer() -> Path:
     folder = Path(workshop().name)/'tokenizer'
     train_unigram(list(load('mini').texts.values()), 4000).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope='session', autouse=True)
+def prepared_data(tmp_path_factory):
+    "Prepared training data of the tests, which share it, in a folder of their own."
+    before, folder = os.environ.get('SPLADE_NB_PREPARED'), tmp_path_factory.mktemp('prepared')
+    os.environ['SPLADE_NB_PREPARED'] = str(folder)
+    yield folder
+    if before is None: del os.environ['SPLADE_NB_PREPARED']
+    else: os.environ['SPLADE_NB_PREPARED'] = before
 
 
 @pytest.fixture(scope='session')

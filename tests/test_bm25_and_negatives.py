@@ -5,8 +5,9 @@ import zlib
 import pytest
 from conftest import made_collection, real, real_or_made
 from splade_nb.evaluation.metrics import retrieval_metrics
-from splade_nb.data.bm25 import BM25, BigramBM25
-from splade_nb.training.negatives import bm25_candidates, draw, write_candidates
+from splade_nb.data.bm25 import BM25, BigramBM25, word_rows
+from splade_nb.data.prepared import Stages
+from splade_nb.training.negatives import bm25_candidates, draw, not_relevant
 
 PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
 FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}
@@ -94,23 +95,24 @@ def mined():  # qrels and BM25 candidates of a hundred real queries
     queries = dict(list(queries.items())[:100])
     answers = {doc for query in queries for doc in qrels[query]}
     texts = {doc: text for place, (doc, text) in enumerate(texts.items()) if place < 2000 or doc in answers}
-    found, threads = (bm25_candidates(queries, texts, qrels, depth=50, workers=workers) for workers in (1, 3))
-    assert found == threads
-    return qrels, found
+    ids, stages, names = list(texts), Stages(), dict(data='question_pair-2000', queries='first-100')
+    asked, words = word_rows(stages, list(queries.values()), **names), word_rows(stages, list(texts.values()), data=names['data'])
+    relevant = [[ids.index(doc) for doc, grade in qrels[query].items() if grade] for query in queries]
+    found = bm25_candidates(stages, asked, words, relevant, depth=50, **names)
+    return qrels, {query: [(ids[row], score) for row, score in rows] for query, rows in zip(queries, found)}, texts, queries
 
 
 def test_mined_negatives_are_wrong_and_repeatable():
-    qrels, found = mined()
+    qrels, found, *_ = mined()
     taken = lambda seed: {query: draw(row, 7, 0.0, (seed, zlib.crc32(query.encode()))) for query, row in found.items()}
     assert taken(42) == taken(42) != taken(1)
     assert all(not set(docs) & qrels[query].keys() and len(set(docs)) == len(docs) for query, docs in taken(42).items())
     assert sum(len(docs) == 7 for docs in taken(42).values()) > 80
 
 
-def test_mined_negatives_on_disk(tmp_path):
-    _, found = mined()
-    path = write_candidates(tmp_path/'negatives.jsonl', {'bm25': found, 'dense': {}})
-    rows = [json.loads(line) for line in lines(path)]
-    read = {row['query_id']: [(one['id'], one['score']) for one in row['negatives']] for row in rows}
-    assert read == found and len(rows) == 100 and {row['source'] for row in rows} == {'bm25'}
-    assert all([one['rank'] for one in row['negatives']] == [*range(1, len(row['negatives']) + 1)] for row in rows)
+def test_mined_negatives_are_those_of_one_index_in_memory():
+    qrels, found, texts, queries = mined()
+    index = BM25(texts)
+    words = dict(zip(index.ids, map(set, index.words))).__getitem__
+    for (query, row), ranking in zip(found.items(), index.ranked(list(queries.values()), 50), strict=True):
+        assert row == not_relevant(ranking, [doc for doc, grade in qrels[query].items() if grade], words, 0.8)

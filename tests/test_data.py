@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import real
 from splade_nb.config.files import root
-from splade_nb.data.records import DataError, toy_corpus, train_triplets, with_splits
+from splade_nb.data.records import DataError, collect, toy_corpus, train_triplets, with_splits
 from splade_nb.data.readers import load
 
 CORPUS = [{'_id': 'd1', 'title': '나주 배', 'text': '나주 배는 달다.'}, {'_id': 'd2', 'text': '제주로 가는 배가 떠난다.'}]
@@ -172,10 +172,10 @@ def test_negatives_join_triplets(tmp_path):
              'corpus__jsonl': jsonl([*CORPUS, {'_id': 'd3', 'text': '과일 배 상자'}]), 'context_pairs__jsonl': jsonl([{'_id': 'p', 'phrase': '배', 'queries': ['단 배', '빠른 배'], 'documents': [['d1'], ['d2']]}])}
     collection = load(beir(tmp_path, **files))
     triplet, = train_triplets(collection)
-    assert (triplet.query_id, triplet.positive_id, triplet.negative_ids, triplet.difficulty) == ('q1', 'd1', ('d2', 'd3'), 'hard')
+    assert (triplet.query_id, triplet.positive_id, triplet.negative_ids) == ('q1', 'd1', ('d2', 'd3'))
     assert triplet.positive == '나주 배 나주 배는 달다.' and triplet.pair_type == 'original'
     picked = load(beir(tmp_path, **files | {'queries__jsonl': jsonl([QUERIES[0] | {'text': '단것', 'metadata': {'kind': 'hard_neg'}}, QUERIES[1]])}))
-    assert [(t.pair_type, t.difficulty) for t in train_triplets(picked)] == [('hard_neg', 'hard')]
+    assert [t.pair_type for t in train_triplets(picked)] == ['hard_neg']
     assert collection.context_pairs[0].documents == (('d1',), ('d2',))
 
 
@@ -213,8 +213,8 @@ def test_seed_triplets(tmp_path):
     lines = [SEED, SEED | {'negative': ['김장', '고혈압 예방']}, {'query': '배', 'positive': '나주 배', 'negatives': []}, {'query': '배', 'positive': '제주 배편', 'negative': '나주 배'}]
     (tmp_path/'seed.jsonl').write_text(jsonl(lines), encoding='utf-8')
     collection = load(tmp_path/'seed.jsonl')
-    assert [(t.query, t.positive, t.negatives, t.pair_type, t.difficulty) for t in collection.triplets] == [
-        ('당뇨병 치료', 'diabetes mellitus treatment', ('고혈압 예방', '김장'), 'cross_lingual', 'hard'), ('배', '나주 배', (), 'original', 'easy'), ('배', '제주 배편', (), 'original', 'easy')]
+    assert [(t.query, t.positive, t.negatives, t.pair_type) for t in collection.triplets] == [
+        ('당뇨병 치료', 'diabetes mellitus treatment', ('고혈압 예방', '김장'), 'cross_lingual'), ('배', '나주 배', (), 'original'), ('배', '제주 배편', (), 'original')]
     assert sorted(collection.texts.values()) == sorted(['diabetes mellitus treatment', '고혈압 예방', '김장', '나주 배', '제주 배편'])
     assert [(query.text, query.kind, query.meta['line'], len(collection.qrels[key])) for key, query in collection.queries.items()] == [('당뇨병 치료', 'cross_lingual', 1, 1), ('배', 'original', 3, 2)]
     assert all(collection.documents[key].full == text for t in collection.triplets for key, text in zip(t.negative_ids, t.negatives, strict=True))
@@ -223,7 +223,7 @@ def test_seed_triplets(tmp_path):
 @pytest.mark.parametrize('change, field, found', [
     ({'query': ''}, 'query', 'empty'), ({'query': None}, 'query', 'nothing'), ({'positive': 3}, 'positive', '3 (int)'), ({'negative': ['가', '']}, 'negative[1]', 'empty'), ({'negative': None}, 'negative', 'nothing'),
     ({'negative': {'a': 1}}, 'negative', '(dict)'), ({'negative': LONG}, 'negative', '100,001'), ({'negative': SEED['positive']}, 'negative', 'the positive itself'),
-    ({'difficulty': 'hrad'}, 'difficulty', "'hrad'"), ({'pair_type': 5}, 'pair_type', '5 (int)')])
+    ({'pair_type': 5}, 'pair_type', '5 (int)')])
 def test_seed_faults(change, field, found, tmp_path):
     (tmp_path/'seed.jsonl').write_text(jsonl([SEED, SEED | change]), encoding='utf-8')
     assert found in refused(tmp_path/'seed.jsonl', field=field, line=2).found
@@ -280,7 +280,8 @@ def in_form(folder: Path, form: str, mend) -> Path: # mend: what is done to ever
 def test_decomposed_hangul_does_not_split_the_vocabulary(form, tmp_path):
     "NFC and NFD files give the same records and the same words; together in one file they give no more."
     together, apart = (load(in_form(tmp_path/name, form, lambda text: unicodedata.normalize(name, text))) for name in ('NFC', 'NFD'))
-    assert together.hash == apart.hash and together.documents == apart.documents and together.queries == apart.queries
+    assert together.hash == apart.hash and together.documents == apart.documents
+    assert [replace(query, meta={}) for query in together.queries.values()] == [replace(query, meta={}) for query in apart.queries.values()]
     vocabulary = [{word for text in [*c.texts.values(), *(query.text for query in c.queries.values())] for word in text.split()} for c in (together, apart)]
     assert vocabulary[0] == vocabulary[1] and all(unicodedata.is_normalized('NFC', word) for word in vocabulary[1])
     if form == 'seed':
@@ -298,7 +299,7 @@ def bare(triplets): return [replace(triplet, query_id='', positive_id='', negati
 
 def write_triplets(triplets, path):
     "One line for each negative, as design 3 has them; `[]` where there is none."
-    rows = [dict(query=one.query, positive=one.positive, negative=negative, pair_type=one.pair_type, difficulty=one.difficulty)
+    rows = [dict(query=one.query, positive=one.positive, negative=negative, pair_type=one.pair_type)
             for one in triplets for negative in one.negatives or ([],)]
     path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
     return path
@@ -309,7 +310,7 @@ def test_triplets_survive_a_round_trip(source, tmp_path):
     triplets = train_triplets(toy_corpus() if source == 'toy' else load('mini'))
     path = write_triplets(triplets, tmp_path/'triplets.jsonl')
     rows = [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
-    assert len(rows) == sum(max(1, len(triplet.negatives)) for triplet in triplets) and rows[0].keys() == SEED.keys()
+    assert len(rows) == sum(max(1, len(triplet.negatives)) for triplet in triplets) and rows[0].keys() == SEED.keys() - {'difficulty'}
     assert Counter(bare(load(path).triplets)) == Counter(dict.fromkeys(bare(triplets), 1)) and any(triplet.negatives for triplet in triplets)
 
 
@@ -323,15 +324,17 @@ def test_splits_by_hash(tmp_path):
         halves[name] = {query.text: query.split for query in load(tmp_path/f'{name}.jsonl').queries.values()}
     assert set(halves['all'].values()) == {'train', 'test'} and 60 <= Counter(halves['all'].values())['test'] <= 100
     assert halves['all'] == halves['reversed'] and sum(halves['all'][text] != split for text, split in halves['half'].items()) <= 2
-    assert 'by hash of the query id (20% test)' in ''.join(load(tmp_path/'all.jsonl').notes)
+    assert 'by hash of the query (20% test)' in ''.join(load(tmp_path/'all.jsonl').notes)
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_small_collections_keep_a_query_in_each_split(count, tmp_path):
     (tmp_path/'a.jsonl').write_text(jsonl([{'query': f'질문 {i}', 'positive': f'답 {i}', 'negative': []} for i in range(count)]), encoding='utf-8')
-    collection = load(tmp_path/'a.jsonl')
+    loaded = load(tmp_path/'a.jsonl')
+    assert loaded.split('test') and len(loaded.split('train')) >= min(count - 1, 1)
+    queries = {key: replace(query, split='') for key, query in loaded.queries.items()}
     for share in (0.0, 0.2, 1.0):
-        made = with_splits(replace(collection, queries={key: replace(query, split='') for key, query in collection.queries.items()}), share)
+        made = with_splits(collect('a', dict(loaded.documents), queries, dict(loaded.qrels)), share)
         assert made.split('test') and len(made.split('train')) >= min(count - 1, 1)
 
 

@@ -15,7 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from ..config.files import ConfigError
 from .records import SPLITS, Collection, DataError, content_hash
-from .readers import Faults, hub_tables, is_snapshot, judged_splits, load, locate, normalise
+from .lines import Faults, normalise
+from .readers import hub_tables, is_snapshot, judged_splits, load, locate
 from .readers import read_judgments, read_queries, table_rows
 
 # %% ../../nbs/1_data/03_corpus.ipynb #standard
@@ -102,10 +103,10 @@ def sampled(corpus: Corpus, size: int) -> Corpus:
 
 # %% ../../nbs/1_data/03_corpus.ipynb #of-collection
 def of_collection(collection: Collection) -> Corpus:
-    "A collection in memory, judged on its test split."
+    "A collection, judged on its test split; texts on disk stay there."
     queries = {key: query.text for key, query in collection.split('test').items()}
     qrels = {key: collection.qrels[key] for key in queries}
-    return Corpus(collection.name, list(collection.documents), list(collection.texts.values()), queries, qrels, 'test',
+    return Corpus(collection.name, list(collection.documents), collection.texts.values(), queries, qrels, 'test',
                   collection.hash, len(collection.documents), notes=collection.notes)
 
 # %% ../../nbs/1_data/03_corpus.ipynb #table-ids

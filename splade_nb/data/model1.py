@@ -7,19 +7,19 @@ __all__ = ['missing_pairs', 'fit_model1', 'expansions']
 
 # %% ../../nbs/1_data/08_model1.ipynb #imports
 import functools, itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import numpy as np
 from tqdm import tqdm
 from .tokenizer import SpladeTokenizer
 
 # %% ../../nbs/1_data/08_model1.ipynb #unexplained
-def missing_pairs(questions: list, documents: list,  # lists of ids
-                  pairs: list,   # (query, document)
-                  nothing: int   # an id that no token has
-                 ) -> list:      # (query's ids, document's ids), each once
+def missing_pairs(questions: Sequence, documents: Sequence,  # lists of ids
+                  pairs: Sequence,   # (query, document)
+                  nothing: int       # an id that no token has
+                 ) -> list:          # (query's ids, document's ids), each once, int32
     "The tokens of a query that its document lacks; the document's tokens and `nothing`, which explains the rest."
-    tokens = {d: np.unique([*documents[d], nothing]) for d in {d for _, d in pairs}}
-    missing = [(np.setdiff1d(questions[q], tokens[d]), tokens[d]) for q, d in pairs]
+    tokens = {d: np.unique([*documents[d], nothing]).astype(np.int32) for d in {int(d) for _, d in pairs}}
+    missing = ((np.setdiff1d(questions[q], tokens[d]).astype(np.int32), tokens[d]) for q, d in pairs)
     return [(query, document) for query, document in missing if len(query)]
 
 # %% ../../nbs/1_data/08_model1.ipynb #meetings
@@ -47,7 +47,7 @@ def _keyed(block: list,  # of pairs
           ) -> tuple:    # a number for document's id and query's id, and the number of the query's token, [n] each
     "The cooccurrences of a block."
     source, target, numbers = (np.concatenate(parts) for parts in zip(*_cooccurrences(block)))
-    return source * size + target, numbers
+    return source.astype(np.int64) * size + target, numbers
 
 # %% ../../nbs/1_data/08_model1.ipynb #shares
 def _add_shares(total: np.ndarray,        # [T] of all entries of the table; grows

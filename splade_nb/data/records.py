@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOY_DOCUMENTS', 'TOY_QUERIES', 'TOY_PAIRS', 'PAIR_TYPES', 'Document', 'Query', 'Triplet', 'ContextPair',
-           'Collection', 'content_hash', 'collect', 'difficulty', 'train_triplets', 'given_triplets', 'resplit',
-           'with_splits', 'ready', 'merge', 'toy_corpus']
+           'TextsById', 'paired', 'Collection', 'content_hash', 'collect', 'train_triplets', 'given_triplets',
+           'resplit', 'with_splits', 'ready', 'toy_corpus']
 
 # %% ../../nbs/1_data/01_records.ipynb #imports
-import hashlib, json, re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import hashlib, json, re, sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+import numpy as np
 from ..config.files import DataError, alternatives
 
 # %% ../../nbs/1_data/01_records.ipynb #document
@@ -44,7 +44,6 @@ class Triplet:
     positive: str
     negatives: tuple[str, ...] = ()
     pair_type: str = 'original'
-    difficulty: str = 'easy'
     query_id: str = ''
     positive_id: str = ''
     negative_ids: tuple[str, ...] = ()
@@ -61,15 +60,69 @@ class ContextPair:
 # %% ../../nbs/1_data/01_records.ipynb #splits
 SPLITS = {'train': 'train', 'dev': 'dev', 'test': 'test', 'validation': 'dev'}
 
+# %% ../../nbs/1_data/01_records.ipynb #texts-by-id
+class TextsById(dict):
+    "Texts by document id; `values()` is a list, so that a slice of it can be read."
+    def values(self) -> list: return [*super().values()]
+
+# %% ../../nbs/1_data/01_records.ipynb #by-row
+class _Judged:
+    "A collection's documents and judgments by row."
+    @cached_property
+    def _rows(self) -> dict: return {id: row for row, id in enumerate(self.documents)}
+    @cached_property
+    def _queries(self) -> list: return list(self.queries.values())
+    @cached_property
+    def _given(self) -> dict:  # query id -> {document id}, in reading order
+        given = {}
+        for triplet in self.triplets: given.setdefault(triplet.query_id, {}).update(dict.fromkeys(triplet.negative_ids))
+        return given
+    def document_rows(self, ids: Iterable) -> np.ndarray:
+        "The rows of documents, int32."
+        return np.array([self._rows[id] for id in ids], dtype=np.int32)
+    def _relevant(self, query: str) -> np.ndarray:
+        grades = self.qrels.get(query, {})
+        return np.sort(self.document_rows(id for id, grade in grades.items() if grade > 0))
+    def _given_of(self, query: str) -> np.ndarray:
+        rows = self.document_rows(id for id in self._given.get(query, ()) if id in self._rows)
+        return rows[~np.isin(rows, self._relevant(query))]
+
+# %% ../../nbs/1_data/01_records.ipynb #by-row-queries
+class _ByRow(_Judged):
+    "What training reads of a collection; `query_rows` are rows of queries."
+    def split_rows(self, name: str) -> np.ndarray:
+        "Rising rows of the split's queries, int32. Raises ValueError as `split` does."
+        held = self.split(name)
+        return np.array([row for row, id in enumerate(self.queries) if id in held], dtype=np.int32)
+    def query_texts(self, query_rows) -> Sequence: return [self._queries[row].text for row in query_rows]
+    def kinds(self, query_rows) -> Sequence:
+        "The pair type of each query."
+        return [self._queries[row].kind for row in query_rows]
+    def relevant_rows(self, query_rows) -> Sequence:
+        "For each query the rising rows of all documents that answer it."
+        return [self._relevant(self._queries[row].id) for row in query_rows]
+    def given_rows(self, query_rows) -> Sequence:
+        "For each query the rows of its given negatives."
+        return [self._given_of(self._queries[row].id) for row in query_rows]
+    def pairs(self, query_rows) -> np.ndarray:  # [n, 2] int32
+        "Each query with each of its positives: the place in `query_rows` and the document's row."
+        return paired(self.relevant_rows(query_rows))
+
+# %% ../../nbs/1_data/01_records.ipynb #paired
+def paired(rows: Sequence) -> np.ndarray:  # [n, 2] int32
+    "The number of a list beside each of its values."
+    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
+    return np.stack([numbers, np.concatenate([np.zeros(0, np.int32), *rows])], axis=1)
+
 # %% ../../nbs/1_data/01_records.ipynb #collection
 @dataclass(frozen=True)
-class Collection:
+class Collection(_ByRow):
     "Documents, queries, judgments (query id: document id: score), given negatives, context pairs."
     name: str
-    documents: dict[str, Document]
-    queries: dict[str, Query]
-    qrels: dict[str, dict[str, int]]
-    triplets: tuple[Triplet, ...] = ()
+    documents: Mapping  # id -> Document; these four may lie on disk
+    queries: Mapping    # id -> Query
+    qrels: Mapping      # query id -> {document id: score}
+    triplets: Sequence = ()
     context_pairs: tuple[ContextPair, ...] = ()
     hash: str = ''
     notes: tuple[str, ...] = ()
@@ -77,21 +130,40 @@ class Collection:
         sizes = f'{len(self.documents):,} documents, {len(self.queries):,} queries'
         return f'Collection({self.name!r}: {sizes}, hash {self.hash})'
     @cached_property
-    def texts(self) -> dict[str, str]: return {key: document.full for key, document in self.documents.items()}
-    def split(self, name: str) -> dict[str, Query]:
+    def texts(self) -> Mapping:  # id -> str; its `values()` is a sequence
+        return TextsById((key, document.full) for key, document in self.documents.items())
+    def split(self, name: str) -> Mapping:  # id -> Query
         "The split's queries that have a relevant document. Raises ValueError for a name that no split has."
         if name not in SPLITS: raise ValueError(f'split {name!r}: {alternatives(name, SPLITS)}')
         return {key: query for key, query in self.queries.items()
                 if query.split == SPLITS[name] and any(self.qrels.get(key, {}).values())}
+    def moved(self, moves: dict, note: str) -> 'Collection':
+        "See `resplit`."
+        queries = {key: replace(query, split=moves.get(key, query.split)) for key, query in self.queries.items()}
+        return collect(self.name, self.documents, queries, self.qrels, self.triplets, self.context_pairs,
+                       (*self.notes, note))
+
+# %% ../../nbs/1_data/01_records.ipynb #difficulty
+def _difficulty(triplet: Triplet) -> str:
+    "`hard`, `medium` or `easy`, by the query's character bigrams in its worst negative; for the hash alone."
+    if triplet.negatives and triplet.pair_type == 'hard_neg': return 'hard'
+    letters, *held = (re.sub(r'\s', '', text).casefold() for text in (triplet.query, *triplet.negatives))
+    pairs = {letters[i:i + 2] for i in range(max(1, len(letters) - 1))}
+    worst = max((sum(pair in text for pair in pairs) / len(pairs) for text in held), default=0)
+    return 'hard' if worst >= 1/2 else 'medium' if worst >= 1/5 else 'easy'
 
 # %% ../../nbs/1_data/01_records.ipynb #content-hash
 def _line(record: object) -> bytes:
-    return json.dumps(getattr(record, '__dict__', record), sort_keys=True, default=str).encode() + b'\n'
+    values = getattr(record, '__dict__', record)
+    if isinstance(record, Triplet): values = values | {'difficulty': _difficulty(record)}
+    return json.dumps(values, sort_keys=True, default=str).encode() + b'\n'
 
 def content_hash(*parts: Iterable) -> str:  # 16 hex digits
     "sha256 over records in reading order."
     digest = hashlib.sha256()
-    for part in parts: digest.update(b''.join(map(_line, part)) + b'\n')
+    for part in parts:
+        for record in part: digest.update(_line(record))
+        digest.update(b'\n')
     return digest.hexdigest()[:16]
 
 # %% ../../nbs/1_data/01_records.ipynb #collect
@@ -104,23 +176,11 @@ def collect(name: str, documents: dict, queries: dict, qrels: dict,
     digest = content_hash(documents.values(), queries.values(), qrels.items(), triplets, context_pairs)
     return Collection(name, documents, queries, qrels, triplets, context_pairs, digest, tuple(notes))
 
-# %% ../../nbs/1_data/01_records.ipynb #difficulty
-def difficulty(query: str, negatives: Iterable[str]) -> str:
-    "`hard`, `medium` or `easy`, by shared character bigrams."
-    squeeze = lambda text: re.sub(r'\s', '', text).casefold()
-    letters = squeeze(query)
-    pairs = {letters[i:i + 2] for i in range(max(1, len(letters) - 1))}
-    held = [sum(pair in text for pair in pairs) / len(pairs) for text in map(squeeze, negatives)]
-    worst = max(held, default=0)
-    return 'hard' if worst >= 1/2 else 'medium' if worst >= 1/5 else 'easy'
-
 # %% ../../nbs/1_data/01_records.ipynb #make-triplet
 def _make_triplet(query: Query, positive: Document, negatives: Iterable[Document] = ()) -> Triplet:
     "Records to a triplet; the pair type is the query's kind."
     negatives = list(negatives)
-    wrong = tuple(document.full for document in negatives)
-    level = 'hard' if wrong and query.kind == 'hard_neg' else difficulty(query.text, wrong)
-    return Triplet(query.text, positive.full, wrong, query.kind, level,
+    return Triplet(query.text, positive.full, tuple(document.full for document in negatives), query.kind,
                    query.id, positive.id, tuple(document.id for document in negatives))
 
 # %% ../../nbs/1_data/01_records.ipynb #train-triplets
@@ -145,9 +205,7 @@ def given_triplets(documents: dict, queries: dict, qrels: dict, given: dict) -> 
 # %% ../../nbs/1_data/01_records.ipynb #resplit
 def resplit(collection: Collection, moves: dict[str, str], note: str) -> Collection:
     "The same collection with some queries in another split, and a note that says so."
-    queries = {key: replace(query, split=moves.get(key, query.split)) for key, query in collection.queries.items()}
-    return collect(collection.name, collection.documents, queries, collection.qrels, collection.triplets,
-                   collection.context_pairs, (*collection.notes, note))
+    return collection.moved(moves, note)
 
 # %% ../../nbs/1_data/01_records.ipynb #with-splits
 def with_splits(collection: Collection, share: float = 0.2) -> Collection:
@@ -173,32 +231,6 @@ def ready(collection: Collection) -> Collection:
     lost = sum(not collection.queries[key].split for key in collection.qrels)
     if lost: notes.append(f'{lost} judged queries name no split and are in none')
     return replace(collection, notes=(*collection.notes, *notes))
-
-# %% ../../nbs/1_data/01_records.ipynb #prefixed
-def _prefixed(collection: Collection, name: str) -> tuple:
-    "The parts of a collection with `name/` before every id."
-    def add(key): return f'{name}/{key}'
-    def every(keys): return tuple(map(add, keys))
-    def rows(table, value): return {add(key): value(key, part) for key, part in table.items()}
-    triplets = [replace(triplet, query_id=add(triplet.query_id), positive_id=add(triplet.positive_id),
-                        negative_ids=every(triplet.negative_ids)) for triplet in collection.triplets]
-    pairs = [replace(p, id=add(p.id), documents=tuple(map(every, p.documents))) for p in collection.context_pairs]
-    return (rows(collection.documents, lambda key, document: replace(document, id=add(key))),
-            rows(collection.queries, lambda key, query: replace(query, id=add(key))),
-            rows(collection.qrels, lambda key, grades: {add(other): grade for other, grade in grades.items()}),
-            triplets, pairs, [f'{name}: {note}' for note in collection.notes])
-
-# %% ../../nbs/1_data/01_records.ipynb #merge
-def merge(collections: list[Collection]) -> Collection:
-    "Several collections as one; each note begins with the name of its source."
-    names, seen = [], Counter()
-    for collection in collections:
-        seen[collection.name] += 1
-        names.append(collection.name + (f'-{seen[collection.name]}' if seen[collection.name] > 1 else ''))
-    *tables, triplets, pairs, notes = zip(*map(_prefixed, collections, names))
-    tables = [{key: value for part in parts for key, value in part.items()} for parts in tables]
-    lists = [[item for part in parts for item in part] for parts in (triplets, pairs, notes)]
-    return collect('+'.join(names), *tables, *lists)
 
 # %% ../../nbs/1_data/01_records.ipynb #toy-documents
 TOY_DOCUMENTS = (

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'TEXT_OPTIONS', 'BYTE', 'RENAMED_OPTIONS', 'HANGUL', 'LATIN', 'KINDS', 'PARTICLES', 'ENDINGS',
            'FUNCTION_WORDS', 'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams',
-           'bigram_column', 'train_unigram', 'join_words', 'phonetic_names', 'hashed_names', 'expanded',
-           'SpladeTokenizer', 'text_options', 'padded', 'batch', 'counted', 'read_names', 'save_tokenizer',
-           'load_tokenizer', 'vocabulary_hash', 'token_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask',
-           'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of', 'tokenizer_key', 'join_words',
+           'phonetic_names', 'hashed_names', 'expanded', 'SpladeTokenizer', 'text_options', 'padded', 'batch',
+           'counted', 'read_names', 'save_tokenizer', 'load_tokenizer', 'vocabulary_hash', 'token_kind', 'special_ids',
+           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #imports
-import functools, hashlib, os, re, unicodedata, zlib
+import functools, hashlib, json, os, re, unicodedata, zlib
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -87,16 +87,40 @@ def _unigram_tokens(texts: list, size: int) -> list:  # [(token, log probability
     return [(token, score) for token, score in tokens if token not in SPECIALS]
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #train-unigram
+def as_pretrained(tokenizer):  # a Unigram tokenizer of `tokenizers`; gives one of `transformers`
+    "With XLM-R's special tokens."
+    from transformers import PreTrainedTokenizerFast
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token='<s>', eos_token='</s>', cls_token='<s>',
+                                   sep_token='</s>', pad_token='<pad>', unk_token='<unk>', mask_token='<mask>')
+
 def train_unigram(texts: list,   # prepared texts
                   size: int):    # tokens wanted; a small corpus yields fewer
     "A Unigram tokenizer with XLM-R's special tokens (Kudo 2018)."
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     vocabulary = [(special, 0.0) for special in SPECIALS] + _unigram_tokens(texts, size)
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIALS.index('<unk>')))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme='always', split=True)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token='<s>', eos_token='</s>', cls_token='<s>',
-                                   sep_token='</s>', pad_token='<pad>', unk_token='<unk>', mask_token='<mask>')
+    return as_pretrained(tokenizer)
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #sentences
+def sentences_of(parts: list,           # sequences of texts, perhaps on disk
+                 most: int = 200_000,   # texts
+                 seed: int = 42) -> list:
+    "All texts of the parts in order, or `most` of them, drawn without replacement, in order."
+    ends = np.cumsum([len(part) for part in parts])
+    if ends[-1] <= most: return [text for part in parts for text in part]
+    rows = np.sort(np.random.default_rng(seed).choice(ends[-1], size=most, replace=False))
+    part_of = np.searchsorted(ends, rows, 'right')
+    return [parts[part][int(row - (ends[part - 1] if part else 0))] for row, part in zip(rows, part_of)]
+
+# %% ../../nbs/1_data/05_tokenizer.ipynb #tokenizer-key
+def tokenizer_key(tokenizer) -> str:  # 16 hex digits; of a `SpladeTokenizer`
+    "What its ids follow from: all of the backend, and how texts are prepared."
+    from importlib.metadata import version
+    fast = getattr(tokenizer.backend, 'backend_tokenizer', None)
+    whole = json.loads(fast.to_str()) | dict(truncation=None, padding=None) if fast else tokenizer.names
+    made = version('kiwipiepy') if tokenizer.segment == 'kiwi' else ''
+    return hashlib.sha256(json.dumps([whole, tokenizer.segment, made]).encode()).hexdigest()[:16]
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #reading
 TEXT_OPTIONS = dict(segment='none', hashed_bigrams=0, phonetic_keys=False, lead_boost=0.0, expansions=None)  # defaults
@@ -204,10 +228,12 @@ def text_options(tokenizer: SpladeTokenizer) -> dict: # of `TEXT_OPTIONS`
 # %% ../../nbs/1_data/05_tokenizer.ipynb #batch
 def padded(tokenizer: SpladeTokenizer, ids: list, max_length: int) -> dict:  # input_ids, attention_mask [B, L]
     "Begin and end marks, cut at `max_length` tokens, padded to the longest."
-    rows = [[tokenizer.begin, *row[:max_length - 2], tokenizer.end] for row in ids]
-    width, lengths = max(map(len, rows)), np.array([len(row) for row in rows])
-    input_ids = np.array([row + [tokenizer.pad] * (width - len(row)) for row in rows], dtype=np.int64)
-    return {'input_ids': input_ids, 'attention_mask': (np.arange(width) < lengths[:, None]).astype(np.int64)}
+    rows = [row[:max_length - 2] for row in ids]  # lists or arrays
+    lengths = np.array([len(row) + 2 for row in rows])
+    input_ids = np.full((len(rows), max(lengths)), tokenizer.pad, dtype=np.int64)
+    for line, row, length in zip(input_ids, rows, lengths):
+        line[0], line[1:length - 1], line[length - 1] = tokenizer.begin, row, tokenizer.end
+    return {'input_ids': input_ids, 'attention_mask': (np.arange(max(lengths)) < lengths[:, None]).astype(np.int64)}
 
 # %% ../../nbs/1_data/05_tokenizer.ipynb #tensor-batch
 def batch(tokenizer: SpladeTokenizer, ids: list, max_length: int) -> dict:  # input_ids and attention_mask, [B, L]

@@ -22,7 +22,7 @@ from ..model.encode import prepared_decoder
 from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
 from ..model.load import load_encoder, named_config
 from ..model.splade_doc import factor_for
-from ..training.dataset import draw_dev_split, prepare, save_model_folder, to_indices, training_queries
+from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
 from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
@@ -142,9 +142,8 @@ def dense_system(fitted,        # of `fit_teacher`
 # %% ../../nbs/4_evaluation/07_systems.ipynb #dense-system-2
 def fitted_on(collection, seed: int): # of `fit_teacher`
     "The embedded dense model on a collection's documents and training queries, as a version learns from it."
-    queries = training_queries(collection, draw_dev_split(list(collection.split('train')), seed))
-    pairs = to_indices(collection, queries)[0]
-    return fit_teacher([query.text for query in queries.values()], list(collection.texts.values()), pairs)
+    rows = training_rows(collection, dev_split(collection, seed)[0])
+    return fit_teacher(collection.query_texts(rows), collection.texts.values(), collection.pairs(rows))
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #pretrained-system
 def pretrained_system(name: str # lsa, a hub name, or a folder

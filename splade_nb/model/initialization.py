@@ -45,23 +45,29 @@ def toy_model(vocabulary: int = 60, **overrides) -> SpladeDoc: # a model small e
     return SpladeDoc(mini_backbone(settings, vocabulary), settings, special=[0, 1, 2, 3, 4]).eval()
 
 # %% ../../nbs/2_model/12_initialization.ipynb #near-counts
-def _counts(left: list, right: list, weight: list, vocabulary: int) -> sparse.csr_matrix:
-    shape = (vocabulary, vocabulary)
-    places = np.concatenate(left), np.concatenate(right)
-    return sparse.coo_matrix((np.concatenate(weight), places), shape=shape).tocsr()
+def _counts(spans, vocabulary: int, most: int = 5_000_000) -> sparse.csr_matrix:  # most: entries in memory at once
+    "The sum of arrays of left tokens, right tokens and weights."
+    counts, held, size = sparse.csr_matrix((vocabulary, vocabulary)), [], 0
+    def block():
+        left, right, weight = map(np.concatenate, zip(*held))
+        return sparse.coo_matrix((weight, (left, right)), shape=counts.shape).tocsr()
+    for span in spans:
+        held.append(span)
+        size += len(span[0])
+        if size >= most: counts, held, size = counts + block(), [], 0
+    if not held: return counts
+    return counts + block() if counts.nnz else block()
 
 # %% ../../nbs/2_model/12_initialization.ipynb #window-counts
-def window_counts(ids: list,             # tokens of each document
+def window_counts(ids,                   # tokens of each document: lists or arrays
                   vocabulary: int,       # V
                   window: int = 5,       # tokens
                   limit: int = 256       # tokens of a document
                   ) -> sparse.csr_matrix: # [V, V]
     "How often two tokens stand within a window, near ones counting more (1 / distance)."
-    rows = [np.asarray(row[:limit], dtype=np.int64) for row in ids]
-    spans = [(row[:-d], row[d:], 1 / d) for row in rows for d in range(1, window + 1) if len(row) > d]
-    if not spans: return sparse.csr_matrix((vocabulary, vocabulary))
-    left, right, weight = zip(*((a, b, np.full(len(a), w)) for a, b, w in spans))
-    return _counts(left, right, weight, vocabulary)
+    rows = (np.asarray(row[:limit], dtype=np.int64) for row in ids)
+    spans = ((row[:-d], row[d:], np.full(len(row) - d, 1 / d)) for row in rows for d in range(1, window + 1) if len(row) > d)
+    return _counts(spans, vocabulary)
 
 # %% ../../nbs/2_model/12_initialization.ipynb #pair-counts
 def _across(query, document, weight): # every token of one against every token of the other
@@ -69,15 +75,15 @@ def _across(query, document, weight): # every token of one against every token o
     return np.repeat(query, len(document)), np.tile(document, len(query)), np.full(len(query) * len(document), share)
 
 # %% ../../nbs/2_model/12_initialization.ipynb #pair-counts-function
-def pair_counts(queries: list, documents: list, # tokens of each
-                pairs: list,         # (query, document) indices
-                weights: list,       # of each pair
+def pair_counts(queries, documents,  # tokens of each: lists or arrays
+                pairs,               # [(query, document)] indices
+                weights,             # of each pair
                 vocabulary: int      # V
                 ) -> sparse.csr_matrix: # [V, V]
     "Query tokens against the tokens of their document; a document counts in all as the root of its number of tokens."
     def distinct(row): return np.unique(np.asarray(row, dtype=np.int64))
-    spans = [_across(distinct(queries[q]), distinct(documents[d]), weight) for (q, d), weight in zip(pairs, weights)]
-    return _counts(*zip(*spans), vocabulary) if spans else sparse.csr_matrix((vocabulary, vocabulary))
+    spans = (_across(distinct(queries[q]), distinct(documents[d]), weight) for (q, d), weight in zip(pairs, weights))
+    return _counts(spans, vocabulary)
 
 # %% ../../nbs/2_model/12_initialization.ipynb #ppmi
 def ppmi(counts: sparse.csr_matrix,   # [V, V]

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['epoch_at', 'phase_of', 'phase_at', 'borders', 'learning_rate', 'ramp', 'distillation_factor', 'validates_at',
-           'saves_at', 'logs_at', 'mining_period', 'curriculum_key', 'available_mix', 'adopt', 'pools_of', 'sample',
-           'schedule_table', 'plot_schedule']
+           'saves_at', 'logs_at', 'mining_period', 'curriculum_key', 'available_mix', 'adopt', 'Keys', 'pools_of',
+           'sample', 'schedule_table', 'plot_schedule']
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #imports
 import math
 from collections import Counter
+from collections.abc import Sequence
 import numpy as np
 from ..config.files import choose
 from ..config.settings import CURRICULUM_KEYS, Phase, Settings, every_phase
@@ -106,11 +107,19 @@ def adopt(keys: list, settings: Settings) -> list:
     return [key if key in named or not named else home for key in keys]
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #pools-of
-def pools_of(keys: list) -> dict:
-    "Curriculum key -> indices of its pairs, in order."
-    codes = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    coded = np.fromiter((codes[key] for key in keys), dtype=np.int32, count=len(keys))
-    return {key: np.flatnonzero(coded == code) for key, code in codes.items()}
+class Keys(Sequence):
+    "The curriculum key of each pair, as one small number each."
+    def __init__(self, names: Sequence, codes: np.ndarray): self.names, self.codes = tuple(names), codes
+    def __len__(self) -> int: return len(self.codes)
+    def __getitem__(self, pair: int) -> str: return self.names[self.codes[pair]]
+
+def pools_of(keys: Sequence) -> dict:  # keys: `Keys` or a list
+    "Curriculum key -> indices of its pairs, in order; the keys in the order of their first pairs."
+    if not isinstance(keys, Keys):
+        known = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        keys = Keys(known, np.fromiter((known[key] for key in keys), dtype=np.int32, count=len(keys)))
+    codes, first = np.unique(keys.codes, return_index=True)
+    return {keys.names[code]: np.flatnonzero(keys.codes == code) for code in codes[np.argsort(first)]}
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #sample
 def sample(step: int, steps: int,

@@ -38,7 +38,7 @@ def _draw_negatives(queries: list, training_data: TrainingData, settings: Settin
     "`settings.negatives` document indices for each query, one query after the other."
     rng, chosen, every = np.random.default_rng(seed), [], range(len(training_data.documents))
     for query in queries:
-        relevant, wrong = training_data.relevant[query], pool(training_data, query, period, settings, seed[0])
+        relevant, wrong = {*map(int, training_data.relevant[query])}, pool(training_data, query, period, settings, seed[0])
         wrong = wrong or [d for d in rng.integers(len(every), size=8) if d not in relevant]
         wrong = wrong or [d for d in every if d not in relevant] or sorted(relevant)
         chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)]
@@ -56,11 +56,12 @@ def make_batch(indices,                # [B] of pairs
                period: int,            # of mining
                seed: tuple) -> dict:   # query, document: token batches; same: [B, N] bool; queries, documents: indices
     "Token batches of queries and documents (positives, then negatives), and which documents answer which query."
-    queries, documents = map(list, zip(*(training_data.pairs[i] for i in indices)))
+    queries, documents = np.array([training_data.pairs[i] for i in indices]).T.tolist()
     documents += _draw_negatives(queries, training_data, settings, period, seed)
+    relevant = [{*map(int, training_data.relevant[q])} for q in queries]
     return dict(query=_rows(training_data, 0, queries, settings.query_length or settings.max_length),
                 document=_rows(training_data, 1, documents, settings.max_length),
-                same=torch.tensor([[d in training_data.relevant[q] for d in documents] for q in queries]),
+                same=torch.tensor([[d in answers for d in documents] for answers in relevant]),
                 queries=queries, documents=documents)
 
 # %% ../../nbs/3_training/06_objective.ipynb #contrastive
@@ -179,7 +180,7 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     "Distillation of query-document and query-query scores, and MarginMSE; nothing without teacher embeddings."
     if training_data.teacher is None: return {}
     vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
-    asked, answers = training_data.teacher[0][rows['queries']], training_data.teacher[1][rows['documents']]
+    asked, answers = (torch.as_tensor(side[rows[name]]) for side, name in zip(training_data.teacher, ('queries', 'documents')))
     wanted = asked @ answers.T
     terms = {'kd': _distil(score(vectors, documents, settings.similarity), wanted, settings)}
     if settings.lambda_context_kd:

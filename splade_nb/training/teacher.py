@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 from ..config.files import ConfigError, folder_of, out_of_reach, read_json, replaced
+from ..data.prepared import Stages
 from ..model.load import positions
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-label
@@ -38,21 +39,35 @@ def fit_lsa(texts: list,
     return make_pipeline(grams, TruncatedSVD(wide, algorithm=solver, random_state=seed), Normalizer()).fit(texts)
 
 # %% ../../nbs/3_training/04_teacher.ipynb #fit-teacher
-def fit_teacher(queries: list, documents: list,
-                pairs: list):  # (query index, document index) of the training pairs; pipeline as of `fit_lsa`
+def fit_teacher(queries: Sequence, documents: Sequence,  # texts
+                pairs,                # [(query index, document index)] of the training pairs
+                most: int = 20_000    # documents; of more, as many at equal distances
+               ):                     # pipeline as of `fit_lsa`
     "The built-in teacher, fitted on documents joined with their training queries."
-    joined = {d: [text] for d, text in enumerate(documents)}
-    for query, document in pairs: joined[document].append(queries[query])
+    step = max(1, -(-len(documents) // most))
+    joined = {d: [documents[d]] for d in range(0, len(documents), step)}
+    for query, document in pairs:
+        if document in joined: joined[document].append(queries[query])
     return fit_lsa([' '.join(parts) for parts in joined.values()])
 
 # %% ../../nbs/3_training/04_teacher.ipynb #lsa-vectors
-def _lsa_vectors(queries: list, documents: list,
-                pairs: list,               # (query index, document index) of the training pairs
-                normalise: bool = True
-               ) -> np.ndarray:            # [Q + N, D] float32
-    "Embeddings of all texts that the built-in teacher was fitted on."
-    fitted = fit_teacher(queries, documents, pairs)
-    return (fitted if normalise else fitted[:-1]).transform([*queries, *documents]).astype(np.float32)
+def _save_lsa(file, fitted) -> None:
+    "A pipeline of `fit_lsa` as arrays."
+    terms, idf = fitted[0].get_feature_names_out().astype(str), fitted[0].idf_
+    np.savez(file, terms=terms, idf=idf, components=fitted[1].components_)
+
+def _opened_lsa(path, normalise: bool):  # pipeline with `transform`
+    "The pipeline that `_save_lsa` wrote, with its last step where `normalise` says so."
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import Normalizer
+    with np.load(path, allow_pickle=False) as saved: terms, idf, components = map(saved.get, ('terms', 'idf', 'components'))
+    vocabulary = {term: place for place, term in enumerate(terms.tolist())}
+    grams = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 4), sublinear_tf=True, vocabulary=vocabulary)
+    reduction = TruncatedSVD(len(components))
+    grams.idf_, reduction.components_ = idf, components
+    return make_pipeline(grams, reduction, *[Normalizer()] * normalise)
 
 # %% ../../nbs/3_training/04_teacher.ipynb #pooling-modes
 def pooling_modes(values: dict) -> list:  # cls, mean, max, ...
@@ -180,23 +195,27 @@ def shards(texts: Sequence,        # a shard of them is read at a time
     with tqdm(total=len(texts), initial=done, desc='teacher', unit=' texts', delay=5, mininterval=10) as bar:
         for path, start in starts.items(): yield _cached(path, lambda: encode(texts[start:start + size], bar.update))
 
-# %% ../../nbs/3_training/04_teacher.ipynb #in-shards
-def _in_shards(texts: Sequence, encode: Callable, folder: Path, size: int = 4096) -> np.ndarray:  # [N, D]
-    "All vectors of at least one text, see `shards`."
-    return np.concatenate(list(shards(texts, encode, folder, size)))
-
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-vectors
-def teacher_vectors(name: str,              # lsa, a hub name, or a folder
-                    queries: list, documents: list,
-                    pairs: list,            # (query index, document index) of the training pairs, for lsa
-                    folder: Path | str,     # the cache
+def _encoder(stages: Stages, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
+    "Texts to vectors; the embedded teacher is fitted by the first process."
+    if name != 'lsa': return sentence_encoder(name, max_length, normalise)
+    def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
+    return _opened_lsa(*stages.paths('lsa', 1, make, 'npz', **of), normalise).transform
+
+def teacher_vectors(stages: Stages,
+                    name: str,              # lsa, a hub name, or a folder
+                    queries: Sequence, documents: Sequence,  # texts
+                    pairs,                  # [(query index, document index)] of the training pairs, for lsa
                     max_length: int = 512,  # tokens; lsa reads whole texts
-                    normalise: bool = True
-                   ) -> tuple:              # [Q, D], [N, D] float32
-    "Embeddings of queries and documents by one teacher, cached on disk. Raises `ConfigError` for a missing one."
-    if name == 'lsa':
-        key = digest([name, str(normalise), str(pairs), str(len(queries)), *queries, *documents])
-        vectors = _cached(Path(folder)/f'lsa-{key}.npy', lambda: _lsa_vectors(queries, documents, pairs, normalise))
-        return vectors[:len(queries)], vectors[len(queries):]
-    encode, about = sentence_encoder(name, max_length, normalise), [identity(name), str(max_length), str(normalise)]
-    return tuple(_in_shards(texts, encode, Path(folder)/digest([*about, *texts])) for texts in (queries, documents))
+                    normalise: bool = True,
+                    size: int = 4096,       # texts in a part
+                    data: str = '', asked: str = ''  # hashes that name documents and queries
+                   ) -> tuple:              # [Q, D], [N, D] float32, memory-mapped
+    "Embeddings of queries and documents by one teacher, made in parts. Raises `ConfigError` for a missing one."
+    both = dict(data=data, queries=asked)
+    encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both)
+    of = dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
+    def side(texts, **named):
+        def some(first, last): return np.asarray(encode(texts[first:last]), dtype=np.float32)
+        return stages.arrays('teacher', len(texts), some, **of, **named)
+    return side(queries, side='queries', **both), side(documents, side='documents', **(both if name == 'lsa' else dict(data=data)))
