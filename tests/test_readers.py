@@ -243,3 +243,12 @@ def test_memory_of_many_triplets(tmp_path):
         measured.append([float(word) for word in done.stdout.split()])
     (number, peak, _), (again, _, held) = measured
     assert number == again == 100_001 and peak < 250 and held < 40, measured
+
+
+def test_a_draw_is_told_at_the_start(tmp_path, capsys):
+    "Also where only dev is given, and for judged sets without a split."
+    write(tmp_path/'val.jsonl', *(line(f'질문 {n}', f'답 {n}') for n in range(30)))
+    drawn = load_collection(str(tmp_path/'val.jsonl'))
+    assert drawn.notes[-1] in capsys.readouterr().err and drawn.notes[0].startswith('no test split given: the 30 dev queries')
+    assert len(drawn.split('train')) + len(drawn.split('test')) == 30 and len(drawn.split('train')) > 15
+    assert drawn.hash != load(tmp_path/'val.jsonl').hash and not set(drawn.split('train')) & set(drawn.split('test'))

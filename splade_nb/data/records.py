@@ -209,7 +209,7 @@ def resplit(collection: Collection, moves: dict[str, str], note: str) -> Collect
 
 # %% ../../nbs/1_data/01_records.ipynb #with-splits
 def with_splits(collection: Collection, share: float = 0.2) -> Collection:
-    "The collection itself if it has train and test queries, else one split by hash of the query id (dev stays)."
+    "The collection itself if it has train and test queries, else one split by hash of the query id (dev stays), which stderr tells."
     if collection.split('train') and collection.split('test'): return collection
     def fraction(key): return int(hashlib.sha256(key.encode()).hexdigest()[:12], 16) / 16**12
     judged = [key for key, grades in collection.qrels.items() if any(grades.values())]
@@ -217,6 +217,7 @@ def with_splits(collection: Collection, share: float = 0.2) -> Collection:
     test = {key for key in order if fraction(key) < share or key == order[0]} - set(order[1:][-1:])
     note = (f'no train or test split given: {len(test)} test and {len(order) - len(test)} train queries by hash of the '
             f'query id ({share:.0%} test)')
+    print(f'{collection.name}: {note}', file=sys.stderr)
     return resplit(collection, {key: 'test' if key in test else 'train' for key in order}, note)
 
 # %% ../../nbs/1_data/01_records.ipynb #ready

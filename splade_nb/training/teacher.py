@@ -200,7 +200,9 @@ def _encoder(stages: Stages, name: str, queries, documents, pairs, max_length, n
     "Texts to vectors; the embedded teacher is fitted by the first process."
     if name != 'lsa': return sentence_encoder(name, max_length, normalise)
     def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
-    return _opened_lsa(*stages.paths('lsa', 1, make, 'npz', **of), normalise).transform
+    path, = stages.paths('lsa', 1, make, 'npz', **of)
+    opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, which no one needs where all parts are there
+    return lambda texts: opened().transform(texts)
 
 def teacher_vectors(stages: Stages,
                     name: str,              # lsa, a hub name, or a folder
