@@ -164,9 +164,13 @@ def test_a_batch_is_shared_by_default_and_multiplied_on_request(tmp_path):
         assert losses(tmp_path/name) == pytest.approx(losses(tmp_path/like), rel=1e-4), name
         assert read_json(tmp_path/name/'config.json')['settings'] == read_json(tmp_path/like/'config.json')['settings']
         assert read_json(tmp_path/name/'summary.json')['processes'] == 2
+
+
+def test_a_scaled_batch_keeps_the_epochs():
     settings = resolve('v28', 'corrected', 'full')
     scaled = settings.but(**experiment.scaled_batch(settings, 8))
-    assert trainer.step_count(scaled, 80_000) == math.ceil(trainer.step_count(settings, 80_000) / 8), 'as many epochs'
+    pairs = 80 * settings.batch_size * settings.accumulation
+    assert trainer.step_count(settings, pairs) == 80 * settings.epochs and trainer.step_count(scaled, pairs) == 10 * settings.epochs
 
 
 # From the command to the report
