@@ -8,6 +8,7 @@ __all__ = ['FACTS', 'FORMATS', 'SYSTEMS', 'facts_of', 'data_licence', 'front_mat
 # %% ../../nbs/5_hub/04_model_card.ipynb #imports
 from pathlib import Path
 from ..config.files import ConfigError, read_json
+from ..config.settings import current_names
 from ..config.versions import ABOUT, PARENTS
 from ..data.readers import load as load_data
 from ..evaluation.compare import from_parent, markdown_table, short
@@ -86,7 +87,7 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
     "What the hub reads at the head of a card."
     from huggingface_hub import ModelCardData
     library, task, _ = FORMATS[form]
-    settings, data = facts['config'].get('settings', {}), facts['summary'].get('data', {}).get('name') or ''
+    settings, data = current_names(facts['config'].get('settings', {})), facts['summary'].get('data', {}).get('name') or ''
     base = settings.get('backbone') if settings.get('start') == 'pretrained' and not settings.get('hidden') else None
     base = base if base and not Path(base).exists() else None
     tags = ['sparse-encoder', 'sparse', 'splade', 'korean', 'splade_nb', *({library} - {'transformers'})]

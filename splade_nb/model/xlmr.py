@@ -53,6 +53,13 @@ class SPLADEDocXLMR(nn.Module):
         sparse_repr, _, token_weights = _read_both(self.splade, input_ids, attention_mask)
         return sparse_repr, token_weights
 
+    @property
+    def model(self): return self.splade.model  # ids, mask -> logits [B, L, V]
+    @property
+    def transformer(self): return self.splade.transformer
+    @property
+    def relu(self): return self.splade.relu
+
     def encode_documents(self, input_ids, attention_mask): # [B, V]
         "Without dropout and gradients."
         return encode_documents(self.splade, input_ids, attention_mask)
