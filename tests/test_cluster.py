@@ -47,6 +47,7 @@ def finished(process: subprocess.Popen) -> dict:
 
 @pytest.mark.slow
 @has_ray
+@pytest.mark.parametrize('folder', ['splade_ko'], indirect=True)  # the mean length of all texts comes first
 def test_a_killed_cluster_goes_on_and_writes_what_one_process_writes(folder):
     process = ray_command(folder, 'by-ray')
     while process.poll() is None and len(shards(folder/'by-ray')) < 2: time.sleep(0.05)
