@@ -232,7 +232,7 @@ tensorboard: $(ready)  ## Watch the curves of the runs in outputs/
 
 lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/python" -m pip install -q uv
-	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
+	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra cluster --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 

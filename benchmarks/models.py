@@ -3,6 +3,7 @@ import json, logging, tempfile, warnings
 from contextlib import contextmanager
 from pathlib import Path
 import torch
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 from transformers.utils import logging as transformers_logging
@@ -30,12 +31,21 @@ def korean_texts(number: int, tokenizer: SpladeTokenizer, longest: int = 128) ->
     return [text for text, ids in zip(texts, tokenizer.ids(texts)) if len(ids) + 2 <= longest][:number]
 
 
+def filled_up(tokenizer: Tokenizer, vocabulary: int) -> Tokenizer:
+    "With further entries that no text holds: the head of a model is as large as its tokenizer."
+    known = json.loads(tokenizer.to_str())
+    entries = known['model']['vocab']
+    entries += [[f'\ue000{number}', -100.0] for number in range(len(entries), vocabulary)]
+    return Tokenizer.from_str(json.dumps(known))
+
+
 def make_tokenizer(vocabulary: int) -> SpladeTokenizer:
-    "XLM-R's own if it is beside the project and has this size, else one trained on the embedded set."
+    "XLM-R's own if it is beside the project and has this size, else one trained on the embedded set and filled up to it."
     source = SHARED/'tokenizers'/'xlm-roberta-base'
     if vocabulary == VOCABULARY and source.exists(): return load_tokenizer(source)
     trained = train_unigram(list(data.load('mini').texts.values()), 2_000)
     marks = [(token, trained.convert_tokens_to_ids(token)) for token in ('<s>', '</s>')]
+    trained._tokenizer = filled_up(trained.backend_tokenizer, vocabulary)
     trained.backend_tokenizer.post_processor = TemplateProcessing(single='<s> $A </s>', special_tokens=marks)
     return SpladeTokenizer(trained)
 

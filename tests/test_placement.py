@@ -54,3 +54,30 @@ def test_a_screen_is_refused_there_and_auto_goes_without(tokenizer):
         with pytest.raises(ConfigError, match='screen=True is for a CPU, the model is on meta'):
             encode.__wrapped__(model, tokenizer, TEXTS, screen='on', cut={})
         assert encode.__wrapped__(model, tokenizer, TEXTS, screen='auto', cut={}).nnz > 0
+
+
+def two_steps(version: str, place) -> list:  # their losses
+    from splade_nb.config.versions import resolve_quietly
+    from splade_nb.model.splade import accumulated_rows
+    from splade_nb.training.dataset import toy_training_data
+    from splade_nb.training.objective import optimizer_for
+    from splade_nb.training.trainer import Run, train_step
+    torch.manual_seed(0)
+    data, model = toy_training_data()
+    if version == 'v28': model = toy_model(60, context_gate=True)
+    for name in ('idf', 'penalty', 'language', 'stopword', 'special'): setattr(data, name, getattr(data, name).to(place))
+    data.teacher = tuple(torch.nn.functional.normalize(torch.ones(n, 8).cumsum(0).sin()) for n in (24, 12))
+    settings = resolve_quietly(version, 'corrected', 'mini', hidden=model.settings.hidden, layers=model.settings.layers, batch_size=4,
+                               steps=4, max_length=16, query_length=16, teacher='lsa')
+    model.to(place).train()
+    run, losses = Run(model, data, settings, None, 42, 4, optimizer_for(model, settings), torch.zeros(60, dtype=torch.bool).to(place)), []
+    with accumulated_rows(model):
+        for run.step in range(2): losses.append(train_step(run)['loss'])
+    return losses
+
+
+@pytest.mark.parametrize('version', ['v26', 'v28'])
+def test_a_training_step_stays_on_the_device(version):
+    wanted = two_steps(version, 'cpu')
+    with OtherDevice(): found = two_steps(version, PLACE)
+    assert found == pytest.approx(wanted, rel=0.02) and found[0] == pytest.approx(wanted[0], rel=1e-5), 'Adam magnifies the last digits'

@@ -39,15 +39,12 @@ class ShardWorker:
 # %% ../../nbs/2_model/09_encode_cluster.ipynb #connected
 def _connected(address: str): # the module, connected
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0') # nothing is reported to anybody
-    os.environ.setdefault('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')
+    os.environ.setdefault('RAY_raylet_start_wait_time_s', '120') # a busy machine starts slowly
     ray = needs('ray', 'cluster')
     needs('ray.data', 'cluster')
-    try:
-        if not ray.is_initialized():
-            more = dict(include_dashboard=False) if address == 'local' else {}
-            ray.init(address=address, log_to_driver=False, **more)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(f'address={address!r}: no Ray cluster there: {str(error).splitlines()[0]}') from error
+    try: ray.is_initialized() or ray.init(address=address, log_to_driver=False, include_dashboard=False if address == 'local' else None)
+    except Exception as error: # Ray raises no narrower class
+        raise ConfigError(f'address={address!r}: no Ray there, or it did not start in time: {str(error).splitlines()[0]}') from error
     ray.data.DataContext.get_current().enable_progress_bars = False # one bar is shown, with the texts that are done
     return ray
 
