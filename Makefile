@@ -9,6 +9,7 @@ SEED    ?= 42
 OUT     ?= outputs/$(VERSION)
 MODEL   ?= $(OUT)
 SPLIT   ?= test
+WHAT    ?=
 ENGINE  ?= exact
 INDEX   ?=
 PORT    ?= 8000
@@ -41,7 +42,7 @@ PROCESSES ?= auto
 SCALE_BATCH ?= False
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -133,7 +134,12 @@ data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, 
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.cli evaluate \
-	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT"
+	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what)
+
+# One part of an evaluation of outputs/v28, or of OUT: make eval-v28-language, eval-v28-context.
+eval-%-language eval-%-context: export name = $*
+eval-%-language: ; @$(MAKE) --no-print-directory evaluate WHAT=language VERSION="$$name"
+eval-%-context: ; @$(MAKE) --no-print-directory evaluate WHAT=context VERSION="$$name"
 
 judged = -r model "$$typed_MODEL" -r collections "$$typed_COLLECTIONS" -p sample "$$typed_SAMPLE" \
          -r dense "$$typed_DENSE" -r out "$$typed_FULL"

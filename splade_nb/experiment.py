@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'GIVEN', 'check_parameters', 'notebook_names', 'scale_of', 'require_parts', 'begin_run',
-           'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts', 'sample_terms', 'keep_samples',
-           'evaluate_run', 'peak_memory', 'summarise_run', 'run_version']
+           'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts', 'sample_terms', 'keep_samples', 'Stages',
+           'evaluate_run', 'peak_memory', 'summarise_run']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
+from collections import Counter
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from datetime import timedelta
@@ -36,8 +37,10 @@ from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
-from .evaluation.retrieval import baselines, compare_systems, context_result, contract_metrics, index_facts
-from .evaluation.retrieval import evaluate_queries, language_result, make_validator
+from .evaluation.exact_search import Search
+from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
+from .evaluation.retrieval import contract_metrics, evaluate_queries, index_facts, sparsity_result
+from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
 PARAMETERS = 'version recipe scale data seed out max_steps resume settings finished'.split()
@@ -157,20 +160,43 @@ def keep_samples(setup: TrainingSetup, texts: list, before: list, folder: Path |
     after = sample_terms(setup.model, setup.training_data.tokenizer, texts)
     write_json(Path(folder)/'samples.json', [dict(text=t, before=b, after=a) for t, b, a in zip(texts, before, after)])
 
+# %% ../nbs/7_experiment.ipynb #stages
+class Stages:
+    "Seconds of the stages of a run: `with stages('reading'): ...`, or `stages('evaluating')(function)`."
+    def __init__(self): self.seconds, self.inner = Counter(), [0.0]
+    @contextmanager
+    def __call__(self, name: str):
+        began = time.perf_counter()
+        self.inner.append(0.0)
+        try: yield
+        finally:
+            whole = time.perf_counter() - began
+            self.seconds[name] += whole - self.inner.pop()
+            self.inner[-1] += whole
+    def rounded(self) -> dict: return {name: round(value, 1) for name, value in self.seconds.items()}
+
 # %% ../nbs/7_experiment.ipynb #evaluate-run
-def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str) -> tuple:  # result, evaluation with vectors
+def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
+                 group: ProcessGroup = ProcessGroup(), # each process encodes a part; the first one has the result
+                 stages: Stages | None = None) -> tuple:  # result, evaluation: of `evaluate_queries`, and systems
     "Evaluate the trained model on the test queries, on context pairs and on the language; writes `evaluation.json`."
-    collection, tokenizer = setup.collection, setup.training_data.tokenizer
-    ids = list(collection.split('test'))
-    evaluation = evaluate_queries(setup.model, tokenizer, collection, ids)
-    lexical, lexical_terms = baselines(collection, ids)
+    collection, tokenizer, stages = setup.collection, setup.training_data.tokenizer, stages or Stages()
+    ids, size = list(collection.split('test')), len(collection.texts)
+    shares, pairs = LanguageShares(tokenizer, setup.masks, size), Search(context_queries(collection), k=1)
+    with stages('judging'):
+        evaluation = evaluate_queries(setup.model, tokenizer, collection, ids, k=1000, others=[pairs],
+                                      observers=[shares], group=group)
+        korean = shares.result(group, setup.model.special.device)
+    if group.rank: return {}, {}
+    with stages('baselines'): lexical, lexical_terms = baselines(collection, ids)
     systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
     learned = dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])
-    result = compare_systems(systems, collection)
-    result |= dict(index=index_facts(lexical_terms | learned, len(collection.texts)),
-                   context=context_result(setup.model, tokenizer, collection),
-                   korean=language_result(setup, evaluation['vectors'][1]),
-                   worst=worst_queries(systems, evaluation['vectors'], collection, tokenizer))
+    with stages('judging'):
+        result = compare_systems(systems, collection)
+        result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean,
+                       context=context_result(setup.model, tokenizer, collection, pairs),
+                       sparsity=sparsity_result(evaluation, collection, shares.kinds),
+                       worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
     if evaluation['cut']: result['cut'] = evaluation['cut']
     write_json(Path(folder)/'evaluation.json', result)
     return result, evaluation | {'systems': systems}
@@ -199,13 +225,14 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
         documents=len(collection.texts), index=result['index'], active_terms=evaluation['active_terms'],
         korean={key: korean[key]['mean'] for key in ('count_share', 'weight_share', 'noise')},
         context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},
-        dead_rows=float(np.mean(evaluation['vectors'][1].getnnz(axis=1) == 0)))
+        dead_rows=evaluation['dead_rows'])
 
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
                   result: dict, evaluation: dict,  # of `evaluate_run`
                   seconds: float,                  # of training
-                  memory: dict | None = None       # of all processes, see `peak_memory`
+                  memory: dict | None = None,      # of all processes, see `peak_memory`
+                  stages: Stages | None = None, validation: dict | None = None  # of `Validator.facts`
                  ) -> dict:
     "Writes `summary.json`: the contract that tables and comparisons read."
     data, settings, recipe = run.training_data, run.settings, recipe_name(recipe)
@@ -218,6 +245,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=about,
         teacher=teacher_label(settings.teacher) if data.teacher else 'none', steps=run.step, stopped=run.stopped,
         start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1),
+        stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, revision=revision(), versions=packages())
     write_json(run.folder/'summary.json', summary)
@@ -232,19 +260,22 @@ def _processes(timeout: float = 60.0  # minutes that a process waits for the oth
     if state.num_processes == 1: return ProcessGroup()
     return ProcessGroup.join(state.process_index, state.num_processes)
 
+def _printed_once(group: ProcessGroup):
+    "A context in which only the first process prints; errors of all are seen."
+    return redirect_stderr(io.StringIO()) if group.rank else nullcontext()
+
 @contextmanager
 def _first_before_others(group: ProcessGroup):
     "The first process runs the block, then the others do, with what it wrote; they wait without a time-out."
     if group.rank: group.wait()
-    with redirect_stderr(io.StringIO()) if group.rank else nullcontext(): yield  # what is printed, is printed once
+    with _printed_once(group): yield
     if not group.rank: group.wait()
 
 # %% ../nbs/7_experiment.ipynb #before-training
-def _before_training(setup: TrainingSetup) -> tuple:  # evaluation, sample texts, their terms
-    "The untrained model, which only the first process evaluates."
-    collection, tokenizer, texts = setup.collection, setup.training_data.tokenizer, sample_texts(setup.collection)
-    before = evaluate_queries(setup.model, tokenizer, collection, list(collection.split('test')))
-    return before, texts, sample_terms(setup.model, tokenizer, texts)
+def _before_training(setup: TrainingSetup, validator, group: ProcessGroup) -> tuple:  # evaluation, sample texts, their terms
+    "The untrained model: each process encodes a part of the documents."
+    before, texts = evaluate_untrained(setup, validator, group), sample_texts(setup.collection)
+    return before, texts, sample_terms(setup.model, setup.training_data.tokenizer, texts)
 
 # %% ../nbs/7_experiment.ipynb #run-version
 def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: str = 'auto', source: str = 'mini',
@@ -256,22 +287,39 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                 timeout: float = 60.0       # minutes that a process waits for the others inside a step
                ) -> dict:                   # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`."
+<<<<<<< ours
     group = _processes(timeout)
-    name, scale, resolved, collection, folder = begin_run(
-        version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
-        group.number if scale_batch else 1)
-    if group.rank == 0: require_acting_settings(resolved, folder)
-    with _first_before_others(group): setup = prepare(resolved, collection, seed, folder/'cache')
-    first = group.rank == 0
+    with _first_before_others(group):
+        name, scale, resolved, collection, folder = begin_run(
+            version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
+            group.number if scale_batch else 1)
+    if first := group.rank == 0: require_acting_settings(resolved, folder)
+    with _printed_once(group): setup = prepare(resolved, collection, seed, folder/'cache', group=group)
     before, samples, shown = _before_training(setup) if first else (None, None, None)
+=======
+    group, stages = _processes(timeout), Stages()
+    with stages('reading'):
+        name, scale, resolved, collection, folder = begin_run(
+            version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
+            group.number if scale_batch else 1)
+    first = group.rank == 0
+    with stages('checking settings'):
+        if first: require_acting_settings(resolved, folder)
+    with stages('preparing'), _first_before_others(group): setup = prepare(resolved, collection, seed, folder/'cache')
+    validator = make_validator(setup)
+    with stages('judging'): before, samples, shown = _before_training(setup, validator, group)
+>>>>>>> theirs
     started = time.perf_counter()
-    run = train(setup.model, setup.training_data, resolved, folder, make_validator(setup),
-                torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
-                rollbacks=rollbacks_of(recipe), process_group=group)
+    with stages('training'):
+        run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
+                    torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
+                    rollbacks=rollbacks_of(recipe), process_group=group)
     seconds, memory = time.perf_counter() - started, peak_memory(group)
-    if not first: return {}
-    with writable(folder):
-        save_model_folder(setup, folder)
-        keep_samples(setup, samples, shown, folder)
-        result, evaluation = evaluate_run(setup, before, folder)
-        return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory)
+    with writable(folder) if first else nullcontext():
+        if first:
+            with stages('writing'): save_model_folder(setup, folder)
+            keep_samples(setup, samples, shown, folder)
+        result, evaluation = evaluate_run(setup, before, folder, group, stages)
+        if not first: return {}
+        return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory, stages,
+                             validator.facts())

@@ -11,7 +11,7 @@ from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
 from splade_nb.data import readers
 from splade_nb.model.load import load_encoder
-from splade_nb.evaluation import retrieval
+from splade_nb.evaluation import retrieval, validation
 from splade_nb import experiment
 from splade_nb import cli
 from splade_nb.training import trainer as training
@@ -185,7 +185,7 @@ def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
                                validations=6, weight_averaging=[0.0], learning_rate=0.01)
     setup = training_data.prepare(settings, readers.load_collection('toy'), 42, tmp_path/'cache')
     setup = replace(setup, dev_queries=set(list(setup.collection.split('train'))[:8]))
-    training.train(setup.model, setup.training_data, settings, tmp_path, retrieval.make_validator(setup), quiet=True)
+    training.train(setup.model, setup.training_data, settings, tmp_path, validation.make_validator(setup), quiet=True)
     best, history = tmp_path/'checkpoints'/'best', read_json(tmp_path/'training_history.json')
     state = read_json(best/'state.json')
     recorded = [{name: row[name] for name in ('metrics', 'active_terms')} for row in history]

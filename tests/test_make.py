@@ -109,7 +109,7 @@ def wanted(value: dict) -> list[list[str]]:
         EXPORT, train, report('OUT', 'train'), EXPORT, [*train, '-p', 'resume', 'True'], report('OUT', 'train'),
         EXPORT, *distributed(), report('OUT', 'train'), EXPORT, *distributed('--resume'), report('OUT', 'train'),
         finished, report('OUT', 'train'),
-        ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT')],
+        ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT', what='WHAT')],
         judge, report('FULL', 'evaluate_full'),
         study, shown(value['STUDY']), board, shown('leaderboard'),
         ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
@@ -343,3 +343,12 @@ def test_papermill_gives_the_notebook_what_was_typed(workshop):
     assert found['settings'] == settings and found['out'] == out
     allowed = resolve('v28', 'corrected', 'mini', **read_overrides(found['settings'])).language_allows
     assert allowed == ("don't", '$(touch X)', '`가격` "5" \\', '{a}')
+
+
+@pytest.mark.parametrize('part', ['language', 'context'])
+def test_one_part_of_an_evaluation(part, workshop):
+    "The model is that of the version's folder, or of OUT where it is given."
+    for given, model in (([], 'outputs/v28'), (['OUT=outputs/mine'], 'outputs/mine')):
+        assert (done := workshop.make(f'eval-v28-{part}', *given)).returncode == 0, done.stderr
+        wanted = ['evaluate', f'--model={model}', '--data=mini', '--split=test', f'--what={part}']
+        assert workshop.calls()[-1] == ['python', '-m', 'splade_nb.cli', *wanted]

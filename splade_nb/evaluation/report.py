@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'COLUMNS', 'RunError', 'read_part', 'metrics_table', 'numbers', 'Run', 'read_run', 'ends', 'loss_curves',
-           'sparsity_curves', 'collapse', 'korean_curve', 'guard_timeline', 'history_curve', 'spell', 'against_bm25',
-           'quality_bars', 'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table',
-           'settings_table', 'quality_table', 'criteria_table']
+           'sparsity_curves', 'collapse', 'korean_curve', 'sparsity_table', 'guard_timeline', 'history_curve', 'spell',
+           'against_bm25', 'quality_bars', 'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs',
+           'summary_table', 'settings_table', 'quality_table', 'criteria_table']
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #imports
 import json, math
@@ -185,6 +185,19 @@ def _korean_caption(run: Run) -> str:
                f'and {count:.1%} of its {terms:.1f} active terms')
     return f'{caption}; the model collapsed ({lost}), so the share means nothing.' if lost else f'{caption}.'
 
+# %% ../../nbs/4_evaluation/04_report.ipynb #sparsity-table
+def sparsity_table(run: Run) -> tuple:  # DataFrame, a row for each kind of text; caption
+    "Active terms, zeros and weights of queries by kind and of documents by language (design 3, section 3)."
+    import pandas as pd
+    sparsity = run.evaluation.get('sparsity')
+    if not sparsity: return pd.DataFrame(), 'The run kept no sparsity analysis.'
+    rows = {f'{side}, {kind}': {'texts': f'{row["texts"]:,}', 'terms': f'{row["terms"]:.1f}', 'zeros': f'{row["ratio"]:.3%}',
+                                'mean weight': f'{row["mean_weight"]:.3f}', 'largest weight': f'{row["largest_weight"]:.3f}'}
+            for side, kinds in sparsity.items() for kind, row in kinds.items() if row['texts']}
+    whole = sparsity['document']['all']
+    return pd.DataFrame.from_dict(rows, orient='index').rename_axis('texts'), (
+        f'{whole["ratio"]:.3%} of a document\'s weights are zero; the others are {whole["mean_weight"]:.2f} on average.')
+
 # %% ../../nbs/4_evaluation/04_report.ipynb #guard-timeline
 def guard_timeline(run: Run) -> tuple:  # figure, caption
     "InfoNCE against the loss at chance; the events of the collapse guard at its foot."
@@ -216,14 +229,19 @@ def history_curve(run: Run) -> tuple:  # figure, caption
     if not points: return nothing('The run was not validated while it trained.')
     figure, axis = canvas(width=8, height=2.8)
     axis.plot(*zip(*points), marker='o', color=palette['blue'])
-    _shade_phases(axis, run, 'nDCG@10, development split')
+    _shade_phases(axis, run, f'nDCG@10, development split{_pool(run.summary)}')
     axis.set_xlabel('step')
-    return figure, _history_caption(points, run.summary['start_share'])
+    return figure, _history_caption(points, run.summary['start_share'], _pool(run.summary))
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #history-curve-2
-def _history_caption(points: list, share: dict) -> str:  # (step, nDCG@10); share of the initial model
+def _pool(summary: dict) -> str:  # what a validation searched, where that was not the whole collection
+    facts = summary.get('validation') or dict(documents=0, collection=0)
+    if facts['documents'] == facts['collection']: return ''
+    return f' (pool of {facts["documents"]:,} of {facts["collection"]:,} documents)'
+
+def _history_caption(points: list, share: dict, pool: str = '') -> str:  # (step, nDCG@10); share of the initial model
     (_, first), (step, last), (top, best) = points[0], points[-1], max(points, key=lambda point: point[1])
-    caption = (f'nDCG@10 on the development split went from {first:.3f} before training to {last:.3f} at step {step}; '
+    caption = (f'nDCG@10 on the development split{pool} went from {first:.3f} before training to {last:.3f} at step {step}; '
                f'the best of {len(points)} validations is {best:.3f} at step {top}.')
     if len(share['tried']) < 2: return caption
     return (f'{caption} Of {len(share["tried"])} weight averages with the initial model, validation chose '
@@ -383,11 +401,19 @@ def summary_table(run: Run):  # DataFrame, one column
     rows |= {'parameters': f'{summary["parameters"]:,}',
              'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)', 'data hash': data['hash'][:16],
              'teacher': summary.get('teacher', '-'), 'steps': summary['steps'],
-             'time': f'{summary["seconds"] / 60:.1f} minutes of training',
+             'time': f'{summary["seconds"] / 60:.1f} minutes of training', **_stage_row(summary),
              'memory': f'{summary["peak_memory_mb"]:,} MB at most', 'device': summary['device'],
              'stopped by the collapse guard': summary.get('stopped') or 'no',
              'packages': ', '.join(map(' '.join, summary['versions'].items()))}
     return pd.DataFrame({'': rows})
+
+def _stage_row(summary: dict) -> dict:
+    "Seconds of each stage, and what a validation searched."
+    stages, facts = summary.get('stages'), summary.get('validation')
+    rows = {'seconds of each stage': ', '.join(f'{name} {value:,.0f}' for name, value in stages.items())} if stages else {}
+    if not facts: return rows
+    bound = f'at most {facts["bound"]:,}' if facts['bound'] else 'no bound'
+    return rows | {'validations search': f'{facts["documents"]:,} of {facts["collection"]:,} documents ({bound})'}
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #settings-table
 def settings_table(run: Run):  # DataFrame, a row for each setting

@@ -250,7 +250,24 @@ def optimizer_for(model, settings: Settings) -> torch.optim.AdamW:
     betas = settings.adam_beta1, settings.adam_beta2
     return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps)
 
-# %% ../../nbs/3_training/06_objective.ipynb #crew
+# %% ../../nbs/3_training/06_objective.ipynb #exchange
+def _gathered(own: Tensor, sizes: list, group=None) -> Tensor:  # [sum of sizes, ...], in the order of the processes
+    "Rows of all processes, which may be of different numbers: each sends as many as the largest has."
+    most = max(sizes)
+    padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])]).contiguous()
+    every = padded.new_empty(len(sizes) * most, *own.shape[1:])
+    torch.distributed.all_gather(list(every.split(most)), padded, group=group)
+    if min(sizes) == most: return every
+    return torch.cat([part[:size] for part, size in zip(every.split(most), sizes)])
+
+def _exchanged(value: object, number: int, group) -> list:
+    "The values of all processes, as JSON holds them."
+    own = torch.tensor([*json.dumps(plain(value)).encode()], dtype=torch.uint8)
+    sizes = _gathered(torch.tensor([len(own)]), [1] * number, group).tolist()
+    texts = _gathered(own, sizes, group).split(sizes)
+    return [json.loads(bytes(text.tolist())) for text in texts]
+
+# %% ../../nbs/3_training/06_objective.ipynb #process-group
 @dataclass(frozen=True)
 class ProcessGroup:
     "The processes of a run. A single one gathers and sums nothing."
@@ -265,27 +282,12 @@ class ProcessGroup:
     def gather(self, tensor: Tensor,      # [n, ...] rows of this process
                sizes: Sequence[int] = ()  # rows of each process; empty: all have as many as this one
               ) -> Tensor:                # [sum of n, ...] in the order of the ranks
-        if self.number == 1: return tensor
-        most = max(sizes, default=len(tensor))
-        padded = torch.cat([tensor, tensor.new_zeros(most - len(tensor), *tensor.shape[1:])]).contiguous()
-        every = padded.new_empty(self.number * most, *tensor.shape[1:])
-        torch.distributed.all_gather(list(every.split(most)), padded)
-        if min(sizes, default=most) == most: return every
-        return torch.cat([part[:size] for part, size in zip(every.split(most), sizes)])
+        return tensor if self.number == 1 else _gathered(tensor, sizes or [len(tensor)] * self.number)
 
-    def collect(self, value: object) -> list:  # JSON values of all processes
-        "Waits without a time-out for the slowest."
-        if self.number == 1: return [value]
-        own = torch.tensor([*json.dumps(plain(value)).encode()], dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.number)]
-        torch.distributed.all_gather(sizes, torch.tensor([len(own)]), group=self.patient)
-        texts = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
-        torch.distributed.all_gather(texts, torch.cat([own, texts[0][len(own):]]), group=self.patient)
-        return [json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes)]
+    def collect(self, value: object) -> list:  # of all processes, as JSON holds them; without a time-out
+        return [value] if self.number == 1 else _exchanged(value, self.number, self.patient)
 
-    def of_first(self, function) -> object:  # what it returns in the first process, as JSON holds it
-        "Call a function in the first process alone; the others wait for its result, without a time-out."
-        if self.number == 1: return function()
+    def of_first(self, function) -> object:  # what it returns in the first process; the others wait, without a time-out
         return self.collect(None if self.rank else function())[0]
 
     def wait(self) -> None:  # for the slowest, without a time-out

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'step_count', 'texts_in_step', 'phase_number', 'set_rate', 'train_step',
-           'tensorboard_scalars', 'log_row', 'log_events', 'warn', 'validate', 'should_stop', 'checkpoint',
-           'difference', 'refuse_other', 'truncate_log', 'restore', 'start_or_resume', 'watch', 'roll_back',
-           'interrupts', 'initial_weights', 'average_with_initial', 'choose_average', 'show_plan', 'train']
+           'tensorboard_scalars', 'validation_scalars', 'log_validation', 'log_row', 'log_events', 'warn', 'validate',
+           'should_stop', 'checkpoint', 'difference', 'refuse_other', 'truncate_log', 'restore', 'start_or_resume',
+           'watch', 'roll_back', 'interrupts', 'initial_weights', 'average_with_initial', 'choose_average', 'show_plan',
+           'train']
 
 # %% ../../nbs/3_training/09_trainer.ipynb #imports
 import json, math, shutil, signal, sys, threading, time
@@ -118,6 +119,16 @@ def tensorboard_scalars(row: dict) -> dict[str, float]: # tag -> value
     "A row of metrics under the names of design 4, section 9.1, and the guard's measurements."
     values = {name: row[name] for name in SCALARS} | {f'loss_{name}': value for name, value in row['parts'].items()}
     return {f'train/{name}': value for name, value in values.items()}
+
+def validation_scalars(row: dict) -> dict[str, float]: # tag -> value
+    "A validation under `val/`: its loss, metrics and active terms."
+    terms = {f'active_{side}': value for side, value in row['active_terms'].items()}
+    values = {name: row[name] for name in ('loss',) if name in row} | row['metrics'] | terms
+    return {f'val/{name}': value for name, value in values.items()}
+
+def log_validation(row: dict, writer) -> None: # writer: of TensorBoard, or None
+    "Write a row of `training_history.json` to TensorBoard."
+    for tag, value in validation_scalars(row).items() if writer else (): writer.add_scalar(tag, value, row['step'])
 
 # %% ../../nbs/3_training/09_trainer.ipynb #append
 def _json_line(row: dict) -> str: return json.dumps(plain(row), ensure_ascii=False) + '\n'
@@ -344,10 +355,11 @@ def _show_progress(bar: tqdm, row: dict) -> None:
     bar.update(row['step'] + 1 - bar.n)
 
 # %% ../../nbs/3_training/09_trainer.ipynb #after-step
-def _after_step(run: Run, validator: Callable | None, last: int, save_every: int) -> None:
+def _after_step(run: Run, validator: Callable | None, last: int, save_every: int, writer=None) -> None:
     "Validate and save where the schedule asks for it; save the best validation too."
     if validates_at(run.step, run.steps, run.settings) or run.step == last:
         validate(run, validator)
+        if validator: log_validation(run.history[-1], writer)
         run.model.train()
     if should_stop(run): run.stopped = f'early stopping: no better validation since step {run.best["step"]}'
     due = saves_at(run.step, run.steps, run.settings) or (save_every and run.step % save_every == 0)
@@ -362,6 +374,7 @@ def _loop(run: Run, validator: Callable | None, last: int, save_every: int, rece
     bar = tqdm(total=run.steps, initial=run.step, desc='training', unit='step', mininterval=10, disable=silent)
     watched = SummaryWriter(run.folder/'tensorboard', purge_step=run.step) if main else nullcontext()
     with watched as writer, bar:
+        if run.step == 0 and run.history: log_validation(run.history[0], writer)
         while True:
             run.interrupted = bool(run.process_group.gather(torch.tensor([len(received)], device=device)).any())
             if run.interrupted or run.step >= last or run.stopped: return
@@ -373,7 +386,7 @@ def _loop(run: Run, validator: Callable | None, last: int, save_every: int, rece
             run.step += 1
             _show_progress(bar, row)
             if fatal: roll_back(run, fatal, row)
-            else: _after_step(run, validator, last, save_every)
+            else: _after_step(run, validator, last, save_every, writer)
 
 # %% ../../nbs/3_training/09_trainer.ipynb #train
 def train(model: torch.nn.Module, training_data: TrainingData, settings: Settings,
