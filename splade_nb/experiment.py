@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'GIVEN', 'check_parameters', 'notebook_names', 'scale_of', 'require_parts', 'begin_run',
            'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts', 'sample_terms', 'keep_samples', 'Stages',
-           'evaluate_run', 'peak_memory', 'summarise_run']
+           'evaluate_run', 'peak_memory', 'summarise_run', 'run_version']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
@@ -287,28 +287,17 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                 timeout: float = 60.0       # minutes that a process waits for the others inside a step
                ) -> dict:                   # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`."
-<<<<<<< ours
-    group = _processes(timeout)
-    with _first_before_others(group):
-        name, scale, resolved, collection, folder = begin_run(
-            version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
-            group.number if scale_batch else 1)
-    if first := group.rank == 0: require_acting_settings(resolved, folder)
-    with _printed_once(group): setup = prepare(resolved, collection, seed, folder/'cache', group=group)
-    before, samples, shown = _before_training(setup) if first else (None, None, None)
-=======
     group, stages = _processes(timeout), Stages()
-    with stages('reading'):
+    with stages('reading'), _first_before_others(group):
         name, scale, resolved, collection, folder = begin_run(
             version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
             group.number if scale_batch else 1)
     first = group.rank == 0
     with stages('checking settings'):
         if first: require_acting_settings(resolved, folder)
-    with stages('preparing'), _first_before_others(group): setup = prepare(resolved, collection, seed, folder/'cache')
+    with stages('preparing'), _printed_once(group): setup = prepare(resolved, collection, seed, folder/'cache', group=group)
     validator = make_validator(setup)
     with stages('judging'): before, samples, shown = _before_training(setup, validator, group)
->>>>>>> theirs
     started = time.perf_counter()
     with stages('training'):
         run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
