@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'GIVEN', 'check_parameters', 'notebook_names', 'scale_of', 'require_parts', 'begin_run',
-           'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts', 'sample_terms', 'keep_samples', 'Stages',
+           'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts', 'sample_terms', 'keep_samples',
            'evaluate_run', 'peak_memory', 'summarise_run', 'run_version']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
-from collections import Counter
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from datetime import timedelta
@@ -21,6 +20,7 @@ from .config.files import root, write_json
 from .model.initialization import mini_backbone
 
 # %% ../nbs/7_experiment.ipynb #imports-library
+from .config.stages import Stages, write_stages
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
@@ -145,9 +145,10 @@ def finished_run(folder: Path | str) -> tuple:  # values of `GIVEN`
 def sample_texts(collection, number: int = 10, seed: int = 7) -> list:
     "Test queries and documents to look at, the same for every run on the data."
     rng = np.random.default_rng(seed)
-    def draw(texts, count): return [texts[i] for i in rng.choice(len(texts), min(count, len(texts)), replace=False)]
+    def draw(texts, count):
+        return [texts[int(i)] for i in rng.choice(len(texts), min(count, len(texts)), replace=False)]
     queries = draw([query.text for query in collection.split('test').values()], number - number // 3)
-    return queries + draw(list(collection.texts.values()), number // 3)
+    return queries + draw(collection.texts.values(), number // 3)
 
 # %% ../nbs/7_experiment.ipynb #sample-terms
 def sample_terms(model, tokenizer: SpladeTokenizer, texts: list) -> list:  # for each text [(term, weight)]
@@ -159,21 +160,6 @@ def keep_samples(setup: TrainingSetup, texts: list, before: list, folder: Path |
     "Terms of the sample texts before and after training, in `samples.json`."
     after = sample_terms(setup.model, setup.training_data.tokenizer, texts)
     write_json(Path(folder)/'samples.json', [dict(text=t, before=b, after=a) for t, b, a in zip(texts, before, after)])
-
-# %% ../nbs/7_experiment.ipynb #stages
-class Stages:
-    "Seconds of the stages of a run: `with stages('reading'): ...`, or `stages('evaluating')(function)`."
-    def __init__(self): self.seconds, self.inner = Counter(), [0.0]
-    @contextmanager
-    def __call__(self, name: str):
-        began = time.perf_counter()
-        self.inner.append(0.0)
-        try: yield
-        finally:
-            whole = time.perf_counter() - began
-            self.seconds[name] += whole - self.inner.pop()
-            self.inner[-1] += whole
-    def rounded(self) -> dict: return {name: round(value, 1) for name, value in self.seconds.items()}
 
 # %% ../nbs/7_experiment.ipynb #evaluate-run
 def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
@@ -248,6 +234,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
         stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, revision=revision(), versions=packages())
+    if stages: write_stages(stages, run.folder)
     write_json(run.folder/'summary.json', summary)
     return summary
 
@@ -309,6 +296,8 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
             with stages('writing'): save_model_folder(setup, folder)
             keep_samples(setup, samples, shown, folder)
         result, evaluation = evaluate_run(setup, before, folder, group, stages)
-        if not first: return {}
-        return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory, stages,
-                             validator.facts())
+        if first:
+            return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory, stages,
+                                 validator.facts())
+    write_stages(stages, folder, group.rank)
+    return {}
