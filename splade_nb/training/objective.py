@@ -177,7 +177,8 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     "Distillation of query-document and query-query scores, and MarginMSE; nothing without teacher embeddings."
     if training_data.teacher is None: return {}
     vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
-    asked, answers = (torch.as_tensor(side[rows[name]]) for side, name in zip(training_data.teacher, ('queries', 'documents')))
+    sides = zip(training_data.teacher, ('queries', 'documents'))
+    asked, answers = (torch.as_tensor(vectors[rows[name]]) for vectors, name in sides)
     wanted = asked @ answers.T
     terms = {'kd': _distil(score(vectors, documents, settings.similarity), wanted, settings)}
     if settings.lambda_context_kd:
