@@ -10,7 +10,7 @@ from conftest import ROOT
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data import bm25, idf, prepared, tokenizer as tokenizers
 from splade_nb.data.bm25 import BM25, best
-from splade_nb.data.readers import load, load_collection
+from splade_nb.data.readers import load
 from splade_nb.data.records import toy_corpus
 from splade_nb.training import bags, dataset, negatives, teacher
 from splade_nb.training.curriculum import adopt, curriculum_key

@@ -171,7 +171,8 @@ def _block(words: list, frequencies: np.ndarray, documents: int, mean: float) ->
     values, owner = np.concatenate(words), np.repeat(np.arange(len(words)), lengths)
     order = np.lexsort((owner, values))
     values, owner = values[order], owner[order]
-    begins = np.flatnonzero(np.diff(values, prepend=values[:1] - 1).astype(bool) | np.diff(owner, prepend=-1).astype(bool))
+    others = np.diff(values, prepend=values[:1]) != 0, np.diff(owner, prepend=-1) != 0
+    begins = np.flatnonzero(others[0] | others[1])
     counts, values, owner = np.diff(begins, append=len(values)).astype(np.float32), values[begins], owner[begins]
     distinct, starts = np.unique(values, return_index=True)
     starts = np.append(starts, len(values))

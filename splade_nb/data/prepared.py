@@ -146,7 +146,9 @@ class Stages:
         def make(_, file): np.save(file, whole(), allow_pickle=False)
         return np.load(*self.paths(stage, 1, make, 'npy', **of), mmap_mode='r')
 
-    def json(self, stage: str, parts: int, some: Callable, **of) -> list:  # some: number of the part -> what JSON can hold
+    def json(self, stage: str, parts: int,
+             some: Callable,          # number of the part -> what JSON can hold
+             **of) -> list:
         "What was learned, a value for each part."
         def make(part, file): file.write(json.dumps(some(part), ensure_ascii=False).encode())
         return [*map(read_json, self.paths(stage, parts, make, 'json', **of))]

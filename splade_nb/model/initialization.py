@@ -66,7 +66,8 @@ def window_counts(ids,                   # tokens of each document: lists or arr
                   ) -> sparse.csr_matrix: # [V, V]
     "How often two tokens stand within a window, near ones counting more (1 / distance)."
     rows = (np.asarray(row[:limit], dtype=np.int64) for row in ids)
-    spans = ((row[:-d], row[d:], np.full(len(row) - d, 1 / d)) for row in rows for d in range(1, window + 1) if len(row) > d)
+    spans = ((row[:-d], row[d:], np.full(len(row) - d, 1 / d))
+             for row in rows for d in range(1, window + 1) if len(row) > d)
     return _counts(spans, vocabulary)
 
 # %% ../../nbs/2_model/12_initialization.ipynb #pair-counts

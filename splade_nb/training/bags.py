@@ -76,7 +76,8 @@ def with_bags(stages: Stages, settings: Settings, tokenizer: SpladeTokenizer,
     if not (settings.min_input_logit or settings.inference_free_query): return tokenizer, None, []
     search, by_fold, folds, notes, of = tokenizer, [tokenizer], None, [], of | dict(bags=bags_key(settings, tokenizer))
     if settings.min_input_logit and settings.model1_threshold:
-        (search, *by_fold), folds = _out_of_fold(stages, tokenizer, questions, documents, pairs, settings.model1_threshold, of)
+        learn = questions, documents, pairs, settings.model1_threshold, of
+        (search, *by_fold), folds = _out_of_fold(stages, tokenizer, *learn)
         notes = _uneven(folds, pairs)
     def asked(first, last): return tokenizer.bags(query_texts[first:last], questions[first:last], document=False)
     def answers(first, last):

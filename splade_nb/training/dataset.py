@@ -23,7 +23,7 @@ from ..config.files import ConfigError, device, write_json
 from ..config.settings import CURRICULUM_KEYS, Settings, bigram_columns, needs_teacher
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
-from ..data.prepared import Parts, Rows, Stages
+from ..data.prepared import Rows, Stages
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
 from ..data.tokenizer import allowed_mask, masks, token_kind, tokenizer_key, train_unigram
 from ..model.initialization import create, directions, near_identity, pair_counts, toy_model, window_counts
@@ -83,8 +83,9 @@ def prepared_tokenizer(stages: Stages, settings: Settings, texts: Sequence, quer
     from tokenizers import Tokenizer
     if not settings.vocabulary: return make_tokenizer(settings, [])
     def learned(_):
-        return json.loads(make_tokenizer(settings, sentences_of([texts, query_texts])).backend.backend_tokenizer.to_str())
-    of |= dict(vocabulary=settings.vocabulary, segment=settings.segment, made=[version('sentencepiece'), version('kiwipiepy')])
+        made = make_tokenizer(settings, sentences_of([texts, query_texts]))
+        return json.loads(made.backend.backend_tokenizer.to_str())
+    of |= dict(vocabulary=settings.vocabulary, segment=settings.segment, made=[*map(version, ('sentencepiece', 'kiwipiepy'))])
     [found] = stages.json('tokenizer', 1, learned, **of)
     return SpladeTokenizer(as_pretrained(Tokenizer.from_str(json.dumps(found))), **tokenizer_options(settings))
 
@@ -139,7 +140,8 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
     return list(dict.fromkeys(drawn))
 
 # %% ../../nbs/3_training/05_dataset.ipynb #mine
-def _mine(stages: Stages, settings: Settings, texts, query_texts, relevant, teacher: tuple | None, place, of: dict) -> dict:
+def _mine(stages: Stages, settings: Settings, texts: Sequence, query_texts: Sequence, relevant: Rows,
+          teacher: tuple | None, place: str, of: dict) -> dict:
     "Source -> `Candidates` of each query; of: hashes that name documents and queries."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
     words, found, depth = word_rows(stages, texts, data=of['data']), {}, settings.mining_depth
@@ -152,7 +154,7 @@ def _mine(stages: Stages, settings: Settings, texts, query_texts, relevant, teac
     return found
 
 # %% ../../nbs/3_training/05_dataset.ipynb #numbered
-def _judgments(stages: Stages, collection, rows: np.ndarray, of: dict) -> tuple:  # pairs, relevant, given: `TrainingData`
+def _judgments(stages: Stages, collection, rows: np.ndarray, of: dict) -> tuple:  # pairs, relevant, given
     "Judgments and given negatives as indices of queries (places in `rows`) and documents."
     def listed(stage, given):
         return stages.rows(stage, len(rows), lambda first, last: given(rows[first:last]), 100_000, **of)
@@ -168,7 +170,8 @@ def _codes_of(collection, rows: np.ndarray) -> np.ndarray:  # [Q] int8: places i
         try: codes[place] = code_of(kind)
         except ConfigError as error:
             query = list(collection.queries.values())[rows[place]]
-            raise ConfigError(f'{collection.name}, query {query.id}, line {query.meta.get("line", "?")}: {error}') from None
+            line = query.meta.get('line', '?')
+            raise ConfigError(f'{collection.name}, query {query.id}, line {line}: {error}') from None
     return codes
 
 def _keys_of(codes: np.ndarray, pairs: np.ndarray, settings: Settings) -> Keys:
@@ -247,7 +250,8 @@ def _build_training_data(stages: Stages, settings: Settings, collection, rows: n
 def _initial_directions(settings: Settings, collection, rows: np.ndarray, data: TrainingData, seed: int,
                         most: int = 100_000) -> np.ndarray:  # [V, H]; most: documents and pairs that are counted
     "Directions of a near-identity model; a pair across languages, the only link between them, counts four times."
-    texts, query_texts, vocabulary = collection.texts.values(), collection.query_texts(rows), len(data.tokenizer.backend)
+    texts, query_texts = collection.texts.values(), collection.query_texts(rows)
+    vocabulary = len(data.tokenizer.backend)
     pairs = data.pairs[::-(-len(data.pairs) // most) or 1]
     def english(text): return token_kind(text) == 'english'
     weights = [settings.pair_weight * (4.0 if english(query_texts[q]) != english(texts[d]) else 1.0) for q, d in pairs]
@@ -262,8 +266,9 @@ def _untrained(stages: Stages, settings: Settings, collection, rows: np.ndarray,
     if settings.start == 'near_identity' and settings.pair_weight:
         names = {name: getattr(settings, name) for name in ('hidden', 'direction_noise', 'pair_weight')}
         of = names | dict(data=data.hash, queries=hashlib.sha256(rows.tobytes()).hexdigest())
-        near = torch.tensor(stages.array('directions', lambda: _initial_directions(settings, collection, rows, data, seed),
-                                         tokenizer=tokenizer_key(data.tokenizer), seed=seed, **of))
+        def learned(): return _initial_directions(settings, collection, rows, data, seed)
+        key = tokenizer_key(data.tokenizer)
+        near = torch.tensor(stages.array('directions', learned, tokenizer=key, seed=seed, **of))
     fix_seeds(seed)  # a teacher that is loaded, or read from the cache, leaves other random states
     mean_length = float((data.bags[1] if data.bags else data.documents).lengths().mean())
     special, rarity = torch.where(data.special)[0].tolist(), data.idf.cpu().numpy()

@@ -62,7 +62,8 @@ def _opened_lsa(path, normalise: bool):  # pipeline with `transform`
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer
-    with np.load(path, allow_pickle=False) as saved: terms, idf, components = map(saved.get, ('terms', 'idf', 'components'))
+    with np.load(path, allow_pickle=False) as saved:
+        terms, idf, components = (saved[name] for name in ('terms', 'idf', 'components'))
     vocabulary = {term: place for place, term in enumerate(terms.tolist())}
     grams = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 4), sublinear_tf=True, vocabulary=vocabulary)
     reduction = TruncatedSVD(len(components))
@@ -201,7 +202,7 @@ def _encoder(stages: Stages, name: str, queries, documents, pairs, max_length, n
     if name != 'lsa': return sentence_encoder(name, max_length, normalise)
     def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
     path, = stages.paths('lsa', 1, make, 'npz', **of)
-    opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, which no one needs where all parts are there
+    opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, only where a part is missing
     return lambda texts: opened().transform(texts)
 
 def teacher_vectors(stages: Stages,
@@ -220,4 +221,5 @@ def teacher_vectors(stages: Stages,
     def side(texts, **named):
         def some(first, last): return np.asarray(encode(texts[first:last]), dtype=np.float32)
         return stages.arrays('teacher', len(texts), some, **of, **named)
-    return side(queries, side='queries', **both), side(documents, side='documents', **(both if name == 'lsa' else dict(data=data)))
+    alone = both if name == 'lsa' else dict(data=data)
+    return side(queries, side='queries', **both), side(documents, side='documents', **alone)
