@@ -171,9 +171,13 @@ def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> 
     return terms
 
 # %% ../../nbs/3_training/06_objective.ipynb #distil
-def _distil(queries: Tensor, documents: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V], [B, N]
+def _distil(queries: Tensor,    # [B, V]
+            documents: Tensor,  # [N, V]
+            teacher: Tensor,    # [B, N] scores
+            settings: Settings) -> Tensor:
     "Without a limit the student's scores are plain dot products, as the small models were measured."
-    student = _scores(queries, documents, settings) if settings.score_limit else score(queries, documents, settings.similarity)
+    plain = score(queries, documents, settings.similarity)
+    student = _scores(queries, documents, settings) if settings.score_limit else plain
     teacher = teacher.to(student.device) * settings.kd_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
