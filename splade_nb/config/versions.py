@@ -235,17 +235,19 @@ CORRECTIONS |= {
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #mini
-MINI = dict(backbone='mini', start='random', hidden=128, layers=2, vocabulary=16_000, dropout=0.0, precision='fp32',
+MINI = dict(backbone='mini', initialization='random', hidden=128, layers=2, vocabulary=16_000, dropout=0.0,
+            precision='fp32',
             batch_size=32, accumulation=1, learning_rate=Times(100 / 3), warmup_ratio=0.05, clip=5.0, steps=400,
             gate_hidden=32, teacher='lsa', log_every=1, score_limit=0.0)
 SCALES = {'full': {}, 'mini': MINI}
 
 # %% ../../nbs/0_config/04_versions.ipynb #mini-corrections
 MINI_CORRECTIONS = {
-    'start': Correction('near_identity', 'a random start under FLOPS goes to zero vectors within some hundred steps'),
+    'initialization': Correction('near_identity',
+                                 'a random start under FLOPS goes to zero vectors within some hundred steps'),
     'segment': Correction('kiwi', 'tokens of morphemes: particles and endings would split every word otherwise'),
     'pair_weight': Correction(3.0, 'directions in which the tokens of training pairs meet'),
-    'silence': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
+    'decoder_bias_offset': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
     'output_idf': Correction(0.5, 'rare tokens count more before anything is learned; half on each side makes one IDF',
                              lambda s: not s.inference_free_query),
     'term_frequency': Correction(True, 'how often a token stands in a document, as BM25 counts it'),

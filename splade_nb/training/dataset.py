@@ -243,7 +243,7 @@ def _build_training_data(settings: Settings, collection, queries: dict, tokenize
 # %% ../../nbs/3_training/05_dataset.ipynb #untrained
 def _initial_directions(settings: Settings, collection, queries: dict, data: TrainingData, seed: int):
     "Directions of a near-identity model; a pair across languages, the only link between them, counts four times."
-    if settings.start != 'near_identity' or not settings.pair_weight: return None
+    if settings.initialization != 'near_identity' or not settings.pair_weight: return None
     asked = [token_kind(query.text) == 'english' for query in queries.values()]
     texts = [token_kind(text) == 'english' for text in collection.texts.values()]
     weights = [settings.pair_weight * (4.0 if asked[q] != texts[d] else 1.0) for q, d in data.pairs]
