@@ -181,13 +181,13 @@ def test_what_is_no_masked_language_model_is_refused(checkpoints, tmp_path, monk
     refused('no masked language model', tmp_path/'gpt')
     (tmp_path/'empty').mkdir()
     for source in (tmp_path/'empty', tmp_path/'nowhere', 'no/such-model'):
-        for changes in ({}, dict(mlm_head=False), dict(start='random')): refused('backbone=', source, **changes)
+        for changes in ({}, dict(mlm_head=False), dict(initialization='random')): refused('backbone=', source, **changes)
 
 
 @pytest.mark.parametrize('changes, said', [(dict(top_k=61), 'top_k=61.*nearest is 60'), (dict(max_length=19), 'max_length=19.*nearest is 18'),
                                            (dict(query_length=30), 'query_length=30.*nearest is 18'),
                                            (dict(context_gate=True, gate_heads=5), 'gate_heads=5.*nearest is 4'),
-                                           (dict(output_idf=1.0), 'needs idf'), (dict(start='near_identity'), 'near_identity')])
+                                           (dict(output_idf=1.0), 'needs idf'), (dict(initialization='near_identity'), 'near_identity')])
 def test_what_the_checkpoint_cannot_serve_is_refused(changes, said, checkpoints): refused(said, checkpoints/'xlm_roberta', **changes)
 
 
@@ -204,7 +204,7 @@ def test_half_precision_checkpoints_become_whole(family, checkpoints, tmp_path):
     "Training keeps float32 weights, and what it saves comes back as float32 though the config says bfloat16."
     AutoModelForMaskedLM.from_pretrained(checkpoints/family, dtype=torch.bfloat16).save_pretrained(tmp_path/'half')
     for start in ('pretrained', 'random'):
-        model = create(settings(tmp_path/'half', start=start), 60, [])
+        model = create(settings(tmp_path/'half', initialization=start), 60, [])
         assert {p.dtype for p in model.parameters()} == {torch.float32}
         with torch.no_grad(): model.backbone.get_input_embeddings().weight.add_(1e-6)
         back = load(save(model.eval(), tmp_path/start))
@@ -213,9 +213,9 @@ def test_half_precision_checkpoints_become_whole(family, checkpoints, tmp_path):
 
 @pytest.mark.parametrize('family', CONFIGS)
 def test_a_random_start_takes_the_architecture_alone(family, checkpoints):
-    first, second = (create(settings(checkpoints/family, start='random', mlm_head=form), 60, []) for form in (True, False))
+    first, second = (create(settings(checkpoints/family, initialization='random', mlm_head=form), 60, []) for form in (True, False))
     assert type(first.backbone) is type(AutoModelForMaskedLM.from_config(CONFIGS[family]())) and second.importance is not None
-    assert create(settings(checkpoints/f'{family}-encoder', start='random'), 60, [])(IDS, MASK)[0].shape == (2, 60)
+    assert create(settings(checkpoints/f'{family}-encoder', initialization='random'), 60, [])(IDS, MASK)[0].shape == (2, 60)
 
 
 @pytest.mark.parametrize('family', CONFIGS)

@@ -162,7 +162,7 @@ def test_a_family(family, tmp_path):
     vectors = []
     for folder, tokenizer in ((source, before), (cut, after)):
         torch.manual_seed(0)
-        model = create(Settings(backbone=str(folder), start='pretrained', max_length=16, dropout=0.0, top_k=3), len(tokenizer), special_ids(tokenizer)).eval()
+        model = create(Settings(backbone=str(folder), initialization='pretrained', max_length=16, dropout=0.0, top_k=3), len(tokenizer), special_ids(tokenizer)).eval()
         with torch.inference_mode(): vectors.append(model(**batch(tokenizer, tokenizer.ids(TEXTS[:6]), 16))[0])
     assert torch.allclose(vectors[0][:, rows], vectors[1], atol=1e-5) and (vectors[1] > 0).any()
     tied = AutoModelForMaskedLM.from_pretrained(cut)

@@ -60,8 +60,8 @@ V28 = V26.but(context_gate=True, lambda_language=0.5, non_korean_penalty=100.0, 
 
 # %% ../../nbs/0_config/04_versions.ipynb #control
 SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', score_limit=42.0, temperature=1.0,
-                     lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0, lambda_margin=0.0, margin=0.3, lambda_min_act=0.0,
-                     lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True, batch_size=64,
+                     lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0, lambda_margin=0.0, margin=0.3,
+                     lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True, batch_size=64,
                      accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
 SPLADE_KO = SPLADE_V2.but(inference_free_query=True, min_input_logit=5.0, hashed_bigrams=8192, phonetic_keys=True,
                           lead_boost=0.1, idf_prior_documents=2000, term_frequency=True, temperature=0.2,
@@ -147,7 +147,7 @@ class Times:
 
 # %% ../../nbs/0_config/04_versions.ipynb #added
 ADDED = {
-    'kd_warmup_epochs': Correction(0, 'the weight of distillation grows over the first epochs: no design document has it'),
+    'kd_warmup_epochs': Correction(0, 'a weight of distillation that grows at first: no design document has it'),
     'kd_annealing_epochs': Correction(0, 'a class default of the earlier repository, beside the phases of design 2'),
     'lambda_context_kd': Correction(0.0, 'distillation between queries: no design document names it'),
     'stopword_mask': Correction(False, 'the losses of design 2 read whole vectors'),
@@ -155,7 +155,7 @@ ADDED = {
     'dense_negatives': Correction(0, 'as bm25_negatives'),
     'mining_refresh': Correction(0, 'as bm25_negatives'),
     'mining_temperature': Correction(0.0, 'as bm25_negatives'),
-    'phases': Correction(None, 'V23 to V25: the documents state one weight of InfoNCE and of distillation for all epochs'),
+    'phases': Correction(None, 'V23 to V25: the documents state one weight of each loss for all epochs'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #as-written
@@ -180,8 +180,8 @@ CORRECTIONS = {
                                     'shrink vectors for free'),
     'dot_scale': Correction(0.07, 'brings dot products to the unit of the phases\' temperatures',
                             lambda s: s.similarity == 'cosine'),
-    'score_limit': Correction(1.0, 'the temperatures are stated for cosine: where vectors are dense, scores of the mean '
-                                   'norms stay at its largest value; small models start sparse and need none',
+    'score_limit': Correction(1.0, 'the temperatures are stated for cosine: where vectors are dense, scores of the '
+                                   'mean norms stay at its largest value; small models start sparse and need none',
                               lambda s: s.similarity == 'cosine' and not s.hidden),
     'mask_special': Correction(True, 'special tokens say nothing about a text; as targets they fight the penalty of '
                                      '100 (pitfall 3)'),
@@ -215,8 +215,8 @@ CORRECTIONS |= {
     'document_share': Correction(0.3, 'a penalty on the anchor alone leaves documents free to go dense (pitfall 4)',
                                  lambda s: not s.document_share),
     'flops_ramp': Correction(0.5, 'quadratic ramp, so that sparsity comes after ranking', lambda s: not s.flops_ramp),
-    'ramp_start': Correction(0.001, 'a model before training activates nearly all of 250,002 terms: at a hundredth of their '
-                                    'weights FLOPS and the language term already exceed ranking', lambda s: not s.hidden),
+    'ramp_start': Correction(0.001, 'before training nearly all of 250,002 terms are active: at a hundredth of their '
+                                    'weights FLOPS and the language term exceed ranking', lambda s: not s.hidden),
     'flops_norm': Correction('mean', 'the weights of idf_alpha 4 sum to very different totals per vocabulary'),
     'idf_range': Correction('seen', 'unseen tokens share the maximum IDF and would get the lowest penalty '
                                     '(errata 2.3)'),
@@ -235,17 +235,19 @@ CORRECTIONS |= {
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #mini
-MINI = dict(backbone='mini', start='random', hidden=128, layers=2, vocabulary=16_000, dropout=0.0, precision='fp32',
+MINI = dict(backbone='mini', initialization='random', hidden=128, layers=2, vocabulary=16_000, dropout=0.0,
+            precision='fp32',
             batch_size=32, accumulation=1, learning_rate=Times(100 / 3), warmup_ratio=0.05, clip=5.0, steps=400,
             gate_hidden=32, teacher='lsa', log_every=1, score_limit=0.0)
 SCALES = {'full': {}, 'mini': MINI}
 
 # %% ../../nbs/0_config/04_versions.ipynb #mini-corrections
 MINI_CORRECTIONS = {
-    'start': Correction('near_identity', 'a random start under FLOPS goes to zero vectors within some hundred steps'),
+    'initialization': Correction('near_identity',
+                                 'a random start under FLOPS goes to zero vectors within some hundred steps'),
     'segment': Correction('kiwi', 'tokens of morphemes: particles and endings would split every word otherwise'),
     'pair_weight': Correction(3.0, 'directions in which the tokens of training pairs meet'),
-    'silence': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
+    'decoder_bias_offset': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
     'output_idf': Correction(0.5, 'rare tokens count more before anything is learned; half on each side makes one IDF',
                              lambda s: not s.inference_free_query),
     'term_frequency': Correction(True, 'how often a token stands in a document, as BM25 counts it'),
@@ -298,7 +300,7 @@ def resolve_quietly(*arguments, **overrides) -> Settings:
 # %% ../../nbs/0_config/04_versions.ipynb #differences
 def differences(version: str, scale: str = 'full',
                 recipe: str = 'original'  # or earlier
-               ) -> list:                 # [{'setting', 'original', 'corrected', 'reason'}], the recipe's name in place of original
+               ) -> list:                 # [{'setting', 'original', 'corrected', 'reason'}], under the recipe's name
     "What `corrected` has other than a recipe in a version at a scale, and why."
     before, after = (as_dict(resolve_quietly(version, name, scale)) for name in (recipe, 'corrected'))
     reasons = {name: f'addition of `earlier`: {c.reason}' for name, c in ADDED.items()}

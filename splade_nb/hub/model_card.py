@@ -87,8 +87,10 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
     "What the hub reads at the head of a card."
     from huggingface_hub import ModelCardData
     library, task, _ = FORMATS[form]
-    settings, data = current_names(facts['config'].get('settings', {})), facts['summary'].get('data', {}).get('name') or ''
-    base = settings.get('backbone') if settings.get('start') == 'pretrained' and not settings.get('hidden') else None
+    settings = current_names(facts['config'].get('settings', {}))
+    data = facts['summary'].get('data', {}).get('name') or ''
+    named = settings.get('initialization') == 'pretrained' and not settings.get('hidden')
+    base = settings.get('backbone') if named else None
     base = base if base and not Path(base).exists() else None
     tags = ['sparse-encoder', 'sparse', 'splade', 'korean', 'splade_nb', *({library} - {'transformers'})]
     datasets = [data] if '/' in data and not Path(data).exists() else None

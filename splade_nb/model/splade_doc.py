@@ -43,7 +43,7 @@ def _registered_parts(model, settings, columns):  # those that are modules are t
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #masked-lm
 class MaskedLM:
-    "The masked language model inside, as designs 1 and 3 call it: `model.model(input_ids=..., attention_mask=...).logits`."
+    "The masked language model inside, as designs 1 and 3 call it: `model.model(input_ids, attention_mask).logits`."
     def __init__(self, splade: Splade): self.splade = splade
 
     @property

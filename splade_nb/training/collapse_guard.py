@@ -90,8 +90,9 @@ def inspect(row: dict,          # of metrics
     for name, value in readings(row, vocabulary).items():
         warning, fatal, message = LIMITS[name]
         late = progress < LATE.get(name, 0)
-        if value > fatal and not late: found.append(('fatal', name, value, _message(name, message, row)))
-        elif value > warning and not (late and name == 'chance'): found.append(('warn', name, value, _message(name, message, row)))
+        told = _message(name, message, row)
+        if value > fatal and not late: found.append(('fatal', name, value, told))
+        elif value > warning and not (late and name == 'chance'): found.append(('warn', name, value, told))
     return [dict(step=row['step'], level=level, name=name, value=value, message=message)
             for level, name, value, message in found]
 
