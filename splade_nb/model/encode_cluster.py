@@ -86,6 +86,8 @@ def encode_on_ray(opened: Callable[[], tuple], # as `ShardWorker` takes it; what
         options |= dict(precision=ray.get(ray.remote(num_gpus=share['num_gpus'])(_own_precision).remote()))
     writer = ShardWriter(model, tokenizer, texts, folder, size, ids, **options)
     missing, hashes = writer.missing()
-    _run(ray, missing, (opened, str(Path(folder).absolute()), size), share)
+    try: _run(ray, missing, (opened, str(Path(folder).absolute()), size), share)
+    finally:
+        if address == 'local': ray.shutdown() # it was begun for this call
     writer.finish(hashes)
     return len(missing)
