@@ -6,7 +6,7 @@ import pytest
 from conftest import made_collection, real, real_or_made
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.data.bm25 import BM25, BigramBM25, word_rows
-from splade_nb.data.prepared import Stages
+from splade_nb.data.prepared import Preparation
 from splade_nb.training.negatives import bm25_candidates, draw, not_relevant
 
 PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
@@ -95,7 +95,7 @@ def mined():  # qrels and BM25 candidates of a hundred real queries
     queries = dict(list(queries.items())[:100])
     answers = {doc for query in queries for doc in qrels[query]}
     texts = {doc: text for place, (doc, text) in enumerate(texts.items()) if place < 2000 or doc in answers}
-    ids, stages, names = list(texts), Stages(), dict(data='question_pair-2000', queries='first-100')
+    ids, stages, names = list(texts), Preparation(), dict(data='question_pair-2000', queries='first-100')
     asked, words = word_rows(stages, list(queries.values()), **names), word_rows(stages, list(texts.values()), data=names['data'])
     relevant = [[ids.index(doc) for doc, grade in qrels[query].items() if grade] for query in queries]
     found = bm25_candidates(stages, asked, words, relevant, depth=50, **names)

@@ -88,7 +88,7 @@ def test_nothing_is_prepared_twice(version, store, tmp_path, monkeypatch):
     again = prepare(tmp_path, version)
     torch.testing.assert_close([*first.model.parameters()], [*again.model.parameters()], rtol=0, atol=0)
     assert [row.tolist() for row in first.training_data.queries] == [row.tolist() for row in again.training_data.queries]
-    assert set(first.seconds) == set(again.seconds)
+    assert set(first.training_data.mined) == set(again.training_data.mined)
 
 
 def test_versions_share_what_their_settings_leave_alike(store, tmp_path, monkeypatch):
@@ -100,8 +100,8 @@ def test_versions_share_what_their_settings_leave_alike(store, tmp_path, monkeyp
 
 
 def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, monkeypatch):
-    calls, ids, token_rows = [], tokenizers.SpladeTokenizer.ids, prepared.Stages.rows
-    monkeypatch.setattr(prepared.Stages, 'rows', lambda self, stage, number, some, size=4, *given, **named:
+    calls, ids, token_rows = [], tokenizers.SpladeTokenizer.ids, prepared.Preparation.rows
+    monkeypatch.setattr(prepared.Preparation, 'rows', lambda self, stage, number, some, size=4, *given, **named:
                         token_rows(self, stage, number, some, 4, *given, **named))
     def counted(self, texts):
         calls.append(len(texts))
@@ -148,7 +148,7 @@ def test_two_processes_share_the_work(store, tmp_path):
 def test_blocks_of_documents_rank_like_one_index(store):
     texts = load('mini').texts
     chosen, asked = dict(list(texts.items())[:300]), list(texts.values())[5:300:7]
-    stages, whole = prepared.Stages(), BM25(chosen)
+    stages, whole = prepared.Preparation(), BM25(chosen)
     words, queries = (bm25.word_rows(stages, list(part), data=name) for name, part in dict(d=chosen.values(), q=asked).items())
     found = bm25.ranked_blocks(bm25.bm25_blocks(stages, words, 70, data='d'), queries, 20)
     for (rows, scores), plain in zip(found, whole.ranked(asked, 20), strict=True):
@@ -184,8 +184,8 @@ def test_own_dev_queries_choose_the_checkpoint(store, tmp_path):
 
 MAKE_LARGE = '''
 import numpy as np, sys
-from splade_nb.data.prepared import Stages
-n, stages, rng = 100_000, Stages(), np.random.default_rng(0)
+from splade_nb.data.prepared import Preparation
+n, stages, rng = 100_000, Preparation(), np.random.default_rng(0)
 def some(length): return lambda first, last: rng.integers(5, 1000, (last - first, length))
 for name, length in dict(queries=12, documents=100, relevant=1, given=5, mined=200).items(): stages.rows(name, n, some(length))
 stages.arrays('teacher', n, lambda first, last: np.zeros((last - first, 64), np.float32))
@@ -194,7 +194,7 @@ stages.array('pairs', lambda: np.stack([np.arange(n)] * 2, axis=1).astype(np.int
 OPEN_LARGE = '''
 import re, numpy as np, torch
 from splade_nb.config.settings import Settings
-from splade_nb.data.prepared import Stages
+from splade_nb.data.prepared import Preparation
 from splade_nb.training.curriculum import Keys
 from splade_nb.training.dataset import TrainingData
 from splade_nb.training.negatives import Candidates
@@ -203,7 +203,7 @@ def own(): # bytes of memory that no other process shares
     return 1024 * int(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1])
 def opened(n):
     def never(*given): raise AssertionError
-    stages, ones = Stages(), torch.ones(1000)
+    stages, ones = Preparation(), torch.ones(1000)
     rows = {name: stages.rows(name, n, never) for name in ('queries', 'documents', 'relevant', 'given', 'mined')}
     vectors, pairs = stages.arrays('teacher', n, never), stages.array('pairs', never)
     return TrainingData(None, rows['queries'], rows['documents'], pairs, Keys(['original'], np.zeros(n, np.int8)), rows['relevant'],
