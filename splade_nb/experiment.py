@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
+
+# %% ../nbs/7_experiment.ipynb #imports-part-1
 import numpy as np
 import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision

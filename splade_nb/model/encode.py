@@ -186,10 +186,10 @@ def encode_batches(model: nn.Module, decoder, # of `prepared_decoder`
     for group in groups:
         part = [ids[i] for i in group], bags and [bags[i] for i in group]
         model.eval()
-        rows = _encode_group(model, decoder, tokenizer, *part, most_windows, precision,
-                             document=document, mean_length=mean_length)
+        rows = [_encode_group(model, decoder, tokenizer, *part, most_windows, precision,
+                              document=document, mean_length=mean_length)]
         model.train(was_training)
-        yield group, rows
+        yield group, rows.pop()  # not held while the next batch is encoded
 
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
 def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
