@@ -177,6 +177,15 @@ class Stages:
             self.inner[-1] += whole
     def rounded(self) -> dict: return {name: round(value, 1) for name, value in self.seconds.items()}
 
+# %% ../nbs/7_experiment.ipynb #compared
+def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: LanguageShares, pairs: Search) -> dict:
+    "The parts of `evaluation.json` that read vectors and rankings."
+    collection, tokenizer = setup.collection, setup.training_data.tokenizer
+    return compare_systems(systems, collection) | dict(
+        context=context_result(setup.model, tokenizer, collection, pairs),
+        sparsity=sparsity_result(evaluation, collection, shares.kinds),
+        worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
+
 # %% ../nbs/7_experiment.ipynb #evaluate-run
 def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; the first one has the result
@@ -192,13 +201,9 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     if group.rank: return {}, {}
     with stages('baselines'): lexical, lexical_terms = baselines(collection, ids)
     systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
+    with stages('judging'): result = _compared(setup, evaluation, systems, shares, pairs)
     learned = dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])
-    with stages('judging'):
-        result = compare_systems(systems, collection)
-        result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean,
-                       context=context_result(setup.model, tokenizer, collection, pairs),
-                       sparsity=sparsity_result(evaluation, collection, shares.kinds),
-                       worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
+    result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean)
     if evaluation['cut']: result['cut'] = evaluation['cut']
     write_json(Path(folder)/'evaluation.json', result)
     return result, evaluation | {'systems': systems}
@@ -229,6 +234,12 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
         context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},
         dead_rows=evaluation['dead_rows'])
 
+# %% ../nbs/7_experiment.ipynb #about-data
+def _about_data(setup: TrainingSetup, data, cut: str | None) -> dict: # cut: what was not read
+    collection = setup.collection
+    return dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
+                notes=[*collection.notes, *data.notes, *filter(None, [cut])])
+
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
                   result: dict, evaluation: dict,  # of `evaluate_run`
@@ -239,9 +250,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
     "Writes `summary.json`: the contract that tables and comparisons read."
     data, settings, recipe = run.training_data, run.settings, current_recipe(recipe)
     memory = {name: max(most, (memory or {}).get(name, 0)) for name, most in peak_memory().items()}
-    collection, cut = setup.collection, evaluation['cut'].get('note')
-    about = dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
-                 notes=[*collection.notes, *data.notes, *filter(None, [cut])])
+    collection, about = setup.collection, _about_data(setup, data, evaluation['cut'].get('note'))
     summary = dict(
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=about,

@@ -17,7 +17,7 @@ from scipy import sparse
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #imports-part-1
 from ..data.tokenizer import SpladeTokenizer
-from ..model.encode import check_options, encode, encode_batches, prepared_decoder, unread_tokens
+from ..model.encode import check_options, encode, encode_batches, most_rows, prepared_decoder, unread_tokens
 from ..model.splade_doc import factor_for
 from ..training.objective import ProcessGroup
 
@@ -88,7 +88,7 @@ def encoded_blocks(model, tokenizer: SpladeTokenizer, texts: Sequence,
         some, ids, bags = read(start)
         for name, number in unread_tokens(ids, most, most_windows).items(): cut[name] = cut.get(name, 0) + number
         batches = encode_batches(model, decoder, tokenizer, ids, bags, document, most_windows=most_windows,
-                                 mean_length=mean_length)
+                                 mean_length=mean_length, most=max(1, most_rows(model) // 4))  # dense, and its entries
         for rows, vectors in _bounded(batches, BLOCK_BYTES):
             held = [Block(start + np.array(rows), vectors, [some[i] for i in rows], [ids[i] for i in rows])]
             vectors = None
@@ -110,13 +110,11 @@ class Spool:
         self.blocks.append(block)
     def _written(self, vectors) -> Path:
         self.folder = self.folder or tempfile.TemporaryDirectory(prefix='splade_nb-')
-        path = Path(self.folder.name)/f'{len(self.blocks)}.npz'
-        sparse.save_npz(path, vectors, compressed=False)
+        sparse.save_npz(path := Path(self.folder.name)/f'{len(self.blocks)}.npz', vectors, compressed=False)
         return path
     def __iter__(self) -> Iterator[Block]:
         for block in self.blocks:
-            stored = isinstance(block.vectors, Path)
-            yield replace(block, vectors=sparse.load_npz(block.vectors)) if stored else block
+            yield replace(block, vectors=sparse.load_npz(block.vectors)) if isinstance(block.vectors, Path) else block
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #tie-order
 def tie_order(ids: Iterable) -> np.ndarray: # [N] int: the place of each among equal scores

@@ -198,7 +198,8 @@ class LanguageShares:
         values = language_values(block.vectors[some], self.masks['korean'], self.masks['neutral'], own, self.masks['allowed'])
         self.values[block.rows[some]] = values[list(LANGUAGE_FIGURES)]
     def result(self, group: ProcessGroup = ProcessGroup(), device='cpu') -> dict: # figure -> {"mean", "low", "high"}
-        korean = np.isin(summed(self.kinds, group, device), [KINDS.index(kind) for kind in ('korean', 'mixed')])
+        self.kinds = summed(self.kinds, group, device)
+        korean = np.isin(self.kinds, [KINDS.index(kind) for kind in ('korean', 'mixed')])
         here = np.nan_to_num(self.values), np.isnan(self.values).astype(float)
         values = summed(here[0], group, device)
         values[summed(here[1], group, device) == group.number] = np.nan
