@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import sparse
+
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #imports-part-1
 from ..data.tokenizer import SpladeTokenizer
-from ..model.encode import check_options, encode, encode_batches, prepared_decoder, unread_tokens
+from ..model.encode import check_options, encode, encode_batches, most_rows, prepared_decoder, unread_tokens
 from ..model.splade_doc import factor_for
 from ..training.objective import ProcessGroup
 
@@ -37,6 +39,7 @@ def encode_queries(model, tokenizer: SpladeTokenizer, queries: list,
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block
 BLOCK_BYTES, CHUNK = 2 ** 28, 20_000 # of the vectors of a block; texts that are tokenized together
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #block-part-1
 @dataclass
 class Block:
     "Some encoded texts of a sequence."
@@ -46,15 +49,17 @@ class Block:
     ids: list = ()              # [n] lists of token ids
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #bounded
-def _bounded(batches: Iterable, most: int) -> Iterator: # (indices, vectors [n, V]) of at least `most` bytes
+def _bounded(batches: Iterable, most: int) -> Iterator: # (indices, vectors [n, V]) of about `most` bytes
+    "Batches together, until one more would be too many; what was handed on is not held."
     rows, parts, size = [], [], 0
-    def closed(): return rows, parts[0] if len(parts) == 1 else sparse.vstack(parts).tocsr()
     for group, vectors in batches:
         rows, parts, size = rows + group, parts + [vectors], size + 8 * vectors.nnz
-        if size < most: continue
-        yield closed()
-        rows, parts, size = [], [], 0
-    if rows: yield closed()
+        more, vectors = 8 * vectors.nnz, None
+        if size + more <= most: continue
+        parts = [parts[0] if len(parts) == 1 else sparse.vstack(parts).tocsr()]
+        yield rows, parts.pop()
+        rows, size = [], 0
+    if rows: yield rows, parts.pop() if len(parts) == 1 else sparse.vstack(parts).tocsr()
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks
 def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, parts: int = 1) -> tuple: # size, read
@@ -83,9 +88,11 @@ def encoded_blocks(model, tokenizer: SpladeTokenizer, texts: Sequence,
         some, ids, bags = read(start)
         for name, number in unread_tokens(ids, most, most_windows).items(): cut[name] = cut.get(name, 0) + number
         batches = encode_batches(model, decoder, tokenizer, ids, bags, document, most_windows=most_windows,
-                                 mean_length=mean_length)
+                                 mean_length=mean_length, most=max(1, most_rows(model) // 4))  # dense, and its entries
         for rows, vectors in _bounded(batches, BLOCK_BYTES):
-            yield Block(start + np.array(rows), vectors, [some[i] for i in rows], [ids[i] for i in rows])
+            held = [Block(start + np.array(rows), vectors, [some[i] for i in rows], [ids[i] for i in rows])]
+            vectors = None
+            yield held.pop()  # by the caller alone: a block may take 256 MB
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #spool
 class Spool:
@@ -103,13 +110,11 @@ class Spool:
         self.blocks.append(block)
     def _written(self, vectors) -> Path:
         self.folder = self.folder or tempfile.TemporaryDirectory(prefix='splade_nb-')
-        path = Path(self.folder.name)/f'{len(self.blocks)}.npz'
-        sparse.save_npz(path, vectors, compressed=False)
+        sparse.save_npz(path := Path(self.folder.name)/f'{len(self.blocks)}.npz', vectors, compressed=False)
         return path
     def __iter__(self) -> Iterator[Block]:
         for block in self.blocks:
-            stored = isinstance(block.vectors, Path)
-            yield replace(block, vectors=sparse.load_npz(block.vectors)) if stored else block
+            yield replace(block, vectors=sparse.load_npz(block.vectors)) if isinstance(block.vectors, Path) else block
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #tie-order
 def tie_order(ids: Iterable) -> np.ndarray: # [N] int: the place of each among equal scores
@@ -211,6 +216,7 @@ def _query_blocks(model, tokenizer, texts: list, factor) -> Iterator[Block]:
         some = texts[start:start + 1000]
         yield Block(np.arange(start, start + len(some)), encode(model, tokenizer, some, document=False, factor=factor))
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #query-blocks-part-1
 def _add_queries(search: Search, model, tokenizer, factor) -> None:
     "Encode the queries of a search; their statistics are those of the vectors before they get unit length."
     search.vectors, looked_up = Spool(), model.query_shift is not None
@@ -230,6 +236,7 @@ def _begin(searches: list, model, tokenizer, factor, ids: list, mean_length: flo
         search.ids, search.mean_length = ids, mean_length
         search.best = BestLists(len(search.queries), search.k, order)
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #add-block-part-1
 def _add_block(search: Search, block: Block, device) -> None:
     "Score a block of documents for all queries of a search."
     rows, vectors = block.rows, block.vectors
@@ -257,13 +264,15 @@ def _mean_length(model, texts: Sequence, reader: tuple) -> float: # 0 where vect
     lengths = (sum(map(len, read(start)[2] or read(start)[1])) for start in reversed(range(0, len(texts), size)))
     return sum(lengths) / len(texts)
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #document-blocks-part-1
 def _observed(blocks: Iterable[Block], statistics: TermStatistics, observers: Iterable, similarity: str) -> Iterator[Block]:
     "Blocks as they are scored, after everything that reads their texts."
     for block in blocks:
         statistics(block)
         block.vectors = normalize_for_scoring(block.vectors, similarity)
         for observer in observers: observer(block)
-        yield Block(block.rows, block.vectors)
+        held, block = [Block(block.rows, block.vectors)], None
+        yield held.pop()
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #exact-search
 def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document: text}, in memory or on disk
@@ -285,6 +294,7 @@ def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document
     _begin(searches, model, tokenizer, factor, ids, mean)
     for block in blocks:
         for search in searches: _add_block(search, block, device)
+        block = None  # before the next one is encoded
     statistics.gather(group, device)
     for search in searches: _gather_best(search.best, group, device)
     return statistics

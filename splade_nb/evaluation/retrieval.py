@@ -17,6 +17,8 @@ import pandas as pd
 from ..config.files import ConfigError, read_json, revision, write_json
 from ..data.bm25 import BM25, BigramBM25
 from ..data.prepared import content_key, prepared_folder
+
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #imports-part-1
 from ..data.readers import load_collection
 from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, masks, token_kind
 from ..model.encode import counted, cut_note, encode, heaviest, lookup_queries
@@ -75,6 +77,7 @@ def evaluate_queries(model, tokenizer: SpladeTokenizer, collection, ids, # of th
                 active_terms=mean_terms(search, statistics.active), cut=dict(cut, note=note) if note else {},
                 dead_rows=float(pd.Series(statistics.active == 0).mean()))
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #evaluate-queries-2-part-1
 def mean_terms(search: Search, documents: np.ndarray) -> dict: # documents: [N] active terms
     "Mean active terms of the queries of a search and of documents."
     sides = dict(query=search.statistics.active, doc=documents)
@@ -85,6 +88,7 @@ def bm25_metrics(collection, ids): # DataFrame, a row for each query
     "BM25 over Kiwi morphemes on some queries of a collection."
     return _engine_metrics(BM25(collection.texts), collection, ids)
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-part-1
 def _engine_metrics(engine, collection, ids, k: int = 100):
     def part(some):
         judged = {id: collection.qrels[id] for id in some}
@@ -109,6 +113,7 @@ def _texts_key(collection, ids: list) -> str:
     queries = [(id, collection.queries[id].text, collection.qrels[id]) for id in ids]
     return content_key(documents=digest.hexdigest(), queries=queries)
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-3-part-1
 def baselines(collection, ids) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
     "BM25 over morphemes, alone and with a bigram field, on the same queries; computed once for each collection."
     versions, ids = {name: package_version(name) for name in ('kiwipiepy', 'bm25s')}, list(ids)
@@ -147,6 +152,7 @@ def context_queries(collection) -> dict: # {(pair, side): text}, first halves fi
     "Both queries of every context pair."
     return {(pair.id, side): pair.queries[side] for side in (0, 1) for pair in collection.context_pairs}
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #context-result-part-1
 def context_result(model, tokenizer: SpladeTokenizer, collection,
                    search: Search | None = None # for `context_queries`; None: it is done here
                   ) -> dict | None: # None without pairs
@@ -165,6 +171,7 @@ def context_result(model, tokenizer: SpladeTokenizer, collection,
     found = dict(zip(('first', 'second'), right.mean(axis=0).tolist()), both=float(right.all(1).mean()), same=float(same))
     return dict(set=apart['set'], weighted=apart['weighted'], texts=alone['set'], found=found, pairs=rows)
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #context-result-part-2
 def _context_pair(pair, run: dict, terms: list, distances: dict, place: int) -> dict:
     first = [next(iter(run[pair.id, side]), None) for side in (0, 1)]
     return dict(phrase=pair.phrase, queries=list(pair.queries), terms=terms, first=first,
@@ -191,7 +198,8 @@ class LanguageShares:
         values = language_values(block.vectors[some], self.masks['korean'], self.masks['neutral'], own, self.masks['allowed'])
         self.values[block.rows[some]] = values[list(LANGUAGE_FIGURES)]
     def result(self, group: ProcessGroup = ProcessGroup(), device='cpu') -> dict: # figure -> {"mean", "low", "high"}
-        korean = np.isin(summed(self.kinds, group, device), [KINDS.index(kind) for kind in ('korean', 'mixed')])
+        self.kinds = summed(self.kinds, group, device)
+        korean = np.isin(self.kinds, [KINDS.index(kind) for kind in ('korean', 'mixed')])
         here = np.nan_to_num(self.values), np.isnan(self.values).astype(float)
         values = summed(here[0], group, device)
         values[summed(here[1], group, device) == group.number] = np.nan

@@ -28,6 +28,7 @@ def token_candidates(queries: list,       # Q lists of token ids
             mine[:] = sorted(mine)[:depth]
     return [[int(place) for _, place in mine] for mine in found]
 
+# %% ../../nbs/3_training/05_validation_pool.ipynb #token-candidates-part-1
 def _mean_length(documents, block: int) -> float: # tokens a document, at least 1
     starts = range(0, len(documents), block)
     return max(1.0, sum(len(row) for start in starts for row in documents[start:start + block]) / max(1, len(documents)))
