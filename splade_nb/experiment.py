@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
+
+# %% ../nbs/7_experiment.ipynb #imports-part-1
 import numpy as np
 import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
@@ -161,6 +163,15 @@ def keep_samples(setup: TrainingSetup, texts: list, before: list, folder: Path |
     after = sample_terms(setup.model, setup.training_data.tokenizer, texts)
     write_json(Path(folder)/'samples.json', [dict(text=t, before=b, after=a) for t, b, a in zip(texts, before, after)])
 
+# %% ../nbs/7_experiment.ipynb #compared
+def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: LanguageShares, pairs: Search) -> dict:
+    "The parts of `evaluation.json` that read vectors and rankings."
+    collection, tokenizer = setup.collection, setup.training_data.tokenizer
+    return compare_systems(systems, collection) | dict(
+        context=context_result(setup.model, tokenizer, collection, pairs),
+        sparsity=sparsity_result(evaluation, collection, shares.kinds),
+        worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
+
 # %% ../nbs/7_experiment.ipynb #evaluate-run
 def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; the first one has the result
@@ -176,13 +187,9 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     if group.rank: return {}, {}
     with stages('baselines'): lexical, lexical_terms = baselines(collection, ids)
     systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
+    with stages('judging'): result = _compared(setup, evaluation, systems, shares, pairs)
     learned = dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])
-    with stages('judging'):
-        result = compare_systems(systems, collection)
-        result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean,
-                       context=context_result(setup.model, tokenizer, collection, pairs),
-                       sparsity=sparsity_result(evaluation, collection, shares.kinds),
-                       worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
+    result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean)
     if evaluation['cut']: result['cut'] = evaluation['cut']
     write_json(Path(folder)/'evaluation.json', result)
     return result, evaluation | {'systems': systems}
@@ -213,6 +220,12 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
         context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},
         dead_rows=evaluation['dead_rows'])
 
+# %% ../nbs/7_experiment.ipynb #about-data
+def _about_data(setup: TrainingSetup, data, cut: str | None) -> dict: # cut: what was not read
+    collection = setup.collection
+    return dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
+                notes=[*collection.notes, *data.notes, *filter(None, [cut])])
+
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
                   result: dict, evaluation: dict,  # of `evaluate_run`
@@ -223,9 +236,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
     "Writes `summary.json`: the contract that tables and comparisons read."
     data, settings, recipe = run.training_data, run.settings, recipe_name(recipe)
     memory = {name: max(most, (memory or {}).get(name, 0)) for name, most in peak_memory().items()}
-    collection, cut = setup.collection, evaluation['cut'].get('note')
-    about = dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
-                 notes=[*collection.notes, *data.notes, *filter(None, [cut])])
+    collection, about = setup.collection, _about_data(setup, data, evaluation['cut'].get('note'))
     summary = dict(
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=about,
@@ -282,7 +293,8 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
     first = group.rank == 0
     with stages('checking settings'):
         if first: require_acting_settings(resolved, folder)
-    with stages('preparing'), _printed_once(group): setup = prepare(resolved, collection, seed, folder/'cache', group=group)
+    with stages('preparing'), _printed_once(group):
+        setup = prepare(resolved, collection, seed, group=group, stages=stages)
     validator = make_validator(setup)
     with stages('judging'): before, samples, shown = _before_training(setup, validator, group)
     started = time.perf_counter()

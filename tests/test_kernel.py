@@ -27,7 +27,7 @@ def naive(hidden, weight, bias, lengths):
 
 
 SHAPES = {'ragged': (RAGGED, 50, 48), 'wide': ([3, 40], 70, 768), 'one token': ([1], 5, 16), 'narrow': ([4] * 9, 33, 8),
-          'one token': ([9, 30], 1, 40), 'odd width': ([17, 2], 37, 33)}
+          'one term': ([9, 30], 1, 40), 'odd width': ([17, 2], 37, 33)}
 
 
 @runs

@@ -1,14 +1,13 @@
 """Training data are prepared once: the same as from plain lists, shared by processes, resumed part by part."""
 import json, os, subprocess, sys
 from dataclasses import replace
-from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 from sklearn.preprocessing import normalize
 from conftest import ROOT
 from splade_nb.config.versions import resolve_quietly
-from splade_nb.data import bm25, idf, prepared, tokenizer as tokenizers
+from splade_nb.data import bm25, prepared, tokenizer as tokenizers
 from splade_nb.data.bm25 import BM25, best
 from splade_nb.data.readers import load
 from splade_nb.data.records import toy_corpus

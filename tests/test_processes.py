@@ -1,15 +1,15 @@
 """Several processes that train one model: the same numbers as one, whatever the shares, the time that a stage takes and
 the process that dies."""
-import json, math, os, shutil, signal, subprocess, sys, time
+import json, math, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
 pytest.register_assert_rewrite('faults')
 import faults
 import torch
 from conftest import ROOT
-from faults import exit_code, in_processes, last_checkpoint, lines, saved_checkpoints, steps_done, toy, two_ranks
+from faults import exit_code, in_processes, last_checkpoint, lines, toy, two_ranks
 from splade_nb import experiment
-from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve
 from splade_nb.model.load import load_encoder
 from splade_nb.training import dataset, objective, trainer

@@ -1,7 +1,7 @@
 """Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
 import ast, json
 import pytest
-from conftest import NOTEBOOKS, ROOT, name, read, run_cells, text
+from conftest import NOTEBOOKS, name, read, run_cells, text
 from splade_nb.config import versions
 from splade_nb.config.files import read_json
 from splade_nb.data.records import toy_corpus

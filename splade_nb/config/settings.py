@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RENAMED', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'Phase', 'EncoderSettings', 'GateSettings',
-           'ModelSettings', 'StartSettings', 'RankingSettings', 'DistillationSettings', 'FlopsSettings',
+           'ModelSettings', 'InitializationSettings', 'RankingSettings', 'DistillationSettings', 'FlopsSettings',
            'SparsitySettings', 'MiningSettings', 'OptimizerSettings', 'Settings', 'cast', 'current_names', 'override',
            'read_overrides', 'every_phase', 'needs_teacher', 'bigram_columns', 'off', 'impossible', 'check', 'as_dict',
            'from_dict', 'flat']
@@ -68,18 +68,18 @@ class ModelSettings(GateSettings, EncoderSettings):
     idf_prior_documents: int = 0        # IDF per collection, smoothed by so many training documents; 0: theirs alone
     term_weights: tuple = ()            # registered names of further parts on the weights, in order
 
-# %% ../../nbs/0_config/03_settings.ipynb #start-settings
+# %% ../../nbs/0_config/03_settings.ipynb #initialization-settings
 @dataclass(frozen=True)
-class StartSettings:
+class InitializationSettings:
     "Where the weights come from; the sizes are those of a backbone made from random weights."
-    start: str = 'pretrained'           # or random, near_identity
+    initialization: str = 'pretrained'  # or random, near_identity
     hidden: int = 0                     # hidden size; 0: the named backbone's
     layers: int = 0
     vocabulary: int = 0                 # tokens of a tokenizer learned from the corpus; 0: the backbone's
     segment: str = 'none'               # or kiwi: content morphemes as words
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     direction_noise: float = 0.8        # random part of an initial direction
-    silence: float = 3.5                # minus the decoder's initial bias
+    decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
     bigram_query_weight: float = 0.4    # weight of a bigram beside a token in the table of query weights
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -183,7 +183,7 @@ class OptimizerSettings:
 
 # %% ../../nbs/0_config/03_settings.ipynb #settings
 @dataclass(frozen=True)
-class Settings(OptimizerSettings, ModelSettings, StartSettings, RankingSettings, DistillationSettings,
+class Settings(OptimizerSettings, ModelSettings, InitializationSettings, RankingSettings, DistillationSettings,
                SparsitySettings, MiningSettings):
     "Everything a run depends on; frozen, comparable, written to `config.json`."
     weight_averaging: tuple = (0.0,)    # shares of the initial model tried in the final weights; the best is taken
@@ -261,7 +261,8 @@ RENAMED = dict(own_floor='min_input_logit', keep_start='weight_averaging', pair_
                sounds='phonetic_keys', lead='lead_boost', translate='model1_threshold',
                query_table='inference_free_query', lambda_pull='lambda_initialization',
                index_share='idf_prior_documents', pair_share='bigram_query_weight',
-               start_noise='direction_noise')  # earlier name -> name
+               start_noise='direction_noise', start='initialization',
+               silence='decoder_bias_offset')  # earlier name -> name
 
 # %% ../../nbs/0_config/03_settings.ipynb #current-names
 def current_names(values: dict) -> dict:  # name -> value
@@ -337,9 +338,10 @@ OFF |= {
 OFF |= {
     'backbone': (lambda s: not (s.hidden and s.vocabulary), 'backbone and tokenizer are made here'),
     'hidden layers vocabulary': (lambda s: s.hidden, 'the named backbone decides'),
-    'pair_weight': (lambda s: s.start == 'near_identity', 'only in a near-identity start'),
-    'silence': (lambda s: s.start == 'near_identity' and s.mlm_head, 'only in a near-identity start of a decoder'),
-    'direction_noise': (lambda s: s.start == 'near_identity' and s.pair_weight,
+    'pair_weight': (lambda s: s.initialization == 'near_identity', 'only in a near-identity start'),
+    'decoder_bias_offset': (lambda s: s.initialization == 'near_identity' and s.mlm_head,
+                            'only in a near-identity start of a decoder'),
+    'direction_noise': (lambda s: s.initialization == 'near_identity' and s.pair_weight,
                         'only in a near-identity start with pairs'),
 }
 
@@ -401,7 +403,7 @@ def off(settings: Settings) -> dict:  # setting -> why it does nothing here
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
                flops_form=('plain', 'idf', 'uniform'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
                idf_smoothing=('bm25', 'standard'), segment=('none', 'kiwi'),
-               start=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
+               initialization=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
                precision=('bf16', 'fp32'))
 
@@ -471,8 +473,8 @@ def impossible(settings: Settings) -> list:  # messages
         messages.append(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
-    if hidden and settings.start == 'pretrained':
-        messages.append(f'start=pretrained: a backbone of hidden size {hidden} is made from random weights; '
+    if hidden and settings.initialization == 'pretrained':
+        messages.append(f'initialization=pretrained: a backbone of hidden size {hidden} is made from random weights; '
                         'take random or near_identity')
     return messages
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 import numpy as np
 from tqdm import tqdm
 from ..config.files import alternatives
-from .prepared import Rows, Stages
+from .prepared import Rows, Preparation
 from .tokenizer import bigrams, clean, morphemes
 
 # %% ../../nbs/1_data/07_bm25.ipynb #whitespace
@@ -136,7 +136,7 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
     "The same on every machine."
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), 'little', signed=True)
 
-def word_rows(stages: Stages, texts: Sequence, tokenizer: str = 'kiwi',
+def word_rows(stages: Preparation, texts: Sequence, tokenizer: str = 'kiwi',
               **of             # names the texts, such as `data=collection.hash`
              ) -> Rows:        # for each text the numbers of its words, in order, int64
     "The words of texts, prepared once for all who rank by them."
@@ -154,7 +154,7 @@ def _holders(rows: list) -> np.ndarray:  # [W, 2]: numbers of words, rising, and
     distinct = [np.unique(row) for row in rows]
     return np.stack(np.unique(np.concatenate([np.zeros(0, np.int64), *distinct]), return_counts=True), axis=1)
 
-def corpus_words(stages: Stages, words: Rows, **of) -> np.ndarray:  # [W, 2] int64, as above; memory-mapped
+def corpus_words(stages: Preparation, words: Rows, **of) -> np.ndarray:  # [W, 2] int64, as above; memory-mapped
     "Document frequencies of all words."
     parts = stages.arrays('words of parts', len(words), lambda first, last: _holders(words[first:last]), **of)
     def whole():
@@ -183,7 +183,7 @@ def _block(words: list, frequencies: np.ndarray, documents: int, mean: float) ->
                 scores=(np.repeat(rarity, np.diff(starts)) * share).astype(np.float32))
 
 # %% ../../nbs/1_data/07_bm25.ipynb #bm25-blocks
-def bm25_blocks(stages: Stages, words: Rows,
+def bm25_blocks(stages: Preparation, words: Rows,
                 size: int = 50_000,  # documents in a block
                 **of) -> list:       # paths of the blocks
     "The index of a corpus in blocks. Raises ValueError when no document holds a word."

@@ -8,7 +8,7 @@ __all__ = ['COLUMNS', 'HUB', 'SOURCES', 'metadata', 'read_documents', 'read_quer
            'load_collection', 'iterate_texts', 'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/02_readers.ipynb #imports
-import codecs, hashlib, os, re, sys
+import codecs, hashlib, os, re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path

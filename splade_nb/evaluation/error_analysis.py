@@ -218,7 +218,7 @@ def _disjoint_share(run: Run) -> float: # of the worst queries
 _WEAK_FILTER = dict(lambda_language=0.01, non_korean_penalty=1.0, language_ramp=0.3)
 ADVICE = tuple(Advice(*row) for row in (
     ('A default start dies early', 'active terms of a document', _terms_of('doc'), False, FLOORS['doc'],
-     dict(start='near_identity')),
+     dict(initialization='near_identity')),
     ('The language filter takes the ranking with it', 'nDCG@10 lost on the development split', _lost_with_filter,
      True, 0.25, _WEAK_FILTER),
     ('Training ends below the start', 'nDCG@10 lost on the development split', _lost_in_training, True, 0.03,
@@ -234,7 +234,7 @@ ADVICE = tuple(Advice(*row) for row in (
     ('Foreign tokens stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'],
      True, 0.1, _WEAK_FILTER),
     ('Query and document meet only in the words that both hold', 'worst queries without a common term',
-     _disjoint_share, True, 0.3, dict(lambda_positive=2.0, silence=3.0)),
+     _disjoint_share, True, 0.3, dict(lambda_positive=2.0, decoder_bias_offset=3.0)),
     ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation, True, 0.2,
      dict(batch_size=32))))
 

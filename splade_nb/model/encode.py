@@ -199,20 +199,21 @@ def encode_batches(model: nn.Module, decoder, # of `prepared_decoder`
                    ids: list,                 # [B] token ids of each text
                    bags: list | None,         # [B] columns of each text, where the model reads them
                    document: bool = True, budget: int = 8192, most_windows: int = 8, precision: str = 'fp32',
-                   mean_length: float = 0.0   # as in `encode`
+                   mean_length: float = 0.0,  # as in `encode`
+                   most: int = 0              # windows per batch; 0: of `most_rows`
                   ) -> Iterator:              # (indices of b texts, vectors [b, V])
     "Sparse vectors batch by batch, long texts first, without dropout."
     settings, was_training = model.settings, model.training
     longest = settings.max_length * most_windows or math.inf
     spans = [len(windows(row, settings.max_length - 2, most_windows)) for row in ids]
-    groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most_rows(model))
+    groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most or most_rows(model))
     for group in groups:
         part = [ids[i] for i in group], bags and [bags[i] for i in group]
         model.eval()
-        rows = _encode_group(model, decoder, tokenizer, *part, most_windows, precision,
-                             document=document, mean_length=mean_length)
+        rows = [_encode_group(model, decoder, tokenizer, *part, most_windows, precision,
+                              document=document, mean_length=mean_length)]
         model.train(was_training)
-        yield group, rows
+        yield group, rows.pop()  # not held while the next batch is encoded
 
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
 def _report_cut(model, ids, most, cut): # adds to `cut`, or warns

@@ -33,7 +33,8 @@ def mini_backbone(settings: Settings, vocabulary: int): # transformers model, wi
 # %% ../../nbs/2_model/12_initialization.ipynb #toy-model
 def resolve_toy(**overrides) -> Settings:
     "Settings of the toy model: gated, special tokens masked, random weights."
-    toy = dict(hidden=32, layers=1, start='random', max_length=16, dropout=0.0, mask_special=True, precision='fp32',
+    toy = dict(hidden=32, layers=1, initialization='random', max_length=16, dropout=0.0, mask_special=True,
+               precision='fp32',
                context_gate=True, gate_hidden=8, gate_dropout=0.0, gate_bias=3.0)
     return Settings(**toy | overrides)
 
@@ -119,7 +120,7 @@ def directions(counts: sparse.csr_matrix, # [V, V]
 def near_identity(backbone,
                   directions,                # [V, H] one for each token
                   input_logit: float = 7.0,  # a token's logit at its own position, about
-                  silence: float = -3.5      # decoder bias that keeps unrelated tokens below zero
+                  decoder_bias: float = -3.5 # the bias that keeps unrelated tokens below zero
                   ) -> None:
     "Set a small XLM-R so that each token activates itself and little else. Of an encoder without a head, the embeddings."
     hidden = directions.shape[1]
@@ -133,16 +134,16 @@ def near_identity(backbone,
     if head is None: return
     nn.init.eye_(head.dense.weight)
     head.dense.bias.zero_()
-    head.decoder.bias.fill_(silence)
+    head.decoder.bias.fill_(decoder_bias)
 
 # %% ../../nbs/2_model/12_initialization.ipynb #create
 def backbone_for(settings: Settings, vocabulary: int): # transformers model
     "The backbone that the settings name. Raises `ConfigError`."
     if settings.hidden: return mini_backbone(settings, vocabulary)
-    if settings.start == 'near_identity':
-        raise ConfigError('start=near_identity: needs a backbone made from random weights; '
-                          'set hidden and layers, or take start=random or pretrained')
-    return pretrained_backbone(settings.backbone, settings.mlm_head, random=settings.start == 'random')
+    if settings.initialization == 'near_identity':
+        raise ConfigError('initialization=near_identity: needs a backbone made from random weights; '
+                          'set hidden and layers, or take initialization=random or pretrained')
+    return pretrained_backbone(settings.backbone, settings.mlm_head, random=settings.initialization == 'random')
 
 # %% ../../nbs/2_model/12_initialization.ipynb #initial-query-weights
 def _query_weights(settings: Settings, vocabulary: int, idf):  # [V] initial weights of inference-free queries
@@ -168,8 +169,8 @@ def create(settings: Settings,
             raise ConfigError(f'{name}={value}: needs idf, one number for each of the {columns} columns')
     weight = output_weights(idf, settings.output_idf) if settings.output_idf else None
     queries = _query_weights(settings, vocabulary, idf) if settings.inference_free_query else None
-    if settings.start == 'near_identity':
+    if settings.initialization == 'near_identity':
         rows = torch.randn(vocabulary, settings.hidden) if directions is None else directions
-        near_identity(backbone, rows, silence=-settings.silence)
+        near_identity(backbone, rows, decoder_bias=-settings.decoder_bias_offset)
     mean_length = mean_length if settings.term_frequency else 0.0
     return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen)

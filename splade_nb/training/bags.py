@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from ..config.settings import Settings
 from ..data.model1 import expansions
-from ..data.prepared import Rows, Stages, content_key
+from ..data.prepared import Rows, Preparation, content_key
 from ..data.tokenizer import SpladeTokenizer, text_options, tokenizer_key
 
 # %% ../../nbs/3_training/05_bags.ipynb #components-of
@@ -57,7 +57,7 @@ def bags_key(settings: Settings, tokenizer: SpladeTokenizer) -> str:
     return content_key(tokenizer=tokenizer_key(tokenizer), options=options, least=least)
 
 # %% ../../nbs/3_training/05_bags.ipynb #out-of-fold
-def _out_of_fold(stages: Stages, tokenizer: SpladeTokenizer, questions: Rows, documents: Rows, pairs, least: float,
+def _out_of_fold(stages: Preparation, tokenizer: SpladeTokenizer, questions: Rows, documents: Rows, pairs, least: float,
                  of: dict) -> tuple:  # the tokenizers of all pairs, and of the other folds for each fold; folds [N]
     "What Model 1 learns, each time in one part."
     folds = stages.array('folds', lambda: _folds_of(questions, documents, pairs, 4), **of)
@@ -67,7 +67,7 @@ def _out_of_fold(stages: Stages, tokenizer: SpladeTokenizer, questions: Rows, do
     return [_expanded(tokenizer, known) for known in stages.json('expansions', 5, learned, **of)], folds
 
 # %% ../../nbs/3_training/05_bags.ipynb #with-bags
-def with_bags(stages: Stages, settings: Settings, tokenizer: SpladeTokenizer,
+def with_bags(stages: Preparation, settings: Settings, tokenizer: SpladeTokenizer,
               query_texts: Sequence, texts: Sequence, questions: Rows, documents: Rows,
               pairs: np.ndarray,  # [n, 2] of the training data
               of: dict            # hashes that name documents and queries

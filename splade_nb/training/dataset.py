@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/3_training/05_dataset.ipynb #imports-library
-from ..config.files import ConfigError, device, write_json
+from ..config.files import ConfigError, device
+from ..config.stages import Stages
 from ..config.settings import CURRICULUM_KEYS, Settings, bigram_columns, needs_teacher
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
-from ..data.prepared import Rows, Stages
+from ..data.prepared import Preparation, Rows
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
 from ..data.tokenizer import allowed_mask, masks, token_kind, tokenizer_key, train_unigram
 from ..model.initialization import create, directions, near_identity, pair_counts, toy_model, window_counts
@@ -77,7 +78,7 @@ def make_tokenizer(settings: Settings, texts: list) -> SpladeTokenizer:
         raise ConfigError(message) from error
 
 # %% ../../nbs/3_training/05_dataset.ipynb #prepared-tokenizer
-def prepared_tokenizer(stages: Stages, settings: Settings, texts: Sequence, query_texts: Sequence,
+def prepared_tokenizer(stages: Preparation, settings: Settings, texts: Sequence, query_texts: Sequence,
                        **of) -> SpladeTokenizer:  # of: names the texts
     "The tokenizer of `make_tokenizer`, learned once where it is learned."
     from tokenizers import Tokenizer
@@ -140,7 +141,7 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
     return list(dict.fromkeys(drawn))
 
 # %% ../../nbs/3_training/05_dataset.ipynb #mine
-def _mine(stages: Stages, settings: Settings, texts: Sequence, query_texts: Sequence, relevant: Rows,
+def _mine(stages: Preparation, settings: Settings, texts: Sequence, query_texts: Sequence, relevant: Rows,
           teacher: tuple | None, place: str, of: dict) -> dict:
     "Source -> `Candidates` of each query; of: hashes that name documents and queries."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
@@ -154,7 +155,7 @@ def _mine(stages: Stages, settings: Settings, texts: Sequence, query_texts: Sequ
     return found
 
 # %% ../../nbs/3_training/05_dataset.ipynb #numbered
-def _judgments(stages: Stages, collection, rows: np.ndarray, of: dict) -> tuple:  # pairs, relevant, given
+def _judgments(stages: Preparation, collection, rows: np.ndarray, of: dict) -> tuple:  # pairs, relevant, given
     "Judgments and given negatives as indices of queries (places in `rows`) and documents."
     def listed(stage, given):
         return stages.rows(stage, len(rows), lambda first, last: given(rows[first:last]), 100_000, **of)
@@ -204,13 +205,13 @@ def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settin
     return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
 
 # %% ../../nbs/3_training/05_dataset.ipynb #token-rows
-def token_rows(stages: Stages, tokenizer: SpladeTokenizer, texts: Sequence, **of) -> Rows:  # of: names the texts
+def token_rows(stages: Preparation, tokenizer: SpladeTokenizer, texts: Sequence, **of) -> Rows:  # of: names the texts
     "Token ids of texts, without special tokens and uncut."
     def some(first, last):
         for start in range(first, last, 1000): yield from tokenizer.ids(texts[start:min(last, start + 1000)])
     return stages.rows('tokens', len(texts), some, tokenizer=tokenizer_key(tokenizer), **of)
 
-def frequencies_of(stages: Stages, rows: Rows, columns: int, **of) -> Frequencies:
+def frequencies_of(stages: Preparation, rows: Rows, columns: int, **of) -> Frequencies:
     "Document frequencies, added up over parts."
     def some(first, last): return count_rows(rows[first:last], columns)[None]
     parts = stages.arrays('document frequencies', len(rows), some, 50_000, columns=columns, **of)
@@ -222,7 +223,7 @@ def _notes(settings: Settings, documents: int, most: int = 20_000) -> list:
     lsa = needs_teacher(settings) and settings.teacher == 'lsa' and documents > most
     return [f'embedded teacher: fitted on at most {most:,} of {documents:,} documents'] * lsa
 
-def _build_training_data(stages: Stages, settings: Settings, collection, rows: np.ndarray, place) -> tuple:
+def _build_training_data(stages: Preparation, settings: Settings, collection, rows: np.ndarray, place) -> tuple:
     "`TrainingData`, and the masks of the vocabulary."
     texts, query_texts = collection.texts.values(), collection.query_texts(rows)
     data = dict(data=collection.hash)
@@ -260,10 +261,10 @@ def _initial_directions(settings: Settings, collection, rows: np.ndarray, data: 
     counts = counts + pair_counts(data.queries, data.documents, pairs, weights, vocabulary)
     return directions(counts, settings.hidden, settings.direction_noise, seed).numpy()
 
-def _untrained(stages: Stages, settings: Settings, collection, rows: np.ndarray, data: TrainingData, seed: int):
+def _untrained(stages: Preparation, settings: Settings, collection, rows: np.ndarray, data: TrainingData, seed: int):
     "The model before its first step, on the CPU."
     near = None
-    if settings.start == 'near_identity' and settings.pair_weight:
+    if settings.initialization == 'near_identity' and settings.pair_weight:
         names = {name: getattr(settings, name) for name in ('hidden', 'direction_noise', 'pair_weight')}
         of = names | dict(data=data.hash, queries=hashlib.sha256(rows.tobytes()).hexdigest())
         def learned(): return _initial_directions(settings, collection, rows, data, seed)
@@ -284,26 +285,24 @@ class TrainingSetup:
     model: torch.nn.Module
     masks: dict          # of the vocabulary: [V] bool each
     dev_queries: set     # ids
-    seconds: dict = field(default_factory=dict)  # stage -> seconds and peak_mb of this process: `Stages.cost`
 
 # %% ../../nbs/3_training/05_dataset.ipynb #prepare
 def prepare(settings: Settings, collection, seed: int,
-            cache: Path | str,         # folder of the run, where `prepared.json` says what each stage cost
-            place: str | None = None,  # cuda or cpu; None: the GPU where there is one
-            group=None                 # ProcessGroup of a run of several processes, which share the work
+            cache: Path | str | None = None,  # folder of prepared stages; None: the one that all runs share
+            place: str | None = None,         # cuda or cpu; None: the GPU where there is one
+            group=None,                       # ProcessGroup of a run of several processes, which share the work
+            stages: Stages | None = None      # where time and memory of each stage are recorded
             ) -> TrainingSetup:
     "Everything before the first step. Raises `ConfigError` for missing weights, teachers, extra losses or pair types."
     require_registered([name for name, weight in settings.extra_losses if weight])
     fix_seeds(seed)
-    place, stages = place or device(), Stages(group)
-    Path(cache).mkdir(parents=True, exist_ok=True)
+    place, preparation = place or device(), Preparation(group, stages, cache)
     dev_queries, notes = dev_split(collection, seed)
     rows = training_rows(collection, dev_queries)
-    data, groups = _build_training_data(stages, settings, collection, rows, place)
+    data, groups = _build_training_data(preparation, settings, collection, rows, place)
     data.notes += notes
-    model = _untrained(stages, settings, collection, rows, data, seed).to(place)
-    if not (group and group.rank): write_json(Path(cache)/'prepared.json', stages.cost)
-    return TrainingSetup(settings, collection, data, model, groups, dev_queries, stages.cost)
+    model = _untrained(preparation, settings, collection, rows, data, seed).to(place)
+    return TrainingSetup(settings, collection, data, model, groups, dev_queries)
 
 # %% ../../nbs/3_training/05_dataset.ipynb #keep-model
 def save_model_folder(setup: TrainingSetup, folder: Path | str) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from ..config.files import device
 from ..data.bm25 import NOTHING, bm25_blocks, keep_best, ranked_blocks
-from ..data.prepared import Rows, Stages
+from ..data.prepared import Rows, Preparation
 
 # %% ../../nbs/3_training/03_negatives.ipynb #wrong
 def not_relevant(ranking: list,       # [(document, score)], best first
@@ -34,7 +34,7 @@ class Candidates(Sequence):
         documents, scores = np.split(self.rows[query], 2)
         return list(zip(documents.tolist(), scores.view(np.float32).tolist()))
 
-def _candidates(stages: Stages, source: str,
+def _candidates(stages: Preparation, source: str,
                 rank: Callable,      # (first, last) -> for each of these queries documents and scores, best first
                 words: Rows,         # of the documents
                 relevant: Sequence,  # for each query its documents
@@ -52,7 +52,7 @@ def _candidates(stages: Stages, source: str,
     return Candidates(stages.rows(f'negatives {source}', len(relevant), some, 4000, duplicate=duplicate, **of))
 
 # %% ../../nbs/3_training/03_negatives.ipynb #bm25-candidates
-def bm25_candidates(stages: Stages,
+def bm25_candidates(stages: Preparation,
                     asked: Rows, words: Rows,  # of the queries, of the documents: `word_rows`
                     relevant: Sequence,        # for each query its documents
                     depth: int = 100,          # results before relevant ones are removed
@@ -100,7 +100,7 @@ def nearest_rows(query_vectors,               # [Q, D], an array or `Parts`
     return found
 
 # %% ../../nbs/3_training/03_negatives.ipynb #dense-candidates
-def dense_candidates(stages: Stages,
+def dense_candidates(stages: Preparation,
                      query_vectors,              # [Q, D], `Parts` or an array
                      doc_vectors,                # [N, D]
                      words: Rows,                # of the documents: `word_rows`

@@ -175,9 +175,13 @@ def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> 
     return terms
 
 # %% ../../nbs/3_training/06_objective.ipynb #distil
-def _distil(queries: Tensor, documents: Tensor, teacher: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V], [B, N]
+def _distil(queries: Tensor,    # [B, V]
+            documents: Tensor,  # [N, V]
+            teacher: Tensor,    # [B, N] scores
+            settings: Settings) -> Tensor:
     "Without a limit the student's scores are plain dot products, as the small models were measured."
-    student = _scores(queries, documents, settings) if settings.score_limit else score(queries, documents, settings.similarity)
+    plain = score(queries, documents, settings.similarity)
+    student = _scores(queries, documents, settings) if settings.score_limit else plain
     teacher = teacher.to(student.device) * settings.kd_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
@@ -187,7 +191,8 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     "Distillation of query-document and query-query scores, and MarginMSE; nothing without teacher embeddings."
     if training_data.teacher is None: return {}
     vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
-    asked, answers = (torch.as_tensor(side[rows[name]]) for side, name in zip(training_data.teacher, ('queries', 'documents')))
+    sides = zip(training_data.teacher, ('queries', 'documents'))
+    asked, answers = (torch.as_tensor(vectors[rows[name]]) for vectors, name in sides)
     wanted = asked @ answers.T
     terms = {'kd': _distil(vectors, documents, wanted, settings)}
     if settings.lambda_context_kd:

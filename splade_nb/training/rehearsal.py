@@ -7,7 +7,7 @@ __all__ = ['SIZES', 'DATA', 'write_models', 'take_triplets', 'made_triplets', 'w
            'run_one', 'record_of', 'growth', 'bytes_per_triplet']
 
 # %% ../../nbs/3_training/11_rehearsal.ipynb #imports
-import json, math, os, random, subprocess, sys
+import json, math, os, random, subprocess
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np

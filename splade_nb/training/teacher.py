@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 from ..config.files import ConfigError, folder_of, out_of_reach, read_json, replaced
-from ..data.prepared import Stages
+from ..data.prepared import Preparation
 from ..model.load import positions
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-label
@@ -197,7 +197,7 @@ def shards(texts: Sequence,        # a shard of them is read at a time
         for path, start in starts.items(): yield _cached(path, lambda: encode(texts[start:start + size], bar.update))
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-vectors
-def _encoder(stages: Stages, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
+def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
     "Texts to vectors; the embedded teacher is fitted by the first process."
     if name != 'lsa': return sentence_encoder(name, max_length, normalise)
     def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
@@ -205,7 +205,7 @@ def _encoder(stages: Stages, name: str, queries, documents, pairs, max_length, n
     opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, only where a part is missing
     return lambda texts: opened().transform(texts)
 
-def teacher_vectors(stages: Stages,
+def teacher_vectors(stages: Preparation,
                     name: str,              # lsa, a hub name, or a folder
                     queries: Sequence, documents: Sequence,  # texts
                     pairs,                  # [(query index, document index)] of the training pairs, for lsa

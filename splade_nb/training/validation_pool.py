@@ -7,7 +7,6 @@ __all__ = ['token_candidates', 'validation_pool']
 
 # %% ../../nbs/3_training/05_validation_pool.ipynb #imports
 import numpy as np
-from scipy import sparse
 from ..data.bm25 import best
 from ..model.encode import counted, saturated
 from .dataset import TrainingSetup
