@@ -37,6 +37,7 @@ from .training.dataset import TrainingSetup, save_model_folder, prepare
 from .training.objective import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
+from .training.validation_pool import evaluated
 from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search
@@ -177,7 +178,8 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; the first one has the result
                  stages: Stages | None = None) -> tuple:  # result, evaluation: of `evaluate_queries`, and systems
     "Evaluate the trained model on the test queries, on context pairs and on the language; writes `evaluation.json`."
-    collection, tokenizer, stages = setup.collection, setup.training_data.tokenizer, stages or Stages()
+    setup, stages = evaluated(setup), stages or Stages()
+    collection, tokenizer = setup.collection, setup.training_data.tokenizer
     ids, size = list(collection.split('test')), len(collection.texts)
     shares, pairs = LanguageShares(tokenizer, setup.masks, size), Search(context_queries(collection), k=1)
     with stages('judging'):
@@ -192,7 +194,7 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean)
     if evaluation['cut']: result['cut'] = evaluation['cut']
     write_json(Path(folder)/'evaluation.json', result)
-    return result, evaluation | {'systems': systems}
+    return result, evaluation | dict(systems=systems, collection=collection)
 
 # %% ../nbs/7_experiment.ipynb #changed-settings
 def _changed(name: str, recipe: str, scale: str, settings: Settings) -> dict:
@@ -221,8 +223,7 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
         dead_rows=evaluation['dead_rows'])
 
 # %% ../nbs/7_experiment.ipynb #about-data
-def _about_data(setup: TrainingSetup, data, cut: str | None) -> dict: # cut: what was not read
-    collection = setup.collection
+def _about_data(collection, data, cut: str | None) -> dict: # cut: what was not read
     return dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
                 notes=[*collection.notes, *data.notes, *filter(None, [cut])])
 
@@ -236,7 +237,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
     "Writes `summary.json`: the contract that tables and comparisons read."
     data, settings, recipe = run.training_data, run.settings, recipe_name(recipe)
     memory = {name: max(most, (memory or {}).get(name, 0)) for name, most in peak_memory().items()}
-    collection, about = setup.collection, _about_data(setup, data, evaluation['cut'].get('note'))
+    collection = evaluation['collection']  # what was searched
+    about = _about_data(collection, data, evaluation['cut'].get('note'))
     summary = dict(
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=about,

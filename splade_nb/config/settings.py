@@ -189,6 +189,7 @@ class Settings(OptimizerSettings, ModelSettings, InitializationSettings, Ranking
     weight_averaging: tuple = (0.0,)    # shares of the initial model tried in the final weights; the best is taken
     validations: int = 4                # evaluations on the dev split after the start
     validation_documents: int = 2000    # largest pool that a validation searches; 0: the whole collection
+    evaluation_documents: int = 0       # most documents that the test queries search; 0: the whole collection
     early_stopping: int = 0             # validations without a better nDCG@10 until the run stops; 0: never
     checkpoint_epochs: int = 5
     keep_checkpoints: int = 3

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LSA_MOST', 'rank_parts', 'Index', 'System', 'words_system', 'bm25_systems', 'dense_system', 'fitted_on',
-           'pretrained_system', 'system_name', 'sparse_system', 'model_system', 'Hybrid', 'narrowed', 'model_in']
+           'pretrained_system', 'system_name', 'sparse_system', 'model_system', 'Hybrid', 'model_in']
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #imports
 import time
@@ -215,15 +215,6 @@ class Hybrid:
         costs = [part.cost(texts) for part in self.parts]
         return {name: (min if name == 'dead' else sum)(cost[name] for cost in costs) for name in costs[0]}
 
-# %% ../../nbs/4_evaluation/07_systems.ipynb #narrowed
-def narrowed(collection, ids, most: int = 2000): # Collection
-    "The relevant documents of some queries, and others, evenly chosen, up to `most`."
-    wanted = {doc for id in ids for doc in collection.qrels[id]}
-    others = [doc for doc in collection.documents if doc not in wanted]
-    chosen = wanted.union(others[::max(1, -(-len(others) // max(1, most - len(wanted))))])
-    documents = {id: document for id, document in collection.documents.items() if id in chosen}
-    return replace(collection, documents=documents)
-
 # %% ../../nbs/4_evaluation/07_systems.ipynb #model-in
 def model_in(folder: Path | str, settings: Settings, collection, seed: int,
              cache: Path | str,      # of teacher vectors, shared by models
@@ -243,6 +234,5 @@ def model_in(folder: Path | str, settings: Settings, collection, seed: int,
 # %% ../../nbs/4_evaluation/07_systems.ipynb #model-in-2
 def _learn(setup, seed: int, folder: Path, **options) -> dict: # from the last checkpoint where there is one
     began, korean = time.monotonic(), torch.tensor(setup.masks['korean'])
-    validate = make_validator(replace(setup, collection=narrowed(setup.collection, setup.dev_queries)))
-    run = train(setup.model, setup.training_data, setup.settings, folder, validate, korean, seed, resume=True, **options)
+    run = train(setup.model, setup.training_data, setup.settings, folder, make_validator(setup), korean, seed, resume=True, **options)
     return dict(steps=run.step, stopped=run.stopped, share=run.share, seconds=round(time.monotonic() - began, 1))

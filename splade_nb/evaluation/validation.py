@@ -14,7 +14,7 @@ import torch
 from ..config.settings import every_phase
 from ..training.dataset import TrainingSetup
 from ..training.objective import ProcessGroup
-from ..training.validation_pool import validation_pool
+from ..training.validation_pool import evaluated, validation_pool
 from .exact_search import Search, exact_search
 from .retrieval import evaluate_queries, mean_terms, search_metrics
 
@@ -89,9 +89,9 @@ def make_validator(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -
 # %% ../../nbs/4_evaluation/02_validation.ipynb #evaluate-untrained
 def evaluate_untrained(setup: TrainingSetup, validator: Validator, group: ProcessGroup = ProcessGroup()) -> dict:
     "`evaluate_queries` of the untrained model on the test queries; its first validation searches the same vectors."
-    collection, model, search = setup.collection, setup.model, []
-    whole = len(validator.rows) == len(collection.documents)
-    if setup.dev_queries and (whole or not setup.settings.idf_prior_documents):  # else weights follow from the pool
+    collection, model, search = evaluated(setup).collection, setup.model, []
+    whole = len(validator.rows) == len(setup.collection.documents)
+    if setup.dev_queries and collection is setup.collection and (whole or not setup.settings.idf_prior_documents):  # else weights follow from the pool
         search = [validator.search(None if whole else validator.rows)]
     found = evaluate_queries(model, setup.training_data.tokenizer, collection, list(collection.split('test')), k=1000,
                              others=search, group=group)

@@ -30,7 +30,7 @@ from .dataset import TrainingSetup, prepare
 from .losses import REGISTERED
 from .objective import SavedBytes, batch_at, step_loss
 from .trainer import step_count, train
-from .validation_pool import validation_pool
+from .validation_pool import evaluated, validation_pool
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #check-corpus
 def check_corpus():
@@ -115,7 +115,7 @@ def probe_training(setup: TrainingSetup) -> dict[str, object]: # optimizer, weig
         files = sorted(str(path.relative_to(out)) for path in Path(out).glob('checkpoints/*'))
         rows = (Path(out)/'metrics.jsonl').read_text(encoding='utf-8').splitlines()
     seen = setup.training_data.frequencies
-    pool = digest(validation_pool(setup).tolist())
+    pool = digest(validation_pool(setup).tolist(), list(evaluated(setup).collection.documents))
     return dict(optimizer=run.rates, weights=digest(*run.model.parameters()), files=(files, len(rows)),
                 validations=([row['step'] for row in run.history], pool),
                 queries=digest(factor_for(run.model, seen.counts // 2, seen.documents)))
@@ -146,7 +146,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     query_length=(4, 5),
     warmup_ratio=(0.5, 0.0), language_ramp=(1.0, 0.5), flops_ramp=(1.0, 0.5), gate_heads=(2, 4), mining_depth=(1, 2),
     model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
-    teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0), adam_eps=(1e-2, 1e-3),
+    evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0), adam_eps=(1e-2, 1e-3),
     weight_averaging=((0.9,), (0.5,)),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)

@@ -65,7 +65,7 @@ def _copy_share(source: Path, target: Path, share: float) -> int:  # lines writt
 def take_triplets(source: Path | str,   # folder with v24.0 and v27.0
                   target: Path | str,
                   number: int,          # triplets for training in both together; all where there are fewer
-                  judged: int = 500     # lines of each validation file
+                  judged: int = 100     # lines of each validation file
                  ) -> int:              # triplets for training that were written
     "Copy a smaller set of the same layout. Raises `ConfigError` for a folder without such files."
     train = sorted(Path(source).glob('v*/train*.jsonl'))
@@ -148,7 +148,7 @@ def record_of(out: Path | str) -> dict:  # of a finished run
     stages = sorted((out/'stages').glob('rank-*.json'), key=lambda path: int(path.stem.removeprefix('rank-')))
     summary = read_json(out/'summary.json')
     return dict(stages=[read_json(path) for path in stages], losses=[row['loss'] for row in rows],
-                parts=rows[0]['parts'], pairs=summary['data']['train_pairs'], documents=summary['documents'],
+                parts=rows[0]['parts'], pairs=summary['data']['train_pairs'], documents=summary['validation']['collection'],
                 metrics=summary['metrics'], seconds=summary['seconds'])
 
 # %% ../../nbs/3_training/11_rehearsal.ipynb #growth
