@@ -160,6 +160,7 @@ class MiningSettings:
     bm25_negatives: int = 0             # in a query's pool
     dense_negatives: int = 0            # in a query's pool, by the teacher
     mining_depth: int = 100             # ranks that negatives are drawn from
+    mining_documents: int = 100_000     # documents that a query's candidates are searched in; 0: all
     mining_refresh: int = 0             # epochs until a pool is drawn anew; 0: never
     mining_temperature: float = 0.0     # of the draw; 0: uniform over the ranks
 
@@ -356,7 +357,7 @@ OFF |= {
     'positive_form': (lambda s: s.lambda_positive, 'lambda_positive is 0'),
     'margin': (lambda s: s.lambda_margin, 'lambda_margin is 0'),
     'lambda_margin lambda_margin_mse bm25_negatives dense_negatives': (lambda s: s.negatives, 'no explicit negatives'),
-    'mining_depth mining_refresh mining_temperature': (
+    'mining_depth mining_documents mining_refresh mining_temperature': (
         lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0, 'nothing is mined'),
 }
 

@@ -216,16 +216,19 @@ NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 def ranked_blocks(paths: list,       # of `bm25_blocks`
                   queries: Sequence, # numbers of the words of each
-                  k: int) -> list:   # for each query its best rows of documents, and their scores
+                  k: int,
+                  blocks: np.ndarray | None = None  # [n, m]: numbers of the blocks that each searches; None: all
+                 ) -> list:          # for each query its best rows of documents, and their scores
     "The best of each query as `BM25.ranked` finds them, block by block."
-    found, first = [NOTHING] * len(queries), 0
+    found, end = [NOTHING] * len(queries), 0
     asked = [np.array([*dict.fromkeys(words.tolist())], np.int64) for words in queries]
-    for path in paths:
-        with np.load(path, allow_pickle=False) as file: block = dict(file)
-        for query, words in enumerate(asked):
-            scores = _block_scores(block, words)
+    for number, path in enumerate(paths):
+        searching = range(len(asked)) if blocks is None else np.flatnonzero((blocks == number).any(axis=1)).tolist()
+        with np.load(path, allow_pickle=False) as file: block = dict(file) if searching else {'size': file['size']}
+        first, end = end, end + int(block['size'])
+        for query in searching:
+            scores = _block_scores(block, asked[query])
             least = found[query][1][k - 1] if len(found[query][1]) >= k else 0
             rows = np.flatnonzero((scores >= least) & (scores > 0))
             found[query] = keep_best(found[query], (rows + first).astype(np.int32), scores[rows], k)
-        first += int(block['size'])
     return found

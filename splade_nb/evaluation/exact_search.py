@@ -37,7 +37,7 @@ def encode_queries(model, tokenizer: SpladeTokenizer, queries: list,
     return normalize_for_scoring(vectors, model.settings.similarity)
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block
-BLOCK_BYTES, CHUNK = 2 ** 28, 20_000 # of the vectors of a block; texts that are tokenized together
+BLOCK_BYTES, CHUNK = 2 ** 27, 20_000 # of the vectors of a block; texts that are tokenized together
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block-part-1
 @dataclass

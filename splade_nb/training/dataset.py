@@ -146,12 +146,13 @@ def _mine(stages: Preparation, settings: Settings, texts: Sequence, query_texts:
     "Source -> `Candidates` of each query; of: hashes that name documents and queries."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
     words, found, depth = word_rows(stages, texts, data=of['data']), {}, settings.mining_depth
+    most = settings.mining_documents
     if settings.bm25_negatives:
         asked = word_rows(stages, query_texts, **of)
-        found['bm25'] = bm25_candidates(stages, asked, words, relevant, depth, **of)
+        found['bm25'] = bm25_candidates(stages, asked, words, relevant, depth, most=most, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
-        found['dense'] = dense_candidates(stages, *teacher, words, relevant, depth, place=place, **by)
+        found['dense'] = dense_candidates(stages, *teacher, words, relevant, depth, place=place, most=most, **by)
     return found
 
 # %% ../../nbs/3_training/05_dataset.ipynb #numbered

@@ -112,11 +112,11 @@ def write_made(folder: Path | str, number: int, parts: int = 4) -> Path:
 DATA = {'v26': ('v24.0',), 'v27': ('v24.0', 'v27.0'), 'v28': ('v24.0',)}
 
 def settings_of(models: tuple,     # of `write_models`
-                steps: int = 6
+                steps: int = 4
                ) -> dict:
     "What the rehearsal changes in a version: sizes and local folders, and dense negatives so that both kinds are mined."
     backbone, teacher = map(str, models)
-    return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=8, accumulation=2, precision='fp32',
+    return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=4, accumulation=2, precision='fp32',
                 max_length=64, query_length=32, teacher_max_length=64, mining_depth=20, bm25_negatives=2,
                 dense_negatives=1, negatives=3, validations=1, validation_documents=100, evaluation_documents=200,
                 log_every=1, keep_checkpoints=1, gate_hidden=32, gate_heads=2)
