@@ -76,7 +76,7 @@ def readings(row: dict, vocabulary: int) -> dict: # name -> value
 def _message(name: str, message: str, row: dict) -> str:
     if name != 'oversized': return message
     part = largest_part(row['parts'])
-    return f'{message}: {part} is {row["parts"][part]:,.0f}; change {REMEDIES.get(part, f"its weight in extra_losses")}'
+    return f'{message}: {part} is {row["parts"][part]:,.0f}; change {REMEDIES.get(part, "its weight in extra_losses")}'
 
 # %% ../../nbs/3_training/08_collapse_guard.ipynb #inspect
 def inspect(row: dict,          # of metrics
@@ -90,9 +90,9 @@ def inspect(row: dict,          # of metrics
     for name, value in readings(row, vocabulary).items():
         warning, fatal, message = LIMITS[name]
         late = progress < LATE.get(name, 0)
-        told = _message(name, message, row)
-        if value > fatal and not late: found.append(('fatal', name, value, told))
-        elif value > warning and not (late and name == 'chance'): found.append(('warn', name, value, told))
+        unusual = value > warning and not (late and name == 'chance')
+        level = 'fatal' if value > fatal and not late else 'warn' if unusual else ''
+        if level: found.append((level, name, value, _message(name, message, row)))
     return [dict(step=row['step'], level=level, name=name, value=value, message=message)
             for level, name, value, message in found]
 

@@ -146,9 +146,11 @@ def record_of(out: Path | str) -> dict:  # of a finished run
         if not (out/name).exists(): raise FileNotFoundError(f'{out/name}: the run did not finish')
     rows = [json.loads(line) for line in (out/'metrics.jsonl').read_text(encoding='utf-8').splitlines()]
     stages = sorted((out/'stages').glob('rank-*.json'), key=lambda path: int(path.stem.removeprefix('rank-')))
-    summary = read_json(out/'summary.json')
+    summary, settings = read_json(out/'summary.json'), read_json(out/'config.json')['settings']
+    pairs = summary['data']['train_pairs']
+    planned = settings['epochs'] * math.ceil(pairs / (settings['batch_size'] * settings['accumulation']))
     return dict(stages=[read_json(path) for path in stages], losses=[row['loss'] for row in rows],
-                parts=rows[0]['parts'], pairs=summary['data']['train_pairs'], documents=summary['validation']['collection'],
+                parts=rows[0]['parts'], pairs=pairs, steps=summary['steps'], planned=planned, documents=summary['validation']['collection'],
                 metrics=summary['metrics'], seconds=summary['seconds'])
 
 # %% ../../nbs/3_training/11_rehearsal.ipynb #growth
