@@ -10,7 +10,7 @@ from splade_nb.config.files import ConfigError
 from splade_nb.data import readers
 from splade_nb.data.idf import count, idf
 from splade_nb.data.tokenizer import load_tokenizer, vocabulary_hash
-from splade_nb.evaluation.systems import narrowed
+from splade_nb.training.validation_pool import narrowed
 from splade_nb.model.encode import lookup_documents, lookup_queries
 from splade_nb.serving.embedded_engines import MilvusBackend, QdrantEdgeBackend
 from splade_nb.serving.engines import ENGINES, INSIDE, new_index, open_index, resume_index

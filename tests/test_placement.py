@@ -5,7 +5,7 @@ import torch
 from other_device import PLACE, Elsewhere, OtherDevice
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
-from splade_nb.model.encode import encode
+from splade_nb.model.encode import encode, encode_batches
 from splade_nb.model.initialization import toy_model
 
 TEXTS = ['서울에서 김치찌개 맛집을 찾아요', '제주도', '', '서울 지하철 노선과 김치 보관 방법을 함께 적은 조금 더 긴 글 ' * 4, '제주도 여행']
@@ -38,16 +38,23 @@ def test_two_devices_do_not_mix():
         with pytest.raises((RuntimeError, TypeError, NotImplementedError)): away.numpy()
 
 
+@pytest.fixture
+def without_inference_mode(monkeypatch):  # it refuses classes of tensors of one's own
+    monkeypatch.setattr('splade_nb.model.encode.encode_batches', encode_batches.__wrapped__)
+
+
+@pytest.mark.usefixtures('without_inference_mode')
 @pytest.mark.parametrize('parts', PARTS)
 def test_encoding_stays_on_the_device(parts, tokenizer):
     model, given = made(tokenizer, parts), dict(cut={}, budget=300)
     for options in ({}, dict(document=False), *([dict(keep=np.arange(5, len(tokenizer), 3))] if parts != 'importance' else [])):
         wanted = encode(model, tokenizer, TEXTS, **given, **options)
-        with OtherDevice(), torch.no_grad():  # inference mode refuses classes of tensors of one's own
+        with OtherDevice(), torch.no_grad():
             found = encode.__wrapped__(made(tokenizer, parts).to(PLACE), tokenizer, TEXTS, **given, **options)
         assert abs(found - wanted).max() < 1e-6 and found.nnz == wanted.nnz > 0
 
 
+@pytest.mark.usefixtures('without_inference_mode')
 def test_a_screen_is_refused_there_and_auto_goes_without(tokenizer):
     with OtherDevice(), torch.no_grad():
         model = made(tokenizer, 'plain').to(PLACE)

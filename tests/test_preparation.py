@@ -30,7 +30,7 @@ def settings(version='v24', **more): return resolve_quietly(version, scale='mini
 
 
 def prepare(tmp_path, version='v24', group=None, seed=42, **more):
-    return dataset.prepare(settings(version, **more), toy_corpus(), seed, tmp_path/'cache', 'cpu', group)
+    return dataset.prepare(settings(version, **more), toy_corpus(), seed, None, 'cpu', group)
 
 
 def plain_data(setup):
