@@ -13,15 +13,12 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
-
-# %% ../nbs/7_experiment.ipynb #imports-part-1
 import numpy as np
 import torch
-from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
-from .config.files import root, write_json
-from .model.initialization import mini_backbone
 
 # %% ../nbs/7_experiment.ipynb #imports-library
+from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
+from .config.files import root, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
@@ -29,8 +26,11 @@ from .config.versions import version_name
 from .data.readers import load_collection
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
+from .model.initialization import mini_backbone
 from .model.load import named_config
 from .model.splade_doc import SpladeDoc
+
+# %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
 from .training.checkpoints import alone, writable
 from .training.dataset import TrainingSetup, save_model_folder, prepare
@@ -38,6 +38,8 @@ from .training.objective import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .training.validation_pool import evaluated
+
+# %% ../nbs/7_experiment.ipynb #imports-evaluation
 from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search
@@ -95,6 +97,14 @@ def require_parts(settings: Settings, folder: Path) -> None:
     if not (settings.hidden or torch.cuda.is_available()):
         print(f'no GPU: {weights // 4:,} parameters train on the CPU', file=sys.stderr)
 
+# %% ../nbs/7_experiment.ipynb #write-config
+def _write_config(path: Path, resolved: Settings, overridden: dict,
+                  **launched) -> None:  # version, recipe, scale, data, seed
+    "Write `config.json`: what a run was launched with, and the settings that follow."
+    version, corrected = launched['version'], launched['recipe'] == 'corrected'
+    write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved), overridden=current_names(overridden),
+                          differences=differences(version, launched['scale']) if corrected else []))
+
 # %% ../nbs/7_experiment.ipynb #begin-run
 def begin_run(version: str | int, recipe: str, scale: str,
               source: str,           # data: `mini`, `toy`, a path, a hub name, or several joined by commas
@@ -113,10 +123,8 @@ def begin_run(version: str | int, recipe: str, scale: str,
     with alone(folder):
         require_parts(resolved, folder)
         if not (resume and (folder/'config.json').exists()):
-            write_json(folder/'config.json', dict(
-                version=name, recipe=recipe, scale=scale, data=source, seed=seed, settings=as_dict(resolved),
-                off=off(resolved), overridden=current_names(settings),
-                differences=differences(name, scale) if recipe == 'corrected' else []))
+            _write_config(folder/'config.json', resolved, settings,
+                          version=name, recipe=recipe, scale=scale, data=source, seed=seed)
     return name, scale, resolved, collection, folder
 
 # %% ../nbs/7_experiment.ipynb #rollbacks-of
@@ -173,6 +181,14 @@ def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: Lan
         sparsity=sparsity_result(evaluation, collection, shares.kinds),
         worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
 
+# %% ../nbs/7_experiment.ipynb #on-test-queries
+def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search, group: ProcessGroup) -> tuple:
+    "What `evaluate_queries` finds with the test queries, and the language of the terms."
+    ids = list(setup.collection.split('test'))
+    found = evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids, k=1000, others=[pairs],
+                             observers=[shares], group=group)
+    return found, shares.result(group, setup.model.special.device)
+
 # %% ../nbs/7_experiment.ipynb #evaluate-run
 def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; the first one has the result
@@ -182,10 +198,7 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     collection, tokenizer = setup.collection, setup.training_data.tokenizer
     ids, size = list(collection.split('test')), len(collection.texts)
     shares, pairs = LanguageShares(tokenizer, setup.masks, size), Search(context_queries(collection), k=1)
-    with stages('judging'):
-        evaluation = evaluate_queries(setup.model, tokenizer, collection, ids, k=1000, others=[pairs],
-                                      observers=[shares], group=group)
-        korean = shares.result(group, setup.model.special.device)
+    with stages('judging'): evaluation, korean = _on_test_queries(setup, shares, pairs, group)
     if group.rank: return {}, {}
     with stages('baselines'): lexical, lexical_terms = baselines(collection, ids)
     systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
@@ -227,6 +240,14 @@ def _about_data(collection, data, cut: str | None) -> dict: # cut: what was not 
     return dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
                 notes=[*collection.notes, *data.notes, *filter(None, [cut])])
 
+# %% ../nbs/7_experiment.ipynb #about-training
+def _about_training(run: Run, settings: Settings, data: dict, seconds: float) -> dict:  # data: of `_about_data`
+    "The part of `summary.json` that says what was trained, on what, and for how long."
+    return dict(
+        backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=data,
+        teacher=teacher_label(settings.teacher) if run.training_data.teacher else 'none', steps=run.step,
+        stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1))
+
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
                   result: dict, evaluation: dict,  # of `evaluate_run`
@@ -235,16 +256,13 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
                   stages: Stages | None = None, validation: dict | None = None  # of `Validator.facts`
                  ) -> dict:
     "Writes `summary.json`: the contract that tables and comparisons read."
-    data, settings, recipe = run.training_data, run.settings, recipe_name(recipe)
+    settings, recipe = run.settings, recipe_name(recipe)
     memory = {name: max(most, (memory or {}).get(name, 0)) for name, most in peak_memory().items()}
     collection = evaluation['collection']  # what was searched
-    about = _about_data(collection, data, evaluation['cut'].get('note'))
+    about = _about_data(collection, run.training_data, evaluation['cut'].get('note'))
     summary = dict(
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
-        backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=about,
-        teacher=teacher_label(settings.teacher) if data.teacher else 'none', steps=run.step, stopped=run.stopped,
-        start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1),
-        stages=stages.rounded() if stages else {}, validation=validation or {},
+        **_about_training(run, settings, about, seconds), stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, revision=revision(), versions=packages())
     if stages: write_stages(stages, run.folder)
@@ -260,10 +278,12 @@ def _processes(timeout: float = 60.0  # minutes that a process waits for the oth
     if state.num_processes == 1: return ProcessGroup()
     return ProcessGroup.join(state.process_index, state.num_processes)
 
+# %% ../nbs/7_experiment.ipynb #printed-once
 def _printed_once(group: ProcessGroup):
     "A context in which only the first process prints; errors of all are seen."
     return redirect_stderr(io.StringIO()) if group.rank else nullcontext()
 
+# %% ../nbs/7_experiment.ipynb #first-before-others
 @contextmanager
 def _first_before_others(group: ProcessGroup):
     "The first process runs the block, then the others do, with what it wrote; they wait without a time-out."

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import sparse
+
+# %% ../../nbs/4_evaluation/07_systems.ipynb #imports-library
 from ..config.files import ConfigError, read_json, write_json
 from ..config.settings import Settings
 from ..data.bm25 import BM25, BigramBM25, best
@@ -22,6 +24,8 @@ from ..model.encode import prepared_decoder
 from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
 from ..model.load import load_encoder, named_config
 from ..model.splade_doc import factor_for
+
+# %% ../../nbs/4_evaluation/07_systems.ipynb #imports-evaluation
 from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
 from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
@@ -66,20 +70,25 @@ class Index:
         return _best_documents(self.ids, row, k)
 
     def cost(self, texts: list) -> dict: # query and doc: terms; flops: of a pair; bytes; dead: share of the documents
-        asked, documents, frequencies, size, dead = _counts(self.encode(texts), 0), len(self.ids), 0., 0, 0
-        for part in self.parts():
-            frequencies = frequencies + _counts(part, 0)
-            size += 8 * part.nnz if sparse.issparse(part) else part.nbytes
-            dead += int((_counts(part, 1) == 0).sum())
-        return dict(query=float(asked.sum() / len(texts)), doc=float(frequencies.sum() / documents),
-                    flops=float(asked @ frequencies / len(texts) / documents), bytes=size, dead=dead / documents)
+        return _index_cost(self, texts)
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #best-documents
 def _best_documents(ids: list, row: np.ndarray, k: int) -> dict:
     return {ids[place]: float(row[place]) for place in best(row, k)}
 
+# %% ../../nbs/4_evaluation/07_systems.ipynb #counts
 def _counts(vectors, axis: int) -> np.ndarray: # non-zeros
     return vectors.getnnz(axis=axis) if sparse.issparse(vectors) else np.count_nonzero(vectors, axis=axis)
+
+# %% ../../nbs/4_evaluation/07_systems.ipynb #index-cost
+def _index_cost(index: Index, texts: list) -> dict: # as of `Index.cost`
+    asked, documents, frequencies, size, dead = _counts(index.encode(texts), 0), len(index.ids), 0., 0, 0
+    for part in index.parts():
+        frequencies = frequencies + _counts(part, 0)
+        size += 8 * part.nnz if sparse.issparse(part) else part.nbytes
+        dead += int((_counts(part, 1) == 0).sum())
+    return dict(query=float(asked.sum() / len(texts)), doc=float(frequencies.sum() / documents),
+                flops=float(asked @ frequencies / len(texts) / documents), bytes=size, dead=dead / documents)
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #system
 @dataclass(frozen=True)

@@ -35,6 +35,13 @@ class Candidates(Sequence):
         documents, scores = np.split(self.rows[query], 2)
         return list(zip(documents.tolist(), scores.view(np.float32).tolist()))
 
+# %% ../../nbs/3_training/03_negatives.ipynb #packed
+def _packed(kept: list) -> np.ndarray:  # kept: [(document, score)]; [2 n] int32
+    "A row of `Candidates`: document numbers, then the bits of the scores."
+    wrong, values = map(list, zip(*kept)) if kept else ([], [])
+    return np.concatenate([np.array(wrong, np.int32), np.array(values, np.float32).view(np.int32)])
+
+# %% ../../nbs/3_training/03_negatives.ipynb #candidates-of
 def _candidates(stages: Preparation, source: str,
                 rank: Callable,      # (first, last) -> for each of these queries documents and scores, best first
                 words: Rows,         # of the documents
@@ -47,14 +54,13 @@ def _candidates(stages: Preparation, source: str,
     def some(first, last):
         for (documents, scores), answers in zip(rank(first, last), relevant[first:last]):
             ranking = list(zip(documents.tolist(), scores.tolist()))
-            kept = not_relevant(ranking, [*map(int, answers)], bag, duplicate)
-            wrong, values = map(list, zip(*kept)) if kept else ([], [])
-            yield np.concatenate([np.array(wrong, np.int32), np.array(values, np.float32).view(np.int32)])
+            yield _packed(not_relevant(ranking, [*map(int, answers)], bag, duplicate))
     return Candidates(stages.rows(f'negatives {source}', len(relevant), some, 4000, duplicate=duplicate, **of))
 
-# %% ../../nbs/3_training/03_negatives.ipynb #searched-blocks
+# %% ../../nbs/3_training/03_negatives.ipynb #block-size
 BLOCK = 50_000  # documents that are searched together
 
+# %% ../../nbs/3_training/03_negatives.ipynb #searched-blocks
 def searched_blocks(relevant: Sequence,  # for each query its documents
                     documents: int,
                     most: int            # documents that a query is searched in; 0: all
@@ -82,19 +88,30 @@ def bm25_candidates(stages: Preparation,
         return ranked_blocks(paths, asked[first:last], depth, None if blocks is None else blocks[first:last])
     return _candidates(stages, 'bm25', rank, words, relevant, duplicate, depth=depth, data=data, queries=queries, **of)
 
-# %% ../../nbs/3_training/03_negatives.ipynb #nearest-rows
+# %% ../../nbs/3_training/03_negatives.ipynb #units
 def _units(rows, place: str):  # tensor [n, D] on the device
     "Rows of length 1; zeros stay."
     import torch
     from sklearn.preprocessing import normalize
     return torch.tensor(normalize(np.asarray(rows)), device=place)
 
+# %% ../../nbs/3_training/03_negatives.ipynb #products
 def _products(queries, documents):  # tensor [q, n]
     "On a CPU by NumPy's library: the sums are those of earlier versions to the last bit."
     import torch
     if queries.device.type != 'cpu': return queries @ documents.T
     return torch.from_numpy(queries.numpy() @ documents.numpy().T)
 
+# %% ../../nbs/3_training/03_negatives.ipynb #best-of-scores
+def _best_of_scores(scores, depth: int) -> zip:  # scores: tensor [q, n]
+    "For each query rows and cosines of the best `depth` documents above 0, with all that equal the last one."
+    least = scores.topk(min(depth, scores.shape[1])).values[:, -1:]
+    query, row = ((scores >= least) & (scores > 0)).nonzero(as_tuple=True)
+    values, query, row = scores[query, row].cpu().numpy(), query.cpu().numpy(), row.cpu().numpy()
+    ends = np.searchsorted(query, range(1, len(scores)))
+    return zip(np.split(row, ends), np.split(values, ends))
+
+# %% ../../nbs/3_training/03_negatives.ipynb #nearest-rows
 def nearest_rows(query_vectors,               # [Q, D], an array or `Parts`
                  doc_vectors,                 # [N, D]
                  depth: int,
@@ -113,11 +130,7 @@ def nearest_rows(query_vectors,               # [Q, D], an array or `Parts`
         for start in range(0, len(searching), chunk):
             places = searching[start:start + chunk]
             scores = _products(asked[places], documents)
-            least = scores.topk(min(depth, len(documents))).values[:, -1:]
-            query, row = ((scores >= least) & (scores > 0)).nonzero(as_tuple=True)
-            values, query, row = scores[query, row].cpu().numpy(), query.cpu().numpy(), row.cpu().numpy()
-            ends = np.searchsorted(query, range(1, len(scores)))
-            for n, rows, cosines in zip(places, np.split(row, ends), np.split(values, ends)):
+            for n, (rows, cosines) in zip(places, _best_of_scores(scores, depth)):
                 found[n] = keep_best(found[n], (rows + first).astype(np.int32), cosines, depth)
     return found
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
+
+# %% ../../nbs/3_training/04_teacher.ipynb #imports-library
 from ..config.files import ConfigError, folder_of, out_of_reach, read_json, replaced
 from ..data.prepared import Preparation
 from ..model.load import positions
@@ -50,12 +52,13 @@ def fit_teacher(queries: Sequence, documents: Sequence,  # texts
         if document in joined: joined[document].append(queries[query])
     return fit_lsa([' '.join(parts) for parts in joined.values()])
 
-# %% ../../nbs/3_training/04_teacher.ipynb #lsa-vectors
+# %% ../../nbs/3_training/04_teacher.ipynb #save-lsa
 def _save_lsa(file, fitted) -> None:
     "A pipeline of `fit_lsa` as arrays."
     terms, idf = fitted[0].get_feature_names_out().astype(str), fitted[0].idf_
     np.savez(file, terms=terms, idf=idf, components=fitted[1].components_)
 
+# %% ../../nbs/3_training/04_teacher.ipynb #opened-lsa
 def _opened_lsa(path, normalise: bool):  # pipeline with `transform`
     "The pipeline that `_save_lsa` wrote, with its last step where `normalise` says so."
     from sklearn.decomposition import TruncatedSVD
@@ -196,7 +199,7 @@ def shards(texts: Sequence,        # a shard of them is read at a time
     with tqdm(total=len(texts), initial=done, desc='teacher', unit=' texts', delay=5, mininterval=10) as bar:
         for path, start in starts.items(): yield _cached(path, lambda: encode(texts[start:start + size], bar.update))
 
-# %% ../../nbs/3_training/04_teacher.ipynb #teacher-vectors
+# %% ../../nbs/3_training/04_teacher.ipynb #encoder
 def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
     "Texts to vectors; the embedded teacher is fitted by the first process."
     if name != 'lsa': return sentence_encoder(name, max_length, normalise)
@@ -205,6 +208,7 @@ def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_leng
     opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, only where a part is missing
     return lambda texts: opened().transform(texts)
 
+# %% ../../nbs/3_training/04_teacher.ipynb #teacher-vectors
 def teacher_vectors(stages: Preparation,
                     name: str,              # lsa, a hub name, or a folder
                     queries: Sequence, documents: Sequence,  # texts
