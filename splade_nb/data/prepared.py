@@ -91,10 +91,9 @@ def prepared_folder(stage: str,                        # such as tokens, negativ
 def _wait(paths: list, rank: int, began: float, pause: float) -> None:  # began: of the stage, by `time.monotonic`
     "Wait until all files are there; say so a minute after the beginning, then after two, four and so on."
     told = 60.0  # seconds
-    while missing := [path.name for path in paths if not path.exists()]:
+    while missing := sum(not path.exists() for path in paths):
         if time.monotonic() - began > told:
-            where = paths[0].parent
-            print(f'process {rank} waits for {len(missing)} of {len(paths)} parts in {where}', file=sys.stderr)
+            print(f'process {rank} waits for {missing} of {len(paths)} parts in {paths[0].parent}', file=sys.stderr)
             told *= 2
         time.sleep(pause)
 
