@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import version
+
+# %% ../../nbs/1_data/07_bm25.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
 from ..config.files import alternatives
@@ -112,9 +114,10 @@ class BM25(_Ranker):
         known = [word for word in (words if self.repeats else dict.fromkeys(words)) if word in self.engine.vocab_dict]
         return self.engine.get_scores(known) if known else np.zeros(len(self.ids), np.float32)
 
-# %% ../../nbs/1_data/07_bm25.ipynb #bigram-bm25
+# %% ../../nbs/1_data/07_bm25.ipynb #bigram-share
 BIGRAM_SHARE = 0.4  # of the bigrams' score
 
+# %% ../../nbs/1_data/07_bm25.ipynb #bigram-bm25
 class BigramBM25(_Ranker):
     "BM25 over morphemes plus `share` times BM25 over pairs of characters. Raises ValueError as `BM25` does."
     def __init__(self, texts: Mapping, share: float = BIGRAM_SHARE,
@@ -136,6 +139,7 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
     "The same on every machine."
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), 'little', signed=True)
 
+# %% ../../nbs/1_data/07_bm25.ipynb #word-rows
 def word_rows(stages: Preparation, texts: Sequence, tokenizer: str = 'kiwi',
               **of             # names the texts, such as `data=collection.hash`
              ) -> Rows:        # for each text the numbers of its words, in order, int64
@@ -148,12 +152,13 @@ def word_rows(stages: Preparation, texts: Sequence, tokenizer: str = 'kiwi',
     made = version('kiwipiepy') if tokenizer == 'kiwi' else ''
     return stages.rows('words', len(texts), some, 10_000, np.int64, tokenizer=tokenizer, made=made, **of)
 
-# %% ../../nbs/1_data/07_bm25.ipynb #corpus-words
+# %% ../../nbs/1_data/07_bm25.ipynb #word-holders
 def _holders(rows: list) -> np.ndarray:  # [W, 2]: numbers of words, rising, and how many documents hold each
     "Document frequencies of a part."
     distinct = [np.unique(row) for row in rows]
     return np.stack(np.unique(np.concatenate([np.zeros(0, np.int64), *distinct]), return_counts=True), axis=1)
 
+# %% ../../nbs/1_data/07_bm25.ipynb #corpus-words
 def corpus_words(stages: Preparation, words: Rows, **of) -> np.ndarray:  # [W, 2] int64, as above; memory-mapped
     "Document frequencies of all words."
     parts = stages.arrays('words of parts', len(words), lambda first, last: _holders(words[first:last]), **of)
@@ -162,9 +167,10 @@ def corpus_words(stages: Preparation, words: Rows, **of) -> np.ndarray:  # [W, 2
         return np.stack([numbers, np.bincount(places, parts[:][:, 1]).astype(np.int64)], axis=1)
     return stages.array('word frequencies', whole, **of)
 
-# %% ../../nbs/1_data/07_bm25.ipynb #block
+# %% ../../nbs/1_data/07_bm25.ipynb #bm25-constants
 K1, B = 1.2, 0.75
 
+# %% ../../nbs/1_data/07_bm25.ipynb #block
 def _block(words: list, frequencies: np.ndarray, documents: int, mean: float) -> dict:  # see `corpus_words`
     "The index of some of the documents: words, rising; where each begins; documents and scores, in the order of words."
     lengths = np.array([*map(len, words)])
@@ -201,6 +207,7 @@ def keep_best(kept: tuple, rows: np.ndarray, scores: np.ndarray, k: int) -> tupl
     chosen = best(scores, k)[:k + 1000]
     return rows[chosen], scores[chosen]
 
+# %% ../../nbs/1_data/07_bm25.ipynb #block-scores
 def _block_scores(block: dict, words: np.ndarray) -> np.ndarray:  # [size] float32
     "A query's words against the documents of a block, added in the order of the words."
     scores = np.zeros(int(block['size']), np.float32)
@@ -211,9 +218,10 @@ def _block_scores(block: dict, words: np.ndarray) -> np.ndarray:  # [size] float
         scores[block['documents'][span]] += block['scores'][span]
     return scores
 
-# %% ../../nbs/1_data/07_bm25.ipynb #ranked-blocks
+# %% ../../nbs/1_data/07_bm25.ipynb #nothing-found
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
+# %% ../../nbs/1_data/07_bm25.ipynb #ranked-blocks
 def ranked_blocks(paths: list,       # of `bm25_blocks`
                   queries: Sequence, # numbers of the words of each
                   k: int,

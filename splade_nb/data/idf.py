@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+# %% ../../nbs/1_data/06_idf.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, replaced
