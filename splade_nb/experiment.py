@@ -102,7 +102,8 @@ def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
     "Write `config.json`: what a run was launched with, and the settings that follow."
     version, corrected = launched['version'], launched['recipe'] == 'corrected'
-    write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved), overridden=current_names(overridden),
+    write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
+                          overridden=current_names(overridden),
                           differences=differences(version, launched['scale']) if corrected else []))
 
 # %% ../nbs/7_experiment.ipynb #begin-run
@@ -262,7 +263,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
     about = _about_data(collection, run.training_data, evaluation['cut'].get('note'))
     summary = dict(
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
-        **_about_training(run, settings, about, seconds), stages=stages.rounded() if stages else {}, validation=validation or {},
+        **_about_training(run, settings, about, seconds),
+        stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, revision=revision(), versions=packages())
     if stages: write_stages(stages, run.folder)

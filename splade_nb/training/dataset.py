@@ -27,6 +27,8 @@ from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
 from ..data.tokenizer import allowed_mask, masks, token_kind, tokenizer_key, train_unigram
+
+# %% ../../nbs/3_training/05_dataset.ipynb #imports-model
 from ..model.initialization import create, directions, near_identity, pair_counts, toy_model, window_counts
 from ..model.load import save
 from .bags import bags_key, with_bags
@@ -48,7 +50,7 @@ def draw_dev_split(queries: list, seed: int, share: float = 0.1, most: int = 200
     size = min(most, int(share * len(queries)))
     return set(np.random.default_rng(seed).choice(sorted(queries), size=size, replace=False).tolist())
 
-# %% ../../nbs/3_training/05_dataset.ipynb #training-queries
+# %% ../../nbs/3_training/05_dataset.ipynb #dev-split
 def dev_split(collection, seed: int) -> tuple:  # ids, notes
     "The collection's own dev queries, at most 200 of them; without any, some of its training queries."
     own = list(collection.split('dev'))
@@ -56,17 +58,19 @@ def dev_split(collection, seed: int) -> tuple:  # ids, notes
     drawn = draw_dev_split(own, seed, share=1.0)
     return drawn, [f'validations: {len(drawn):,} of the {len(own):,} dev queries of the data']
 
+# %% ../../nbs/3_training/05_dataset.ipynb #training-rows
 def training_rows(collection, dev_queries: set) -> np.ndarray:  # [Q] int32
     "Rows of the train split's queries without those of the dev split."
     kept = np.array([id not in dev_queries for id in collection.split('train')], dtype=bool)
     return collection.split_rows('train')[kept]
 
-# %% ../../nbs/3_training/05_dataset.ipynb #own-pieces
+# %% ../../nbs/3_training/05_dataset.ipynb #tokenizer-options
 def tokenizer_options(settings: Settings) -> dict:
     "How texts are read, of a `SpladeTokenizer`."
     return dict(segment=settings.segment, hashed_bigrams=bigram_columns(settings),
                 phonetic_keys=settings.phonetic_keys, lead_boost=settings.lead_boost)
 
+# %% ../../nbs/3_training/05_dataset.ipynb #make-tokenizer
 def make_tokenizer(settings: Settings, texts: list) -> SpladeTokenizer:
     "A tokenizer of size `vocabulary` learned from the texts; for 0 that of `backbone`. Raises `ConfigError`."
     options = tokenizer_options(settings)
@@ -163,7 +167,7 @@ def _judgments(stages: Preparation, collection, rows: np.ndarray, of: dict) -> t
     pairs = stages.array('pairs', lambda: collection.pairs(rows), **of)
     return pairs, listed('relevant', collection.relevant_rows), listed('given', collection.given_rows)
 
-# %% ../../nbs/3_training/05_dataset.ipynb #keys-of
+# %% ../../nbs/3_training/05_dataset.ipynb #codes-of
 def _codes_of(collection, rows: np.ndarray) -> np.ndarray:  # [Q] int8: places in CURRICULUM_KEYS
     "The curriculum key of each query. Raises `ConfigError` with data, query and line for an unknown pair type."
     code_of = functools.cache(lambda kind: CURRICULUM_KEYS.index(curriculum_key(kind or 'original')))
@@ -176,6 +180,7 @@ def _codes_of(collection, rows: np.ndarray) -> np.ndarray:  # [Q] int8: places i
             raise ConfigError(f'{collection.name}, query {query.id}, line {line}: {error}') from None
     return codes
 
+# %% ../../nbs/3_training/05_dataset.ipynb #keys-of-pairs
 def _keys_of(codes: np.ndarray, pairs: np.ndarray, settings: Settings) -> Keys:
     "The key of each pair, as the settings' curriculum has it."
     names = adopt(list(CURRICULUM_KEYS), settings)
@@ -212,18 +217,28 @@ def token_rows(stages: Preparation, tokenizer: SpladeTokenizer, texts: Sequence,
         for start in range(first, last, 1000): yield from tokenizer.ids(texts[start:min(last, start + 1000)])
     return stages.rows('tokens', len(texts), some, tokenizer=tokenizer_key(tokenizer), **of)
 
+# %% ../../nbs/3_training/05_dataset.ipynb #frequencies-of
 def frequencies_of(stages: Preparation, rows: Rows, columns: int, **of) -> Frequencies:
     "Document frequencies, added up over parts."
     def some(first, last): return count_rows(rows[first:last], columns)[None]
     parts = stages.arrays('document frequencies', len(rows), some, 50_000, columns=columns, **of)
     return Frequencies(len(rows), sum(part[0] for part in parts.arrays))
 
-# %% ../../nbs/3_training/05_dataset.ipynb #build-material
+# %% ../../nbs/3_training/05_dataset.ipynb #notes
 def _notes(settings: Settings, documents: int, most: int = 20_000) -> list:
     "What was learned from a part of the data."
     lsa = needs_teacher(settings) and settings.teacher == 'lsa' and documents > most
     return [f'embedded teacher: fitted on at most {most:,} of {documents:,} documents'] * lsa
 
+# %% ../../nbs/3_training/05_dataset.ipynb #teacher-of
+def _teacher(stages: Preparation, settings: Settings, query_texts: Sequence, texts: Sequence, pairs,
+             of: dict) -> tuple | None:  # of `teacher_vectors`; None: the version learns from no teacher
+    "The teacher's embeddings of queries and documents; of: hashes that name documents and queries."
+    if not needs_teacher(settings): return None
+    return teacher_vectors(stages, settings.teacher, query_texts, texts, pairs, settings.teacher_max_length,
+                           settings.teacher_normalise, data=of['data'], asked=of['queries'])
+
+# %% ../../nbs/3_training/05_dataset.ipynb #build-material
 def _build_training_data(stages: Preparation, settings: Settings, collection, rows: np.ndarray, place) -> tuple:
     "`TrainingData`, and the masks of the vocabulary."
     texts, query_texts = collection.texts.values(), collection.query_texts(rows)
@@ -240,15 +255,13 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     for note in notes: print(note, file=sys.stderr)
     by = of | dict(bags=bags_key(settings, tokenizer)) if bags else data | dict(tokenizer=tokenizer_key(tokenizer))
     frequencies = frequencies_of(stages, bags[1] if bags else documents, len(tokenizer), **by)
-    teacher = teacher_vectors(stages, settings.teacher, query_texts, texts, pairs, settings.teacher_max_length,
-                              settings.teacher_normalise, data=data['data'], asked=of['queries']) \
-        if needs_teacher(settings) else None
+    teacher = _teacher(stages, settings, query_texts, texts, pairs, of)
     return TrainingData(tokenizer, questions, documents, pairs, _keys_of(codes, pairs, settings), relevant, given,
                         *_vocabulary_tensors(frequencies, groups, settings, place),
                         _mine(stages, settings, texts, query_texts, relevant, teacher, place, of),
                         teacher, collection.hash, bags, frequencies, notes), groups
 
-# %% ../../nbs/3_training/05_dataset.ipynb #untrained
+# %% ../../nbs/3_training/05_dataset.ipynb #initial-directions
 def _initial_directions(settings: Settings, collection, rows: np.ndarray, data: TrainingData, seed: int,
                         most: int = 100_000) -> np.ndarray:  # [V, H]; most: documents and pairs that are counted
     "Directions of a near-identity model; a pair across languages, the only link between them, counts four times."
@@ -262,6 +275,7 @@ def _initial_directions(settings: Settings, collection, rows: np.ndarray, data: 
     counts = counts + pair_counts(data.queries, data.documents, pairs, weights, vocabulary)
     return directions(counts, settings.hidden, settings.direction_noise, seed).numpy()
 
+# %% ../../nbs/3_training/05_dataset.ipynb #untrained
 def _untrained(stages: Preparation, settings: Settings, collection, rows: np.ndarray, data: TrainingData, seed: int):
     "The model before its first step, on the CPU."
     near = None
