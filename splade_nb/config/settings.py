@@ -225,13 +225,18 @@ def _from_text(name: str, text: str) -> object:
         expected = 'object' if name == 'extra_losses' else 'list'
         raise ConfigError(f'{name}={text!r}: a JSON {expected} is expected: {error}') from None
 
+# %% ../../nbs/0_config/03_settings.ipynb #named-weights
+def _named_weights(value: dict | list | tuple) -> list:  # [(name, weight)]
+    "Extra losses as pairs. Raises `ConfigError` for anything but an object or pairs."
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    lists = isinstance(pairs, (list, tuple)) and all(isinstance(pair, (list, tuple)) for pair in pairs)
+    if not lists or any(len(pair) != 2 for pair in pairs): _refuse('extra_losses', value, dict)
+    return list(pairs)
+
 # %% ../../nbs/0_config/03_settings.ipynb #loss-weights
 def _loss_weights(value: dict | list | tuple) -> tuple: # ((name, weight), ...)
     "Weights of extra losses, from a JSON object or from pairs. Raises `ConfigError`."
-    pairs = list(value.items()) if isinstance(value, dict) else value
-    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
-        _refuse('extra_losses', value, dict)
-    weights = {str(name): cast(f'extra_losses, {name}', weight, 0.0) for name, weight in pairs}
+    weights = {str(name): cast(f'extra_losses, {name}', weight, 0.0) for name, weight in _named_weights(value)}
     infinite = [name for name, weight in weights.items() if not math.isfinite(weight)]
     if infinite: raise ConfigError(f'extra_losses, {infinite[0]}={weights[infinite[0]]}: a finite weight is expected')
     return tuple(weights.items())

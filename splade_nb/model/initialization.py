@@ -13,6 +13,8 @@ import torch
 from scipy import sparse
 from torch import nn
 from torch.nn import functional as F
+
+# %% ../../nbs/2_model/12_initialization.ipynb #imports-splade
 from ..config.files import ConfigError
 from ..config.settings import Settings, bigram_columns
 from ..data.idf import Frequencies
@@ -122,7 +124,7 @@ def near_identity(backbone,
                   input_logit: float = 7.0,  # a token's logit at its own position, about
                   decoder_bias: float = -3.5 # the bias that keeps unrelated tokens below zero
                   ) -> None:
-    "Set a small XLM-R so that each token activates itself and little else. Of an encoder without a head, the embeddings."
+    "Set a small XLM-R so that each token activates itself and little else; without a head, the embeddings alone."
     hidden = directions.shape[1]
     units = F.normalize(directions - directions.mean(1, keepdim=True), dim=1)
     rows = units * input_logit / (0.85 * math.sqrt(hidden))
@@ -150,6 +152,13 @@ def _query_weights(settings: Settings, vocabulary: int, idf):  # [V] initial wei
     columns = np.arange(vocabulary + bigram_columns(settings))
     return output_weights(idf, 1.0) * np.where(columns < vocabulary, 1, settings.bigram_query_weight)
 
+# %% ../../nbs/2_model/12_initialization.ipynb #require-idf
+def _require_idf(settings: Settings, columns: int) -> None:  # columns: of a vector
+    "Raises `ConfigError` that names the first setting in need of IDF."
+    for name in ('output_idf', 'inference_free_query'):
+        if value := getattr(settings, name):
+            raise ConfigError(f'{name}={value}: needs idf, one number for each of the {columns} columns')
+
 # %% ../../nbs/2_model/12_initialization.ipynb #create-model
 def create(settings: Settings,
            vocabulary: int,       # tokens of the tokenizer
@@ -162,11 +171,7 @@ def create(settings: Settings,
     "The model of a version at a scale. Raises `ConfigError` where weights are missing or settings do not fit them."
     backbone = backbone_for(settings, vocabulary)
     fit(backbone, settings, vocabulary)
-    columns = vocabulary + bigram_columns(settings)
-    for name in ('output_idf', 'inference_free_query'):
-        if getattr(settings, name) and idf is None:
-            value = getattr(settings, name)
-            raise ConfigError(f'{name}={value}: needs idf, one number for each of the {columns} columns')
+    if idf is None: _require_idf(settings, vocabulary + bigram_columns(settings))
     weight = output_weights(idf, settings.output_idf) if settings.output_idf else None
     queries = _query_weights(settings, vocabulary, idf) if settings.inference_free_query else None
     if settings.initialization == 'near_identity':
