@@ -90,7 +90,7 @@ def judged_keys(folder: Path) -> np.ndarray:  # int64, rising
 
 # %% ../../nbs/1_data/10_pairs.ipynb #survey
 def survey(files: dict, triplets: int = 0, of_a_pair: float = 1.0,
-           blocked: np.ndarray = np.array([], np.int64),  # keys of texts: a pair with one of them is left out
+           blocked: np.ndarray | None = None,  # keys of texts: a pair with one of them is left out
            **options) -> dict:  # source: (split, component), each [pairs]
     "One pass over all sources: two numbers of each pair are kept. Of so many pairs as give about `triplets`; 0: of all."
     keys, sizes = [], []
@@ -101,7 +101,7 @@ def survey(files: dict, triplets: int = 0, of_a_pair: float = 1.0,
     share = triplets / (of_a_pair * max(1, sum(sizes))) if triplets else 1.0
     keys = np.concatenate(keys)
     split, component = splits(*keys.T, share=share, **options)
-    split[np.isin(keys, blocked).any(1)] = LEFT_OUT
+    if blocked is not None: split[np.isin(keys, blocked).any(1)] = LEFT_OUT
     ends = np.cumsum(sizes)[:-1]
     return dict(zip(files, zip(np.split(split, ends), np.split(component, ends))))
 
