@@ -159,10 +159,10 @@ def claims() -> list[Claim]:
 
 
 def linked(evidence: str) -> str:
-    "Evidence as a link."
+    "Evidence as a link to its page; pages of the site have no anchors for cells, so a cell is named."
     if not evidence: return '-'
     path, _, name = evidence.replace('::', '#').partition('#')
-    return f'[{name}](../{path}#{name})' if path.endswith('.ipynb') else f'[{name}](../{path})'
+    return f'[{Path(path).stem}, {name.removesuffix("-check")}](../{path})' if path.endswith('.ipynb') else f'[{name}](../{path})'
 
 
 def table(number: int, rows: list[Claim]) -> str:
