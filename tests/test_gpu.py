@@ -75,15 +75,19 @@ def test_plain_values_and_slopes_are_those_of_autograd():
     assert gpu_kernel.differences(values.float(), at.roll(1, 1), [x.detach() for x in inputs], lengths)['named'] > 0.1
 
 
+TRIED = 'kernel,encode,v28'  # the others measure the same code; `make gpu DEVICE=cpu` tries them all
+
+
 @pytest.mark.slow
-def test_every_stage_runs_at_a_tiny_size_and_only_once(tmp_path):
-    done = run('--device', 'cpu', '--results', tmp_path, TRITON_INTERPRET='1')
+def test_stages_run_at_a_tiny_size_and_only_once(tmp_path):
+    done = run('--device', 'cpu', '--results', tmp_path, '--stage', TRIED, TRITON_INTERPRET='1')
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     results = {path.stem: read_json(path) for path in (tmp_path/'cpu').glob('*.json')}
     left_out = {'kernel'} if 'left_out' in results['kernel'] else set()  # without Triton
-    assert {*results} == {*gpu.STAGES} and {name for name, result in results.items() if not result['whole']} == left_out
+    assert {*results} == {*TRIED.split(',')} < {*gpu.STAGES}
+    assert {name for name, result in results.items() if not result['whole']} == left_out
     assert all(case.get('right') for case in results['kernel']['cases']) and results['v28']['finite'] and results['v28']['plan']['kept'] > 0
     page = (tmp_path/'gpu.md').read_text(encoding='utf-8')
-    assert 'not run yet' not in page and '### V28' in page and 'texts a second' in page
-    again = run('--device', 'cpu', '--results', tmp_path, '--stage', 'speed,encode,step,v26,v28')
-    assert again.returncode == 0 and again.stdout.count('has a result') == 5
+    assert '### V28' in page and 'texts a second' in page
+    again = run('--device', 'cpu', '--results', tmp_path, '--stage', 'encode,v28')
+    assert again.returncode == 0 and again.stdout.count('has a result') == 2
