@@ -48,7 +48,8 @@ def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame ea
                   model, tokenizer,
                   search: Search, # of the model's rows over the collection
                   collection, most: int = 10) -> list: # dictionaries, the worst first
-    "The queries with the lowest nDCG@10; among equals those first that BM25 ranks best. Their documents are encoded again."
+    """The queries with the lowest nDCG@10; among equals those first that BM25 ranks best.
+    Their documents are encoded again."""
     ids = systems['model'].index
     ndcg = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
     worst = ndcg.sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')
@@ -59,8 +60,8 @@ def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame ea
         documents = encode(model, tokenizer, list(texts.values()), mean_length=search.mean_length, cut={})
         documents = normalize_for_scoring(documents, model.settings.similarity)
         miss = examine(query.text, vector, documents, texts, collection.qrels[id], tokenizer)
-        misses.append(dict(miss, rank=_rank_of(miss, run, collection.qrels[id], search.k), kind=query.kind or 'original',
-                           ndcg=ndcg.loc[id].round(4).to_dict()))
+        misses.append(dict(miss, rank=_rank_of(miss, run, collection.qrels[id], search.k),
+                           kind=query.kind or 'original', ndcg=ndcg.loc[id].round(4).to_dict()))
     return misses
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #worst-queries-2
@@ -88,7 +89,8 @@ def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
     def spelled(pairs): return ', '.join(label(term) for term, _ in pairs[:4])
     share, missing = miss['missing_share'], spelled(miss['missing'])
     if not miss['terms']: return 'nothing', 'the query has no active term'
-    if not miss['right']['score']: return 'disjoint', f'no term in common with the right document, which lacks {missing}'
+    if not miss['right']['score']:
+        return 'disjoint', f'no term in common with the right document, which lacks {missing}'
     if miss['rank'] == 1: return 'partly', 'one right document is ranked first, another late'
     if share > 0.5: return 'lacks', f'{share:.0%} of the weight is on terms that the right document lacks: {missing}'
     scores = f'{miss["first"]["score"]:.3g} to {miss["right"]["score"]:.3g}'
@@ -124,11 +126,13 @@ def pair_bars(run: Run) -> tuple: # figure, caption
     pairs.sort(key=lambda pair: pair['weighted'])
     shown = [pairs[place] for place in sorted({0, len(pairs) // 2, len(pairs) - 1})]
     sizes = [3 + max(map(len, pair['terms'])) for pair in shown]
-    figure, axes = canvas(len(shown), 2, height=0.5 + 0.19 * sum(sizes), squeeze=False, height_ratios=sizes, sharex='row')
+    figure, axes = canvas(len(shown), 2, height=0.5 + 0.19 * sum(sizes), squeeze=False, height_ratios=sizes,
+                          sharex='row')
     for row, pair in zip(axes, shown):
         for axis, terms, other, text in zip(row, pair['terms'], pair['terms'][::-1], pair['queries']):
             _pair_panel(axis, terms, dict(other), text, max(map(len, pair['terms'])))
-    figure.legend(handles=[Patch(color=palette['blue'], label='in both'), Patch(color=palette['orange'], label='in one')],
+    figure.legend(handles=[Patch(color=palette['blue'], label='in both'),
+                           Patch(color=palette['orange'], label='in one')],
                   loc='outside lower center', ncols=2)
     return figure, '; '.join(map(_pair_sentence, shown)) + '.'
 
@@ -145,8 +149,8 @@ def _pair_panel(axis, terms: list, others: dict, text: str, size: int) -> None:
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #pair-bars-3
 def _pair_sentence(pair: dict) -> str:
     first, second = map(dict, pair['terms'])
-    return (f'“{shorten(pair["phrase"], 24)}”: {len(first.keys() & second)} of {len(first)} heavy terms in both halves, '
-            f'distance {pair["weighted"]:.2f} by weight')
+    return (f'“{shorten(pair["phrase"], 24)}”: {len(first.keys() & second)} of {len(first)} heavy terms '
+            f'in both halves, distance {pair["weighted"]:.2f} by weight')
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #parent-table
 def parent_table(run: Run) -> tuple: # DataFrame, a row for each setting; caption
@@ -208,7 +212,8 @@ def _infonce_deviation(run: Run) -> float: # from its trend, as a share of its m
     return float((values - values.rolling(9, center=True, min_periods=1).mean()).std() / values.mean())
 
 # %% ../../nbs/4_evaluation/06_error_analysis.ipynb #measures-3
-def _lost_with_filter(run: Run) -> float: return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
+def _lost_with_filter(run: Run) -> float:
+    return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
 
 def _disjoint_share(run: Run) -> float: # of the worst queries
     reasons = [why(miss)[0] for miss in run.evaluation.get('worst') or []]

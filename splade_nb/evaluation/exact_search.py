@@ -157,7 +157,8 @@ class TermStatistics:
         self.largest[block.rows] = vectors.max(axis=1).toarray().ravel() if len(block.rows) else 0
     def gather(self, group: ProcessGroup, device) -> None:
         "The sums over all processes, each of which saw some blocks."
-        for name in ('active', 'total', 'largest', 'postings'): setattr(self, name, summed(getattr(self, name), group, device))
+        for name in ('active', 'total', 'largest', 'postings'):
+            setattr(self, name, summed(getattr(self, name), group, device))
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #summed
 def summed(values: np.ndarray, group: ProcessGroup, device) -> np.ndarray:
@@ -170,7 +171,8 @@ def sparsity_of(statistics: TermStatistics, chosen=slice(None)) -> dict: # chose
     "Active terms, the share of the vocabulary that is zero, mean and largest weight (design 3, section 3)."
     active, total = statistics.active[chosen], statistics.total[chosen].sum()
     if not len(active): return dict(texts=0, terms=None, ratio=None, mean_weight=None, largest_weight=None)
-    return dict(texts=len(active), terms=float(active.mean()), ratio=float(1 - active.mean() / len(statistics.postings)),
+    return dict(texts=len(active), terms=float(active.mean()),
+                ratio=float(1 - active.mean() / len(statistics.postings)),
                 mean_weight=float(total / max(1, active.sum())), largest_weight=float(statistics.largest[chosen].max()))
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #score-block
@@ -222,7 +224,8 @@ def _add_queries(search: Search, model, tokenizer, factor) -> None:
     search.vectors, looked_up = Spool(), model.query_shift is not None
     search.statistics = TermStatistics(len(search.queries), len(model.special))
     for block in _query_blocks(model, tokenizer, list(search.queries.values()), factor):
-        if factor is not None and not looked_up: block.vectors = block.vectors.multiply(factor.astype(np.float32)).tocsr()
+        if factor is not None and not looked_up:
+            block.vectors = block.vectors.multiply(factor.astype(np.float32)).tocsr()
         block.vectors.eliminate_zeros()
         search.statistics(block)
         search.vectors.add(Block(block.rows, normalize_for_scoring(block.vectors, model.settings.similarity)))
@@ -265,7 +268,8 @@ def _mean_length(model, texts: Sequence, reader: tuple) -> float: # 0 where vect
     return sum(lengths) / len(texts)
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #document-blocks-part-1
-def _observed(blocks: Iterable[Block], statistics: TermStatistics, observers: Iterable, similarity: str) -> Iterator[Block]:
+def _observed(blocks: Iterable[Block], statistics: TermStatistics, observers: Iterable,
+              similarity: str) -> Iterator[Block]:
     "Blocks as they are scored, after everything that reads their texts."
     for block in blocks:
         statistics(block)

@@ -44,7 +44,8 @@ def _row(record: dict, name: str, result: dict) -> dict: # of one collection
     facts = record['facts']
     return dict(system=re.sub('-seed$', '-earlier', record['system']), kind=current_recipe(record['kind']),
                 about=record['about'], seed=record['seed'], steps=facts.get('steps', np.nan),
-                minutes=facts['seconds'] / 60 if facts.get('steps') else np.nan, collection=name, taught=name in record['taught'], outcome=status(record, result),
+                minutes=facts['seconds'] / 60 if facts.get('steps') else np.nan,
+                collection=name, taught=name in record['taught'], outcome=status(record, result),
                 **{name: result[name] for name in ('queries', 'documents', 'difference')},
                 **{metric: result['metrics'][metric]['mean'] for metric in METRICS},
                 **{cost: result[part][key] for cost, (part, key) in COSTS.items()})
@@ -83,7 +84,8 @@ def summary_rows(table): # DataFrame, a row for each system, best first
     "Means over the collections."
     names = table['collection'].unique()
     parts = pd.concat([collection_rows(table, name) for name in names]).rename(columns={'mark': 'each'})
-    how = dict.fromkeys(('about', 'kind', 'steps', 'minutes', 'seed'), 'first') | dict.fromkeys((*METRICS, *COSTS), 'mean')
+    how = (dict.fromkeys(('about', 'kind', 'steps', 'minutes', 'seed'), 'first')
+           | dict.fromkeys((*METRICS, *COSTS), 'mean'))
     how |= dict(collection='size', difference=lambda rows: pooled(list(rows)), each=''.join, outcome=_distinct)
     rows = parts.groupby('system', sort=False).agg(how).rename(columns={'collection': 'collections'})
     rows['whole'] = rows['collections'] == len(names)
@@ -101,7 +103,8 @@ def _cells(row) -> dict: # what both tables show
 def collection_table(table, collection: str): # DataFrame of texts
     "Every figure on one collection; ranking metrics in percent."
     names = {metric: metric.replace('ndcg', 'nDCG').replace('mrr', 'MRR') for metric in METRICS}
-    return pd.DataFrame([{'system': system, **{name: percent(row[metric]) for metric, name in names.items()}, **_cells(row)}
+    return pd.DataFrame([{'system': system, **{name: percent(row[metric]) for metric, name in names.items()},
+                          **_cells(row)}
                          for system, row in collection_rows(table, collection).iterrows()])
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #summary-table

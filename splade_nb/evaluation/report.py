@@ -104,7 +104,8 @@ def ends(values) -> tuple:  # means over the first and the last tenth of the ste
     return float(values[:size].mean()), float(values[-size:].mean())
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #curve
-def _curve(axis, run: Run, name: str, colour: str, label: str | None = None, factor: float = 1, title: str = '') -> None:
+def _curve(axis, run: Run, name: str, colour: str, label: str | None = None, factor: float = 1,
+           title: str = '') -> None:
     steps, values = run.metrics['step'], run.metrics[name] * factor
     mean = values.rolling(max(5, len(values) // 20), center=True, min_periods=1).mean()
     axis.plot(steps, values, color=palette[colour], alpha=0.25, linewidth=0.8)
@@ -156,8 +157,8 @@ def _sparsity_caption(metrics) -> str:
     (query_first, query_last), (doc_first, doc_last) = ends(metrics['active_query']), ends(metrics['active_doc'])
     worst = metrics.loc[metrics['dead_rows'].idxmax()]
     dead = f'rows without a term reached {worst.dead_rows:.1%} at step {worst.step:.0f}'
-    return (f'Training ends at {query_last:.1f} terms per query (from {query_first:.1f}) and {doc_last:.1f} per document '
-            f'(from {doc_first:.1f}); {dead if worst.dead_rows else "no row was ever without a term"}.')
+    return (f'Training ends at {query_last:.1f} terms per query (from {query_first:.1f}) '
+            f'and {doc_last:.1f} per document (from {doc_first:.1f}); {dead if worst.dead_rows else "no row was ever without a term"}.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #collapse
 def collapse(summary: dict) -> str:  # what shows it, or nothing
@@ -191,12 +192,14 @@ def sparsity_table(run: Run) -> tuple:  # DataFrame, a row for each kind of text
     import pandas as pd
     sparsity = run.evaluation.get('sparsity')
     if not sparsity: return pd.DataFrame(), 'The run kept no sparsity analysis.'
-    rows = {f'{side}, {kind}': {'texts': f'{row["texts"]:,}', 'terms': f'{row["terms"]:.1f}', 'zeros': f'{row["ratio"]:.3%}',
-                                'mean weight': f'{row["mean_weight"]:.3f}', 'largest weight': f'{row["largest_weight"]:.3f}'}
+    rows = {f'{side}, {kind}': {'texts': f'{row["texts"]:,}', 'terms': f'{row["terms"]:.1f}',
+                                'zeros': f'{row["ratio"]:.3%}', 'mean weight': f'{row["mean_weight"]:.3f}',
+                                'largest weight': f'{row["largest_weight"]:.3f}'}
             for side, kinds in sparsity.items() for kind, row in kinds.items() if row['texts']}
     whole = sparsity['document']['all']
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('texts'), (
-        f'{whole["ratio"]:.3%} of a document\'s weights are zero; the others are {whole["mean_weight"]:.2f} on average.')
+        f'{whole["ratio"]:.3%} of a document\'s weights are zero; '
+        f'the others are {whole["mean_weight"]:.2f} on average.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #guard-timeline
 def guard_timeline(run: Run) -> tuple:  # figure, caption
@@ -241,8 +244,8 @@ def _pool(summary: dict) -> str:  # what a validation searched, where that was n
 
 def _history_caption(points: list, share: dict, pool: str = '') -> str:  # (step, nDCG@10); share of the initial model
     (_, first), (step, last), (top, best) = points[0], points[-1], max(points, key=lambda point: point[1])
-    caption = (f'nDCG@10 on the development split{pool} went from {first:.3f} before training to {last:.3f} at step {step}; '
-               f'the best of {len(points)} validations is {best:.3f} at step {top}.')
+    caption = (f'nDCG@10 on the development split{pool} went from {first:.3f} before training '
+               f'to {last:.3f} at step {step}; the best of {len(points)} validations is {best:.3f} at step {top}.')
     if len(share['tried']) < 2: return caption
     return (f'{caption} Of {len(share["tried"])} weight averages with the initial model, validation chose '
             f'{share["chosen"]:.0%} initial, {1 - share["chosen"]:.0%} trained.')
@@ -280,7 +283,9 @@ def _quality_caption(run: Run) -> str:
             f'the model is {against_bm25(run.evaluation["difference"])}.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #quality-bars-3
-def _grouped_bars(axis, heights, errors: list | None = None) -> None: # DataFrame, a column for each system; [S, 2, rows]
+def _grouped_bars(axis, heights,              # DataFrame, a column for each system
+                  errors: list | None = None  # [S, 2, rows]
+                 ) -> None:
     labels, colours = zip(*(SYSTEMS[system] for system in heights))
     heights.set_axis(labels, axis=1).plot.bar(ax=axis, width=0.81, rot=0, color=colours, yerr=errors, ylim=(0, 1.08),
                                               error_kw=dict(ecolor='#444444', elinewidth=1, capsize=2.5))
@@ -410,7 +415,8 @@ def summary_table(run: Run):  # DataFrame, one column
 def _stage_row(summary: dict) -> dict:
     "Seconds of each stage, and what a validation searched."
     stages, facts = summary.get('stages'), summary.get('validation')
-    rows = {'seconds of each stage': ', '.join(f'{name} {value:,.0f}' for name, value in stages.items())} if stages else {}
+    rows = ({'seconds of each stage': ', '.join(f'{name} {value:,.0f}' for name, value in stages.items())}
+            if stages else {})
     if not facts: return rows
     bound = f'at most {facts["bound"]:,}' if facts['bound'] else 'no bound'
     return rows | {'validations search': f'{facts["documents"]:,} of {facts["collection"]:,} documents ({bound})'}

@@ -165,10 +165,12 @@ def context_result(model, tokenizer: SpladeTokenizer, collection,
     apart, alone = (context_discrimination(rows[:len(pairs)], rows[len(pairs):])
                     for rows in (vectors, input_terms(tokenizer, list(queries.values()))))
     terms = [heaviest(row, tokenizer.names_in(text)) for row, text in zip(vectors, queries.values())]
-    rows = [_context_pair(pair, run, terms[place::len(pairs)], apart['pairs'], place) for place, pair in enumerate(pairs)]
+    rows = [_context_pair(pair, run, terms[place::len(pairs)], apart['pairs'], place)
+            for place, pair in enumerate(pairs)]
     right = np.array([row['right'] for row in rows])
     same = np.mean([row['first'][0] == row['first'][1] is not None for row in rows])
-    found = dict(zip(('first', 'second'), right.mean(axis=0).tolist()), both=float(right.all(1).mean()), same=float(same))
+    found = dict(zip(('first', 'second'), right.mean(axis=0).tolist()),
+                 both=float(right.all(1).mean()), same=float(same))
     return dict(set=apart['set'], weighted=apart['weighted'], texts=alone['set'], found=found, pairs=rows)
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #context-result-part-2
@@ -195,7 +197,8 @@ class LanguageShares:
     def _measure(self, block: Block, some: list) -> None:
         bags = self.tokenizer.bags([block.texts[i] for i in some], [block.ids[i] for i in some], document=False)
         own = counted(bags, block.vectors.shape[1])
-        values = language_values(block.vectors[some], self.masks['korean'], self.masks['neutral'], own, self.masks['allowed'])
+        values = language_values(block.vectors[some], self.masks['korean'], self.masks['neutral'], own,
+                                 self.masks['allowed'])
         self.values[block.rows[some]] = values[list(LANGUAGE_FIGURES)]
     def result(self, group: ProcessGroup = ProcessGroup(), device='cpu') -> dict: # figure -> {"mean", "low", "high"}
         self.kinds = summed(self.kinds, group, device)

@@ -21,7 +21,8 @@ from .retrieval import evaluate_queries, mean_terms, search_metrics
 # %% ../../nbs/4_evaluation/02_validation.ipynb #pool-loss
 def pool_loss(search: Search, qrels: dict, settings, documents: int) -> float:
     "InfoNCE of the relevant documents among so many; a score that the search did not keep counts 0."
-    unit, losses = (settings.dot_scale if settings.similarity == 'dot' else 1) / every_phase(settings)[-1].temperature, []
+    unit, losses = ((settings.dot_scale if settings.similarity == 'dot' else 1)
+                    / every_phase(settings)[-1].temperature), []
     for query, scores in search.run().items():
         values = unit * np.array([*scores.values()], dtype=float)
         zeros = [0.0] if documents > len(values) else []
@@ -44,8 +45,8 @@ def weights_key(model) -> str: # 16 hex digits
 def validation_result(setup: TrainingSetup, search: Search, active: np.ndarray) -> dict: # active: [N] terms of the pool
     "What a validation gives: metrics, mean active terms, loss."
     qrels = setup.collection.qrels
-    return dict(metrics=search_metrics(search, qrels).mean().round(5).to_dict(), active_terms=mean_terms(search, active),
-                loss=pool_loss(search, qrels, setup.settings, len(active)))
+    return dict(metrics=search_metrics(search, qrels).mean().round(5).to_dict(),
+                active_terms=mean_terms(search, active), loss=pool_loss(search, qrels, setup.settings, len(active)))
 
 # %% ../../nbs/4_evaluation/02_validation.ipynb #pool-facts
 def pool_facts(setup: TrainingSetup, documents: int) -> dict: # for summary and report
@@ -91,7 +92,8 @@ def evaluate_untrained(setup: TrainingSetup, validator: Validator, group: Proces
     "`evaluate_queries` of the untrained model on the test queries; its first validation searches the same vectors."
     collection, model, search = evaluated(setup).collection, setup.model, []
     whole = len(validator.rows) == len(setup.collection.documents)
-    if setup.dev_queries and collection is setup.collection and (whole or not setup.settings.idf_prior_documents):  # else weights follow from the pool
+    if (setup.dev_queries and collection is setup.collection
+            and (whole or not setup.settings.idf_prior_documents)):  # else weights follow from the pool
         search = [validator.search(None if whole else validator.rows)]
     found = evaluate_queries(model, setup.training_data.tokenizer, collection, list(collection.split('test')), k=1000,
                              others=search, group=group)

@@ -157,7 +157,8 @@ def _counted_once(model, tokenizer, texts, folder, label): # from `shards.json`,
 # %% ../../nbs/2_model/08_encode_shards.ipynb #resolved
 def _resolved(model, folder, options): # precision and screen without `auto`
     if not options.get('document', True) and model.query_shift is not None: return dict(precision='fp32', screen=False)
-    existing = dict(precision='fp32', screen=False) | read_json(folder/'shards.json') if (folder/'shards.json').exists() else {}
+    existing = (dict(precision='fp32', screen=False) | read_json(folder/'shards.json')
+                if (folder/'shards.json').exists() else {})
     def given(name): return options[name] if options.get(name, 'auto') != 'auto' else existing.get(name, 'auto')
     precision = precision_on(model.special.device, given('precision'))
     return dict(precision=precision, screen=screen_on(model, options.get('keep'), precision, given('screen')))
@@ -166,7 +167,8 @@ def _resolved(model, folder, options): # precision and screen without `auto`
 def _prepare(model, tokenizer, texts, folder, size, unit, options): # description, options of `encode`
     check_options(size=size, **options)
     resolved = _resolved(model, folder, options)
-    options = options | {name: value for name, value in resolved.items() if name in options or value not in ('fp32', False)}
+    options = options | {name: value for name, value in resolved.items()
+                         if name in options or value not in ('fp32', False)}
     prepared, document = options | resolved, options.get('document', True)
     if document or model.query_shift is None:  # a query table has no decoder to prepare
         prepared['decoder'] = prepared_decoder(model, options.get('keep'), **resolved)
@@ -183,18 +185,20 @@ def _prepare(model, tokenizer, texts, folder, size, unit, options): # descriptio
 class ShardWriter:
     "The shards of one folder: what reads the texts, writes vectors, and describes the whole. Raises `ConfigError`."
     def __init__(self, model: nn.Module, tokenizer: SpladeTokenizer, texts: Iterable[str], folder: Path | str,
-                 size: int = 10_000, ids: Iterable[str] | None = None, unit: bool = False, **options): # as in `encode_shards`
+                 size: int = 10_000, ids: Iterable[str] | None = None,
+                 unit: bool = False, **options): # as in `encode_shards`
         self.model, self.tokenizer, self.folder, self.size, self.unit = model, tokenizer, Path(folder), size, unit
         self.texts, self.ids = texts, ids
         label, self.options = _prepare(model, tokenizer, texts, self.folder, size, unit, options)
         self.counted = label.get('counted')
 
     def read(self) -> Iterator[tuple]: # number, ids, texts of each shard
-        named = zip(map(str, itertools.count()), self.texts) if self.ids is None else zip(self.ids, self.texts, strict=True)
+        named = (zip(map(str, itertools.count()), self.texts) if self.ids is None
+                 else zip(self.ids, self.texts, strict=True))
         for number, shard in enumerate(_in_parts(named, self.size)):
             if self.counted and number * self.size + len(shard) > self.counted['documents']:
-                raise ConfigError(f'{self.folder}: {self.counted["documents"]:,} texts were counted, and more are there '
-                                  'now; take another folder')
+                raise ConfigError(f'{self.folder}: {self.counted["documents"]:,} texts were counted, '
+                                  'and more are there now; take another folder')
             yield number, *map(list, zip(*shard))
 
     def write(self, number: int, names: list, words: list) -> None: # ids and texts of a shard
