@@ -38,7 +38,8 @@ class Across(Sequence):
 
 # %% ../../nbs/1_data/02_merge.ipynb #prefixes
 def _document(name: str, id: str, document): return replace(document, id=id)
-def _grades(name: str, id: str, grades: dict) -> dict: return {f'{name}/{other}': grade for other, grade in grades.items()}
+def _grades(name: str, id: str, grades: dict) -> dict:
+    return {f'{name}/{other}': grade for other, grade in grades.items()}
 
 # %% ../../nbs/1_data/02_merge.ipynb #prefixed-triplet
 def _triplet(name: str, triplet):
@@ -87,11 +88,14 @@ class JoinedCollection(Collection):
     @property
     def texts(self) -> JoinedTexts:
         return JoinedTexts({name: part.texts for name, part in self.parts.items()}, lambda name, id, text: text)
-    def split(self, name: str) -> Joined: return Joined({key: part.split(name) for key, part in self.parts.items()}, _document)
-    def _starts(self, records: str) -> list: return np.cumsum([0, *(len(getattr(part, records)) for part in self.parts.values())])
+    def split(self, name: str) -> Joined:
+        return Joined({key: part.split(name) for key, part in self.parts.items()}, _document)
+    def _starts(self, records: str) -> list:
+        return np.cumsum([0, *(len(getattr(part, records)) for part in self.parts.values())])
     def split_rows(self, name: str) -> np.ndarray:
         starts = self._starts('queries')
-        return np.concatenate([start + part.split_rows(name) for start, part in zip(starts, self.parts.values())]).astype(np.int32)
+        return np.concatenate([start + part.split_rows(name)
+                               for start, part in zip(starts, self.parts.values())]).astype(np.int32)
     def document_rows(self, ids) -> np.ndarray:
         starts = dict(zip(self.parts, self._starts('documents')))
         return np.array([starts[name] + self.parts[name].document_rows([id])[0]
@@ -120,7 +124,8 @@ def join(parts: dict) -> JoinedCollection:  # name -> collection
     pairs = tuple(_pair(name, pair) for name, part in parts.items() for pair in part.context_pairs)
     notes = tuple(f'{name}: {note}' for name, part in parts.items() for note in part.notes)
     return JoinedCollection('+'.join(names), Joined(every('documents'), _document), Joined(every('queries'), _document),
-                            Joined(every('qrels'), _grades), triplets, pairs, content_hash(every('hash').items()), notes, parts)
+                            Joined(every('qrels'), _grades), triplets, pairs,
+                            content_hash(every('hash').items()), notes, parts)
 
 # %% ../../nbs/1_data/02_merge.ipynb #prefixed
 def _copied(parts: dict) -> Collection:  # name -> collection

@@ -100,8 +100,10 @@ def mine(block: Block, mining: Mining) -> Iterator[tuple]:  # split, is it trave
 
 # %% ../../nbs/1_data/11_mixture.ipynb #targets
 def _targets(out: Path, name: str) -> dict:  # (split, travel): file
-    return {('train', False): out/'v24.0'/f'train_{name}.jsonl', ('train', True): out/'v27.0'/f'train_travel_{name}.jsonl',
-            **{(split, travel): out/'.parts'/f'{split}_{name}.jsonl' for split in SPLIT[1:] for travel in (False, True)}}
+    return {('train', False): out/'v24.0'/f'train_{name}.jsonl',
+            ('train', True): out/'v27.0'/f'train_travel_{name}.jsonl',
+            **{(split, travel): out/'.parts'/f'{split}_{name}.jsonl' for split in SPLIT[1:]
+               for travel in (False, True)}}
 
 # %% ../../nbs/1_data/11_mixture.ipynb #write-block
 def write_block(block: Block, rules: Rules, out: Path) -> dict:  # what it holds
@@ -156,15 +158,17 @@ def _write_blocks(files: dict, out: Path, rules: Rules, blocked: np.ndarray, sai
         yield read_json(note) if note.exists() else write_block(block, rules, out)
         done += len(block)
         rate = done / max(1e-9, time.time() - start)
-        said(f'{block.source} {block.number}: {done:,} of {total:,} pairs, {rate:,.0f} a second, {(total - done) / rate:.0f} s left')
+        said(f'{block.source} {block.number}: {done:,} of {total:,} pairs, {rate:,.0f} a second, '
+             f'{(total - done) / rate:.0f} s left')
 
 # %% ../../nbs/1_data/11_mixture.ipynb #rules-text
-RULES = """A pair gives its query as `original` with a negative drawn from its block (easy), by chance a query of its rarest
-term and of its two or three rarest terms (medium), and the query again with the best mined negative (`hard_neg`, hard). Mined are
-texts of the same block by BM25 over character bigrams, without those that hold all words of the query or half of the words of the
-positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that share a text are in one split; val.jsonl and test.jsonl
-hold one component in two hundred each. Pairs with a text of a judged set that is in data/ are left out. A query of terms may stand in several splits, with other documents. Models trained on
-this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
+RULES = """A pair gives its query as `original` with a negative drawn from its block (easy), by chance a query of its
+rarest term and of its two or three rarest terms (medium), and the query again with the best mined negative
+(`hard_neg`, hard). Mined are texts of the same block by BM25 over character bigrams, without those that hold all words
+of the query or half of the words of the positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that
+share a text are in one split; val.jsonl and test.jsonl hold one component in two hundred each. Pairs with a text of a
+judged set that is in data/ are left out. A query of terms may stand in several splits, with other documents. Models
+trained on this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
 
 # %% ../../nbs/1_data/11_mixture.ipynb #table
 def _table(names: tuple, rows: list) -> str:
@@ -181,15 +185,19 @@ def _origin(source: str) -> tuple:  # where it is from, licence
 # %% ../../nbs/1_data/11_mixture.ipynb #card
 def card(notes: list, out: Path) -> str:
     "The card of a mixture as Markdown."
-    of = {name: [note for note in notes if note['source'] == name] for name in dict.fromkeys(note['source'] for note in notes)}
+    of = {name: [note for note in notes if note['source'] == name]
+          for name in dict.fromkeys(note['source'] for note in notes)}
     total = {name: sum((Counter(note['counts']) for note in found), Counter()) for name, found in of.items()}
     every = sum(total.values(), Counter())
-    rows = [(name, *_origin(name), f'{sum(note["pairs"] for note in found):,}', f'{total[name].total():,}') for name, found in of.items()]
+    rows = [(name, *_origin(name), f'{sum(note["pairs"] for note in found):,}', f'{total[name].total():,}')
+            for name, found in of.items()]
     kinds = [(*kind.split(), f'{number:,}') for kind, number in sorted(every.items())]
-    files = [(path.relative_to(out), f'`{digest(path)}`') for part in ('v24.0', 'v27.0') for path in sorted((out/part).glob('*.jsonl'))]
+    files = [(path.relative_to(out), f'`{digest(path)}`') for part in ('v24.0', 'v27.0')
+             for path in sorted((out/part).glob('*.jsonl'))]
     return (f'# Triplets\n\n{every.total():,} triplets of {sum(note["pairs"] for note in notes):,} pairs. {RULES}\n\n'
             + _table(('split', 'pair type', 'triplets'), kinds) + '\n'
-            + _table(('source', 'from', 'licence', 'pairs', 'triplets'), rows) + '\n' + _table(('file', 'SHA-256'), files))
+            + _table(('source', 'from', 'licence', 'pairs', 'triplets'), rows) + '\n'
+            + _table(('file', 'SHA-256'), files))
 
 # %% ../../nbs/1_data/11_mixture.ipynb #build
 def build(folder: Path | str, out: Path | str, rules: Rules = Rules(),
@@ -214,4 +222,5 @@ def make_data(name: str = '',    # of the registry, triplets; nothing: a table o
     if name != 'triplets': return dict(folder=str(fetch(name, given, into)))
     out = Path(into) if into else root()/'data'
     notes = build(given or registered_pairs(out/'.pairs'), out, Rules(triplets=triplets), said)
-    return dict(folder=str(out), card=str(out/'v24.0'/'README.md'), triplets=sum(sum(note['counts'].values()) for note in notes))
+    return dict(folder=str(out), card=str(out/'v24.0'/'README.md'),
+                triplets=sum(sum(note['counts'].values()) for note in notes))

@@ -114,7 +114,8 @@ def settle_splits(lines: dict, keys: bytes) -> tuple:  # notes, the one of them 
         number = len(np.unique(lines['text'][lines['split'] == 2]))
         notes.append(f'no test split given: the {number:,} dev queries stand in for it')
         lines['split'][lines['split'] == 2] = 3
-    if not (lines['split'] == 1).any(): notes.append('no train split: for evaluation only, unless with_splits makes one')
+    if not (lines['split'] == 1).any():
+        notes.append('no train split: for evaluation only, unless with_splits makes one')
     return notes, ''
 
 # %% ../../nbs/1_data/01_triplets.ipynb #drop-leaks
@@ -123,8 +124,8 @@ def _without_leaks(lines: dict, negatives: np.ndarray) -> tuple:  # lines, negat
     last = np.zeros(lines['text'].max() + 1, lines['split'].dtype)
     np.maximum.at(last, lines['text'], lines['split'])
     stay = lines['split'] == last[lines['text']]
-    notes = [f'{len(np.unique(lines["text"][dropped])):,} query texts ({dropped.sum():,} triplets) dropped from {name}: '
-             'dev or test has them too'
+    notes = [f'{len(np.unique(lines["text"][dropped])):,} query texts ({dropped.sum():,} triplets) dropped from '
+             f'{name}: dev or test has them too'
              for code, name in enumerate(CODES[:3]) if (dropped := ~stay & (lines['split'] == code)).any()]
     return {name: column[stay] for name, column in lines.items()}, negatives[np.repeat(stay, lines['given'])], notes
 
@@ -138,13 +139,14 @@ def _first_seen(values: np.ndarray) -> tuple:  # places of first appearance, num
     return first[order], rank[inverse]
 
 # %% ../../nbs/1_data/01_triplets.ipynb #query-table
-def _query_table(lines: dict, documents: int, kinds: int) -> tuple:  # columns of queries, documents of pairs, query of each line
+def _query_table(lines: dict, documents: int, kinds: int) -> tuple:  # queries, documents of pairs, query of each line
     "Queries, and the distinct documents of each in rising order."
     first, query = _first_seen(lines['text'].astype(np.int64) * kinds + lines['kind'])
     queries = {name: lines[name][first] for name in ('text', 'kind', 'split', 'file', 'line')}
     pairs = np.unique(query * documents + lines['document'])
     queries['start'] = np.searchsorted(pairs, np.arange(len(first)) * documents)
-    return {name: column.astype(np.int32) for name, column in queries.items()}, (pairs % documents).astype(np.int32), query
+    return ({name: column.astype(np.int32) for name, column in queries.items()},
+            (pairs % documents).astype(np.int32), query)
 
 # %% ../../nbs/1_data/01_triplets.ipynb #relevant-and-given
 def _relevant(lines: dict, documents: int) -> np.ndarray:
@@ -212,8 +214,8 @@ def _fill(folder: Path, files: list, faults: Faults) -> None:
         read_files(files, lines, faults)
         for texts in (lines.queries, lines.documents): texts.close()
         digest, notes, drawn = _write_tables(out, lines)
-    write_json(folder/'summary.json', dict(hash=digest, notes=faults.notes() + notes, drawn=drawn, kinds=list(lines.kinds),
-                                           files=[_label(path) for path, _ in files]))
+    write_json(folder/'summary.json', dict(hash=digest, notes=faults.notes() + notes, drawn=drawn,
+                                           kinds=list(lines.kinds), files=[_label(path) for path, _ in files]))
 
 # %% ../../nbs/1_data/01_triplets.ipynb #prepare
 def prepare_triplets(files: list,           # [(path, split)]
