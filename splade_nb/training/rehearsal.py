@@ -126,7 +126,7 @@ def settings_of(models: tuple,     # of `write_models`
                ) -> dict:
     "What the rehearsal changes in a version: sizes and local folders, and dense negatives so that both kinds are mined."
     backbone, teacher = map(str, models)
-    return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=4, accumulation=2, precision='fp32',
+    return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=4, accumulation=2, precision='fp32', dropout=0.0, gate_dropout=0.0,
                 max_length=64, query_length=32, teacher_max_length=64, mining_depth=20, bm25_negatives=2,
                 dense_negatives=1, negatives=3, validations=1, validation_documents=50, evaluation_documents=100,
                 log_every=1, keep_checkpoints=1, gate_hidden=32, gate_heads=2)
