@@ -96,7 +96,7 @@ def mined():  # qrels and BM25 candidates of a hundred real queries
     answers = {doc for query in queries for doc in qrels[query]}
     texts = {doc: text for place, (doc, text) in enumerate(texts.items()) if place < 2000 or doc in answers}
     ids, stages, names = list(texts), Preparation(), dict(data='question_pair-2000', queries='first-100')
-    asked, words = word_rows(stages, list(queries.values()), **names), word_rows(stages, list(texts.values()), data=names['data'])
+    asked, words = word_rows(stages, list(queries.values())), word_rows(stages, list(texts.values()))
     relevant = [[ids.index(doc) for doc, grade in qrels[query].items() if grade] for query in queries]
     found = bm25_candidates(stages, asked, words, relevant, depth=50, **names)
     return qrels, {query: [(ids[row], score) for row, score in rows] for query, rows in zip(queries, found)}, texts, queries

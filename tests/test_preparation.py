@@ -98,6 +98,16 @@ def test_versions_share_what_their_settings_leave_alike(store, tmp_path, monkeyp
     for version in ('v27', 'v28'): assert any(prepare(tmp_path, version).training_data.mined['bm25'])
 
 
+def test_further_data_prepares_only_what_it_adds(store, monkeypatch):
+    texts, calls, cut = [f'문서 {n} 김치' for n in range(25)], [], bm25.TOKENIZERS['whitespace']
+    monkeypatch.setitem(bm25.TOKENIZERS, 'whitespace', lambda some: calls.append(len(some)) or cut(some))
+    stages, rows = prepared.Preparation(), prepared.Preparation.rows
+    monkeypatch.setattr(prepared.Preparation, 'rows', lambda self, stage, number, some, size, *given, **named:
+                        rows(self, stage, number, some, 10, *given, **named))
+    few, more = bm25.word_rows(stages, texts[:20], 'whitespace'), bm25.word_rows(stages, texts, 'whitespace')
+    assert calls == [10, 10, 5] and [row.tolist() for row in few] == [row.tolist() for row in more[:20]]
+
+
 def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, monkeypatch):
     calls, ids, token_rows = [], tokenizers.SpladeTokenizer.ids, prepared.Preparation.rows
     monkeypatch.setattr(prepared.Preparation, 'rows', lambda self, stage, number, some, size=4, *given, **named:
@@ -108,7 +118,7 @@ def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, mo
         return ids(self, texts)
     monkeypatch.setattr(tokenizers.SpladeTokenizer, 'ids', counted)
     with pytest.raises(KeyboardInterrupt): prepare(tmp_path)
-    assert len([*store.glob('tokens/*/part-*.arrow')]) == 2 and not [*store.rglob('*.part')]
+    assert len([*store.glob('tokens/*/part.arrow')]) == 2 and not [*store.rglob('*.part')]
     prepare(tmp_path)
     assert calls[3:] == [4, 2, 4, 4, 4, 3], 'two parts of the documents, and four of the queries'
 
@@ -148,7 +158,7 @@ def test_blocks_of_documents_rank_like_one_index(store):
     texts = load('mini').texts
     chosen, asked = dict(list(texts.items())[:300]), list(texts.values())[5:300:7]
     stages, whole = prepared.Preparation(), BM25(chosen)
-    words, queries = (bm25.word_rows(stages, list(part), data=name) for name, part in dict(d=chosen.values(), q=asked).items())
+    words, queries = (bm25.word_rows(stages, list(part)) for part in (chosen.values(), asked))
     found = bm25.ranked_blocks(bm25.bm25_blocks(stages, words, 70, data='d'), queries, 20)
     for (rows, scores), plain in zip(found, whole.ranked(asked, 20), strict=True):
         assert [(whole.ids[row], score) for row, score in zip(rows, scores.tolist())] == plain

@@ -37,7 +37,7 @@ def test_growth_is_the_exponent_and_the_slope():
 
 def part(size, number, scale=1.0):
     "A record of three runs; `scale` multiplies time and memory."
-    def rank(): return {stage: dict(seconds=scale * size / 1e4, peak_mb=int(900 * scale), private_mb=int(400 * scale))
+    def rank(): return {stage: dict(seconds=scale * size / 1e4, cpu_seconds=scale * size / 1e4, peak_mb=int(900 * scale), private_mb=int(400 * scale))
                         for stage in ('reading', 'mining', 'training', 'judging')}
     run = dict(stages=[rank() for _ in range(number)], losses=[9.0, 8.0], parts={'infonce': 9.0 * scale}, pairs=size, steps=2,
                planned=size, documents=size, metrics={}, seconds=1.0)

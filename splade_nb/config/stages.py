@@ -9,6 +9,7 @@ __all__ = ['STATUS', 'peak_mb', 'Stages', 'write_stages']
 import time
 from contextlib import contextmanager
 from pathlib import Path
+import numpy as np
 from .files import peak_memory_mb, write_json
 
 # %% ../../nbs/0_config/05_stages.ipynb #process-size
@@ -32,30 +33,34 @@ def peak_mb() -> int:
     return _status('VmHWM') or peak_memory_mb()
 
 # %% ../../nbs/0_config/05_stages.ipynb #add-stage
-def _add(rows: dict, name: str, seconds: float, peak: int) -> None:  # rows: see `Stages`; changed in place
-    "Add an occurrence of a stage: its seconds to the sum, its peak where it is the largest."
-    row = rows.setdefault(name, dict(seconds=0.0, peak_mb=0, private_mb=None))
-    row['seconds'] += seconds
+def _add(rows: dict, name: str, spent: tuple, peak: int) -> None:  # rows: see `Stages`; changed in place
+    "Add an occurrence of a stage: its seconds to the sums, its peak where it is the largest."
+    row = rows.setdefault(name, dict(seconds=0.0, cpu_seconds=0.0, peak_mb=0, private_mb=None))
+    for kind, value in zip(('seconds', 'cpu_seconds'), spent): row[kind] += value
     row['peak_mb'], row['private_mb'] = max(row['peak_mb'], peak), _status('RssAnon')
+
+# %% ../../nbs/0_config/05_stages.ipynb #clocks
+def _clocks() -> np.ndarray:  # seconds since some moment: by the clock, and of this process's threads
+    return np.array([time.perf_counter(), time.process_time()])
 
 # %% ../../nbs/0_config/05_stages.ipynb #stage
 class Stages:
     "Seconds and memory of stages of this process: `with stages('reading'): ...`, or `stages('judging')(function)`."
     def __init__(self):
-        self.rows = {}      # stage -> seconds, peak_mb, private_mb: what no other process shares, at its end
-        self._open = []     # [seconds of inner stages, peak so far] of each open stage
+        self.rows = {}      # stage -> seconds, cpu_seconds, peak_mb, private_mb: what no other process shares, at its end
+        self._open = []     # [clocks of inner stages, peak so far] of each open stage
     @contextmanager
     def __call__(self, name: str):  # such as reading, mining, training
         if self._open: self._open[-1][1] = max(self._open[-1][1], peak_mb())
         _reset_peak()
-        self._open.append([0.0, 0])
-        began = time.perf_counter()
+        self._open.append([np.zeros(2), 0])
+        began = _clocks()
         try: yield
-        finally: self._close(name, time.perf_counter() - began)
-    def _close(self, name: str, seconds: float) -> None:
+        finally: self._close(name, _clocks() - began)
+    def _close(self, name: str, spent: np.ndarray) -> None:
         inner, peak = self._open.pop()
-        _add(self.rows, name, seconds - inner, max(peak, peak_mb()))
-        if self._open: self._open[-1][0] += seconds
+        _add(self.rows, name, (spent - inner).tolist(), max(peak, peak_mb()))
+        if self._open: self._open[-1][0] += spent
         _reset_peak()
     def rounded(self) -> dict:  # stage -> seconds
         return {name: round(row['seconds'], 1) for name, row in self.rows.items()}

@@ -140,8 +140,8 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), 'little', signed=True)
 
 # %% ../../nbs/1_data/07_bm25.ipynb #word-rows
-def word_rows(stages: Preparation, texts: Sequence, tokenizer: str = 'kiwi',
-              **of             # names the texts, such as `data=collection.hash`
+def word_rows(stages: Preparation, texts: Sequence,
+              tokenizer: str = 'kiwi'  # kiwi, whitespace, bigrams
              ) -> Rows:        # for each text the numbers of its words, in order, int64
     "The words of texts, prepared once for all who rank by them."
     def some(first, last):
@@ -150,7 +150,8 @@ def word_rows(stages: Preparation, texts: Sequence, tokenizer: str = 'kiwi',
             rows = TOKENIZERS[tokenizer](texts[start:min(last, start + 1000)])
             yield from ([*map(number, words)] for words in rows)
     made = version('kiwipiepy') if tokenizer == 'kiwi' else ''
-    return stages.rows('words', len(texts), some, 10_000, np.int64, tokenizer=tokenizer, made=made, **of)
+    return stages.rows('words', len(texts), some, 10_000, np.int64, texts,
+                       tokenizer=tokenizer, made=made)
 
 # %% ../../nbs/1_data/07_bm25.ipynb #word-holders
 def _holders(rows: list) -> np.ndarray:  # [W, 2]: numbers of words, rising, and how many documents hold each

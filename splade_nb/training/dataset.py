@@ -149,10 +149,10 @@ def _mine(stages: Preparation, settings: Settings, texts: Sequence, query_texts:
           teacher: tuple | None, place: str, of: dict) -> dict:
     "Source -> `Candidates` of each query; of: hashes that name documents and queries."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
-    words, found, depth = word_rows(stages, texts, data=of['data']), {}, settings.mining_depth
+    words, found, depth = word_rows(stages, texts), {}, settings.mining_depth
     most = settings.mining_documents
     if settings.bm25_negatives:
-        asked = word_rows(stages, query_texts, **of)
+        asked = word_rows(stages, query_texts)
         found['bm25'] = bm25_candidates(stages, asked, words, relevant, depth, most=most, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
@@ -211,11 +211,11 @@ def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settin
     return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
 
 # %% ../../nbs/3_training/05_dataset.ipynb #token-rows
-def token_rows(stages: Preparation, tokenizer: SpladeTokenizer, texts: Sequence, **of) -> Rows:  # of: names the texts
+def token_rows(stages: Preparation, tokenizer: SpladeTokenizer, texts: Sequence) -> Rows:
     "Token ids of texts, without special tokens and uncut."
     def some(first, last):
         for start in range(first, last, 1000): yield from tokenizer.ids(texts[start:min(last, start + 1000)])
-    return stages.rows('tokens', len(texts), some, tokenizer=tokenizer_key(tokenizer), **of)
+    return stages.rows('tokens', len(texts), some, texts=texts, tokenizer=tokenizer_key(tokenizer))
 
 # %% ../../nbs/3_training/05_dataset.ipynb #frequencies-of
 def frequencies_of(stages: Preparation, rows: Rows, columns: int, **of) -> Frequencies:
@@ -245,8 +245,7 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     data = dict(data=collection.hash)
     of = data | dict(queries=hashlib.sha256(rows.tobytes()).hexdigest()[:16])
     tokenizer = prepared_tokenizer(stages, settings, texts, query_texts, **of)
-    documents = token_rows(stages, tokenizer, texts, **data)
-    questions = token_rows(stages, tokenizer, query_texts, **of)
+    documents, questions = token_rows(stages, tokenizer, texts), token_rows(stages, tokenizer, query_texts)
     groups = masks(tokenizer) | {'allowed': allowed_mask(tokenizer, settings.language_allows)}
     pairs, relevant, given = _judgments(stages, collection, rows, of)
     codes = stages.array('pair types', lambda: _codes_of(collection, rows), **of)

@@ -222,8 +222,8 @@ def teacher_vectors(stages: Preparation,
     both = dict(data=data, queries=asked)
     encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both)
     of = dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
-    def side(texts, **named):
+    if name == 'lsa': of |= both  # what it was fitted on
+    def side(texts):
         def some(first, last): return np.asarray(encode(texts[first:last]), dtype=np.float32)
-        return stages.arrays('teacher', len(texts), some, **of, **named)
-    alone = both if name == 'lsa' else dict(data=data)
-    return side(queries, side='queries', **both), side(documents, side='documents', **alone)
+        return stages.arrays('teacher', len(texts), some, texts=texts, **of)
+    return side(queries), side(documents)
