@@ -23,6 +23,7 @@ from .config.stages import Stages, write_stages
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
+from .data.prepared import Preparation
 from .data.readers import load_collection
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
@@ -201,7 +202,7 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     shares, pairs = LanguageShares(tokenizer, setup.masks, size), Search(context_queries(collection), k=1)
     with stages('judging'): evaluation, korean = _on_test_queries(setup, shares, pairs, group)
     if group.rank: return {}, {}
-    with stages('baselines'): lexical, lexical_terms = baselines(collection, ids)
+    with stages('baselines'): lexical, lexical_terms = baselines(collection, ids, Preparation(stages=stages))
     systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
     with stages('judging'): result = _compared(setup, evaluation, systems, shares, pairs)
     learned = dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])

@@ -157,7 +157,7 @@ def test_baselines_are_computed_once(monkeypatch, tmp_path):
     collection = load_collection('toy')
     ids = list(collection.split('test'))
     first, terms = retrieval.baselines(collection, ids)
-    monkeypatch.setattr(retrieval, 'BM25', None)
+    monkeypatch.setattr(retrieval, 'StoredBM25', None)
     again, same = retrieval.baselines(collection, ids)
     assert terms == same and all(first[name].equals(again[name]) for name in first)
     other = replace(collection, documents=dict(list(collection.documents.items())[1:]))

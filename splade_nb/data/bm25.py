@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['TOKENIZERS', 'BIGRAM_SHARE', 'K1', 'B', 'NOTHING', 'whitespace', 'split', 'in_order', 'best', 'BM25', 'BigramBM25',
-           'word_number', 'word_rows', 'corpus_words', 'bm25_blocks', 'keep_best', 'ranked_blocks']
+           'word_number', 'word_rows', 'corpus_words', 'bm25_blocks', 'keep_best', 'ranked_fields', 'ranked_blocks',
+           'StoredBM25']
 
 # %% ../../nbs/1_data/07_bm25.ipynb #imports
 import hashlib, math, os, sys, warnings
@@ -17,7 +18,7 @@ from importlib.metadata import version
 import numpy as np
 from tqdm import tqdm
 from ..config.files import alternatives
-from .prepared import Rows, Preparation
+from .prepared import Rows, Preparation, content_key, part_keys
 from .tokenizer import bigrams, clean, morphemes
 
 # %% ../../nbs/1_data/07_bm25.ipynb #whitespace
@@ -150,8 +151,7 @@ def word_rows(stages: Preparation, texts: Sequence,
             rows = TOKENIZERS[tokenizer](texts[start:min(last, start + 1000)])
             yield from ([*map(number, words)] for words in rows)
     made = version('kiwipiepy') if tokenizer == 'kiwi' else ''
-    return stages.rows('words', len(texts), some, 10_000, np.int64, texts,
-                       tokenizer=tokenizer, made=made)
+    return stages.rows('words', len(texts), some, 10_000, np.int64, texts, tokenizer=tokenizer, made=made)
 
 # %% ../../nbs/1_data/07_bm25.ipynb #word-holders
 def _holders(rows: list) -> np.ndarray:  # [W, 2]: numbers of words, rising, and how many documents hold each
@@ -222,22 +222,61 @@ def _block_scores(block: dict, words: np.ndarray) -> np.ndarray:  # [size] float
 # %% ../../nbs/1_data/07_bm25.ipynb #nothing-found
 NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
+# %% ../../nbs/1_data/07_bm25.ipynb #read-block
+def _read_block(path, all_of_it: bool = True) -> dict:  # see `_block`; or its size alone
+    with np.load(path, allow_pickle=False) as file: return dict(file) if all_of_it else {'size': file['size']}
+
 # %% ../../nbs/1_data/07_bm25.ipynb #ranked-blocks
-def ranked_blocks(paths: list,       # of `bm25_blocks`
-                  queries: Sequence, # numbers of the words of each
+def _asked(queries: Sequence) -> list:  # numbers of the words of each query, each word once
+    return [np.array([*dict.fromkeys(words.tolist())], np.int64) for words in queries]
+
+def ranked_fields(fields: list,      # (paths: of `bm25_blocks`, numbers of the words of each query, weight of the scores)
                   k: int,
                   blocks: np.ndarray | None = None  # [n, m]: numbers of the blocks that each searches; None: all
                  ) -> list:          # for each query its best rows of documents, and their scores
-    "The best of each query as `BM25.ranked` finds them, block by block."
-    found, end = [NOTHING] * len(queries), 0
-    asked = [np.array([*dict.fromkeys(words.tolist())], np.int64) for words in queries]
-    for number, path in enumerate(paths):
-        searching = range(len(asked)) if blocks is None else np.flatnonzero((blocks == number).any(axis=1)).tolist()
-        with np.load(path, allow_pickle=False) as file: block = dict(file) if searching else {'size': file['size']}
-        first, end = end, end + int(block['size'])
+    "The best of each query by the weighted sum of BM25 over several fields, block by block."
+    asked = [_asked(queries) for _, queries, _ in fields]
+    found, end, weights = [NOTHING] * len(asked[0]), 0, [weight for *_, weight in fields]
+    for number, paths in enumerate(zip(*(paths for paths, *_ in fields))):
+        searching = range(len(found)) if blocks is None else np.flatnonzero((blocks == number).any(axis=1)).tolist()
+        parts = [_read_block(path, bool(len(searching))) for path in paths]
+        first, end = end, end + int(parts[0]['size'])
         for query in searching:
-            scores = _block_scores(block, asked[query])
+            scores = sum(weight * _block_scores(part, words[query]) for weight, part, words in zip(weights, parts, asked))
             least = found[query][1][k - 1] if len(found[query][1]) >= k else 0
             rows = np.flatnonzero((scores >= least) & (scores > 0))
             found[query] = keep_best(found[query], (rows + first).astype(np.int32), scores[rows], k)
     return found
+
+# %% ../../nbs/1_data/07_bm25.ipynb #ranked-blocks-one
+def ranked_blocks(paths: list,       # of `bm25_blocks`
+                  queries: Sequence, # numbers of the words of each
+                  k: int,
+                  blocks: np.ndarray | None = None  # see `ranked_fields`
+                 ) -> list:          # for each query its best rows of documents, and their scores
+    "The best of each query as `BM25.ranked` finds them, block by block."
+    return ranked_fields([(paths, queries, 1.0)], k, blocks)
+
+# %% ../../nbs/1_data/07_bm25.ipynb #stored-bm25
+class StoredBM25:
+    "BM25 over documents on disk: a weighted sum over fields. Raises ValueError when no document holds a word."
+    def __init__(self, texts: Mapping,            # {document: text}, in memory or on disk
+                 fields: Mapping,                 # tokenizer -> weight; as for `BigramBM25`: kiwi 1, bigrams BIGRAM_SHARE
+                 stages: Preparation | None = None):
+        values, self.stages = texts.values(), stages or Preparation()
+        self.ids, values = list(texts), values if isinstance(values, Sequence) else list(values)
+        self.fields, self.key = dict(fields), content_key(texts=part_keys(values, 50_000))
+        self.words = {name: word_rows(self.stages, values, name) for name in fields}
+        self.paths = {name: bm25_blocks(self.stages, rows, **self._of(name)) for name, rows in self.words.items()}
+    def _of(self, field: str) -> dict: return dict(documents=self.key, tokenizer=field)
+    @property
+    def entries(self) -> int:  # postings of the index
+        found = [corpus_words(self.stages, rows, **self._of(name)) for name, rows in self.words.items()]
+        return sum(int(frequencies[:, 1].sum()) for frequencies in found)
+    def run(self, queries: dict,      # {query: text}
+            k: int = 100) -> dict:    # {query: {document: score}}, best first
+        "As `BM25.run`; of those that score like the last one at most a thousand stay."
+        texts = list(queries.values())
+        asked = {name: word_rows(self.stages, texts, name) for name in self.fields}
+        found = ranked_fields([(self.paths[name], asked[name], weight) for name, weight in self.fields.items()], k)
+        return {query: {self.ids[row]: float(score) for row, score in zip(*each)} for query, each in zip(queries, found)}

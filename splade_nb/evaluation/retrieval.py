@@ -15,8 +15,8 @@ from itertools import islice
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, read_json, revision, write_json
-from ..data.bm25 import BM25, BigramBM25
-from ..data.prepared import content_key, prepared_folder
+from ..data.bm25 import BIGRAM_SHARE, BM25, StoredBM25
+from ..data.prepared import Preparation, content_key, prepared_folder
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #imports-part-1
 from ..data.readers import load_collection
@@ -98,10 +98,11 @@ def _engine_metrics(engine, collection, ids, k: int = 100):
     return pd.concat([part(ids[start:start + 500]) for start in range(0, max(1, len(ids)), 500)])
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-2
-def _search_baselines(collection, ids: list) -> dict: # name -> terms, metric -> values in the order of ids
-    words = BM25(collection.texts)
-    engines = dict(bm25=words, bm25_bigrams=BigramBM25(collection.texts, words=words))
-    return {name: dict(terms=engine.entries / len(words.ids),
+def _search_baselines(collection, ids: list, stages: Preparation) -> dict:
+    "Name -> terms, and metric -> values in the order of ids."
+    fields = dict(bm25={'kiwi': 1.0}, bm25_bigrams={'kiwi': 1.0, 'bigrams': BIGRAM_SHARE})
+    engines = {name: StoredBM25(collection.texts, weights, stages) for name, weights in fields.items()}
+    return {name: dict(terms=engine.entries / len(engine.ids),
                        metrics=_engine_metrics(engine, collection, ids, 1000).to_dict('list'))
             for name, engine in engines.items()}
 
@@ -114,11 +115,14 @@ def _texts_key(collection, ids: list) -> str:
     return content_key(documents=digest.hexdigest(), queries=queries)
 
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #baselines-3-part-1
-def baselines(collection, ids) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
+def baselines(collection, ids,
+              stages: Preparation | None = None # of the run, whose costs are recorded
+             ) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
     "BM25 over morphemes, alone and with a bigram field, on the same queries; computed once for each collection."
-    versions, ids = {name: package_version(name) for name in ('kiwipiepy', 'bm25s')}, list(ids)
-    path = prepared_folder('baselines', texts=_texts_key(collection, ids), form=1, **versions)/'metrics.json'
-    if not path.exists(): write_json(path, _search_baselines(collection, ids))
+    ids, stages = list(ids), stages or Preparation()
+    of = dict(texts=_texts_key(collection, ids), form=2, kiwipiepy=package_version('kiwipiepy'))
+    path = prepared_folder('baselines', stages.base, **of)/'metrics.json'
+    if not path.exists(): write_json(path, _search_baselines(collection, ids, stages))
     found, index = read_json(path), pd.Index(ids, name='query', dtype=object)
     return ({name: pd.DataFrame(each['metrics'], index) for name, each in found.items()},
             {name: each['terms'] for name, each in found.items()})
