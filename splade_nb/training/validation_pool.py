@@ -6,6 +6,7 @@
 __all__ = ['token_candidates', 'validation_pool', 'narrowed', 'evaluated']
 
 # %% ../../nbs/3_training/05_validation_pool.ipynb #imports
+from collections.abc import Sequence
 from dataclasses import replace
 import numpy as np
 from ..data.bm25 import best
@@ -35,15 +36,17 @@ def _mean_length(documents, block: int) -> float: # tokens a document, at least 
     return max(1.0, sum(len(row) for start in starts for row in documents[start:start + block]) / max(1, len(documents)))
 
 # %% ../../nbs/3_training/05_validation_pool.ipynb #judged-rows
-def _judged_rows(setup: TrainingSetup, queries: list) -> tuple: # relevant, given: rows of documents
-    "Relevant documents of the dev queries, and the negatives that the data gives for them."
+def _union(rows: Sequence) -> np.ndarray:  # [n] int32, rising
+    "The distinct values of several arrays."
+    return np.unique(np.concatenate([np.zeros(0, np.int32), *rows]))
+
+def _judged_rows(setup: TrainingSetup, queries: list) -> tuple: # relevant, given: rising rows of documents
+    "Relevant documents of the dev queries, and those that the data gives or judges as wrong for them."
     collection, wanted = setup.collection, set(queries)
-    relevant = {id for query in queries for id, grade in collection.qrels[query].items() if grade > 0}
-    given = {id for query in queries for id in collection.qrels[query]} - relevant
-    for triplet in collection.triplets:
-        if triplet.query_id in wanted: given.update(triplet.negative_ids)
-    rows = {id: row for row, id in enumerate(collection.documents) if id in relevant or id in given}
-    return ([rows[id] for id in sorted(ids & rows.keys())] for ids in (relevant, given - relevant))
+    rows = [row for row, id in enumerate(collection.queries) if id in wanted]
+    wrong = collection.document_rows(id for query in queries for id, grade in collection.qrels[query].items() if grade <= 0)
+    relevant = _union(collection.relevant_rows(rows))
+    return relevant.tolist(), np.setdiff1d(_union([wrong, *collection.given_rows(rows)]), relevant).tolist()
 
 # %% ../../nbs/3_training/05_validation_pool.ipynb #hard-rows
 def _hard_rows(setup: TrainingSetup, queries: list) -> list: # rows, those of the first ranks first
