@@ -1,6 +1,7 @@
 """Training data are prepared once: the same as from plain lists, shared by processes, resumed part by part."""
 import json, os, subprocess, sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
