@@ -1,8 +1,10 @@
 """What the tests share: the project's folders, its notebooks, real data or data made in its place, a browser."""
-import functools, json, os, tempfile
+import functools, json, os, sys, tempfile
+from contextlib import nullcontext
 from pathlib import Path
 import chromium
 import pytest
+pytest.register_assert_rewrite('faults')
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent/'shared'
@@ -99,12 +101,20 @@ def made_tokenizer() -> Path:
 
 @pytest.fixture(scope='session', autouse=True)
 def prepared_data(tmp_path_factory):
-    "Prepared training data of the tests, which share it, in a folder of their own."
-    before, folder = os.environ.get('SPLADE_NB_PREPARED'), tmp_path_factory.mktemp('prepared')
+    "Prepared training data of the tests, in a folder of their own that all workers share: what one has made, none makes again."
+    base = tmp_path_factory.getbasetemp()
+    before, folder = os.environ.get('SPLADE_NB_PREPARED'), (base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base)/'prepared'
     os.environ['SPLADE_NB_PREPARED'] = str(folder)
     yield folder
     if before is None: del os.environ['SPLADE_NB_PREPARED']
     else: os.environ['SPLADE_NB_PREPARED'] = before
+
+
+@pytest.fixture(scope='session', autouse=True)
+def analysed_morphemes():
+    "Kiwi analyses no text twice in a process."
+    tokenizer = sys.modules.get('splade_nb.data.tokenizer')  # where no test reads text, nothing is loaded for it
+    with tokenizer.remembered({}) if tokenizer else nullcontext(): yield
 
 
 @pytest.fixture(scope='session')
@@ -117,7 +127,8 @@ def browser(tmp_path_factory):
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = 'wires faults run memory neighbours cut_wires formats bm25_and_negatives surgery fullscale site'.split()
+LONG = '''check_settings processes faults run gpu memory hub formats api units benchmark web exact_search tuning versions
+encoding prune_vocabulary cluster bm25_and_negatives site lab house'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 

@@ -13,6 +13,7 @@ import shutil, signal, subprocess, sys, tempfile, threading, time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from runpy import run_module, run_path
 # before torch, in this process and in those that it starts
 os.environ |= dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE')
 import safetensors.torch
@@ -168,13 +169,12 @@ def toy_morphemes() -> dict:
     return known
 
 
-def with_morphemes(known: dict | None, target, *arguments) -> None:
+def with_morphemes(known: dict, target, *arguments) -> None:
     with remembered(known): target(*arguments)
 
 
 def start(target, *arguments) -> multiprocessing.Process:
-    known = toy_morphemes() if target is command else None
-    child = FORKSERVER.Process(target=with_morphemes, args=(known, target, *arguments), daemon=True)
+    child = FORKSERVER.Process(target=with_morphemes, args=(toy_morphemes(), target, *arguments), daemon=True)
     child.start()
     return child
 
@@ -189,6 +189,27 @@ def exit_code_of(child) -> int:  # exit code; minus the number of a signal
 
 
 def exit_code(target, *arguments) -> int: return exit_code_of(start(target, *arguments))
+
+
+def as_program(arguments: list, folder: Path, output: Path, errors: Path) -> None:
+    "A child that does in `folder` what `python` does with these arguments: `-m` and a module, `-c` and code, or a script."
+    os.chdir(folder)
+    sys.stdout, sys.stderr = (open(path, 'w', encoding='utf-8') for path in (output, errors))
+    first, *sys.argv = map(str, arguments)
+    if first == '-c': exec(sys.argv[0], dict(__name__='__main__'))
+    elif first == '-m': run_module(sys.argv[0], run_name='__main__', alter_sys=True)
+    else:
+        sys.argv.insert(0, first)
+        sys.path.insert(0, str(Path(first).parent))
+        run_path(first, run_name='__main__')
+
+
+def program(*arguments, folder: Path) -> subprocess.CompletedProcess:
+    "What `python` says with these arguments, without the seconds of its imports."
+    with tempfile.TemporaryDirectory() as place:
+        output, errors = Path(place)/'output', Path(place)/'errors'
+        code = exit_code(as_program, arguments, folder, output, errors)
+        return subprocess.CompletedProcess(arguments, code, *(path.read_text(encoding='utf-8') for path in (output, errors)))
 
 
 def output_of(folder: Path) -> str: return folder.with_name('output').read_text(encoding='utf-8')
@@ -596,7 +617,7 @@ def start_of(folder: Path, recipe: str, steps: int) -> training.Run:
     "The first steps of V28 on the embedded set, of the 400 that it takes."
     settings = resolve_quietly('v28', recipe, 'mini', log_every=1, validations=1)
     assert settings.steps == 400
-    setup = training_data.prepare(settings, readers.load_collection('mini'), 42, folder/'cache')
+    setup = training_data.prepare(settings, readers.load_collection('mini'), 42)
     return training.train(setup.model, setup.training_data, settings, folder/recipe, quiet=True, max_steps=steps,
                           rollbacks=experiment.rollbacks_of(recipe))
 

@@ -102,7 +102,7 @@ def model(tmp_path_factory) -> Path:
     from splade_nb.training.dataset import save_model_folder
     from splade_nb.experiment import prepare
     folder = tmp_path_factory.mktemp('runs')/'v28'
-    save_model_folder(prepare(resolve('v28', hidden=64, layers=1, vocabulary=400), toy_corpus(), 42, folder/'cache'), folder)
+    save_model_folder(prepare(resolve('v28', hidden=64, layers=1, vocabulary=400), toy_corpus(), 42), folder)
     return folder
 
 

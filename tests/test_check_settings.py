@@ -1,47 +1,49 @@
 """Every setting of every version acts, what is listed as off does not, and a setting that nothing reads is found."""
 import ast, inspect, sys, tempfile
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 import pytest
 import torch
+from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import Settings, as_dict, off
 from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly
 from splade_nb.model import term_weights
 from splade_nb.training import check_settings as checks
 from splade_nb.training import curriculum, losses, objective
 
-WHOLE = (('v22', 'corrected'), ('v22', 'original'), ('v28', 'corrected'), ('v28', 'original'), ('splade_v2', 'corrected'),
-         ('splade_ko', 'corrected'))
-FIRST = ('v28', 'corrected')  # what `make train` runs: checked by the smoke run as well, and once for both
-RUNS = [pytest.param(*run, marks=[pytest.mark.slow] * (run != FIRST)) for run in WHOLE]
+WHOLE = (('v28', 'corrected', 'mini'), ('v28', 'corrected', 'full'), ('v22', 'original', 'mini'), ('splade_ko', 'corrected', 'mini'))
+FIRST = WHOLE[0]  # what `make train` runs: checked by the smoke run as well, and once for both
+# A run that is like another, which is checked as a whole or in its turn: the two differ in a few settings.
+LIKE = {('v28', 'original', 'mini'): FIRST, ('v22', 'corrected', 'mini'): ('v22', 'original', 'mini'),
+        ('v22', 'corrected', 'full'): ('v28', 'corrected', 'full'), ('splade_v2', 'corrected', 'mini'): ('splade_ko', 'corrected', 'mini')}
+LIKE |= {(version, 'corrected', 'mini'): (PARENTS[version], 'corrected', 'mini')
+         for version in VERSIONS if (version, 'corrected', 'mini') not in {*WHOLE, *LIKE}}
 
 
-@pytest.mark.parametrize('version, recipe', RUNS)
-def test_every_setting_acts(version, recipe):
-    settings = resolve_quietly(version, recipe, 'mini')
+def identities(runs, slow): return [pytest.param(run, id=' '.join(run), marks=[pytest.mark.slow] * slow(run)) for run in runs]
+
+
+@pytest.mark.parametrize('run', identities(WHOLE, lambda run: run != FIRST))
+def test_every_setting_acts(run):
+    "At full scale, backbone and teacher are read from folders, by the code that reads hub names."
+    settings = resolve_quietly(*run)
     found = checks.checked(settings)
     assert [check.name for check in found if check.state == 'dead'] == []
     assert {check.name for check in found if check.state == 'off'} == set(checks.idle_settings(settings))
 
 
-@pytest.mark.parametrize('version', [version for version in VERSIONS if (version, 'corrected') not in WHOLE])
-def test_what_a_version_changes_acts(version):
-    "Against its parent; what they share is checked there, and for each run before its first step."
-    settings, parent = resolve_quietly(version), resolve_quietly(PARENTS[version])
-    changed = [name for name, value in as_dict(settings).items() if value != as_dict(parent)[name] and name != 'phases']
-    if settings.phases != parent.phases:
-        changed += [name for name in checks.phase_checks(settings) if name.endswith(('mix', 'temperature'))]
-    assert changed, f'{version} is {PARENTS[version]}'
-    assert 'dead' not in states(settings, changed).values()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('version', ('v22', 'v28'))
-def test_every_setting_acts_at_full_scale(version):
-    "Backbone and teacher are read from folders, by the code that reads hub names."
-    found = checks.checked(resolve_quietly(version, 'corrected', 'full'))
-    assert [check.name for check in found if check.state == 'dead'] == []
+@pytest.mark.parametrize('run', identities(LIKE, lambda run: run[1:] != ('corrected', 'mini')))
+def test_what_differs_from_a_run_that_was_checked_acts(run):
+    "Also what the other switches off. What they share is checked there, and for each run before its first step."
+    settings, other = resolve_quietly(*run), resolve_quietly(*LIKE[run])
+    values, others, idle = as_dict(settings), as_dict(other), checks.idle_settings(settings)
+    names = [name for name in values if name != 'phases' and name not in idle
+             and (values[name] != others[name] or name in checks.idle_settings(other))]
+    if settings.phases != other.phases:
+        names += [name for name in checks.phase_checks(settings) if name.endswith(('mix', 'temperature'))]
+    assert names, f'{run} is {LIKE[run]}'
+    assert 'dead' not in states(settings, names).values()
 
 
 def test_runs_that_are_equal_when_small_share_a_check(monkeypatch, tmp_path):
@@ -58,17 +60,43 @@ def test_runs_that_are_equal_when_small_share_a_check(monkeypatch, tmp_path):
     assert done == [runs[0], *runs[2:]]
 
 
+def changed_together(names: list, settings: Settings, pairs: dict) -> list: # (names, before, after)
+    "As few pairs of settings as hold every change of a setting; of those that begin alike and can be changed together."
+    groups = []
+    for name in names:
+        _, before, after = pairs[name]
+        change = {field.name: getattr(after, field.name) for field in fields(after)
+                  if getattr(after, field.name) != getattr(before, field.name)}
+        for group in groups:
+            if group[1] != before or set(change) & group[2].keys(): continue
+            try: replace(before, **group[2] | change)
+            except ConfigError: continue
+            group[0].append(name)
+            group[2].update(change)
+            break
+        else: groups.append(([name], before, change))
+    return [(names, before, replace(before, **changes)) for names, before, changes in groups]
+
+
+def seen_together(settings: Settings, names: list) -> list: # (names, what differs) where something does
+    "A change that no probe sees among many is seen by none alone."
+    with checks.probing(settings) as (probes, _, base, pairs):
+        seen = []
+        for together, before, after in changed_together(names, base, pairs):
+            saving = [name for name in together if name in checks.SAVE_MEMORY]  # memory counts for these
+            seen.append((together, checks.difference(probes, *saving or [''], before, after)))
+    return [each for each in seen if each[1]]
+
+
 @pytest.mark.slow
 def test_what_is_off_changes_nothing():
-    "The reasons are true: a setting that is listed as off does not act."
+    "The reasons are true: settings that are listed as off do not act, not even together."
     tried = set()
-    for arguments in (('v22', 'original', 'mini'), ('v28', 'corrected', 'mini'), ('splade_v2', 'corrected', 'mini')):
-        settings = resolve_quietly(*arguments)
+    for run in (('v22', 'original', 'mini'), ('v28', 'corrected', 'mini'), ('splade_v2', 'corrected', 'mini')):
+        settings = resolve_quietly(*run)
         idle = [name for name in off(settings) if name not in tried]
         tried.update(idle)
-        with checks.probing(settings) as (probes, _, _, pairs):
-            acting = {name: checks.difference(probes, name, *pairs[name][1:]) for name in idle}
-        assert {name: seen for name, seen in acting.items() if seen} == {}
+        assert seen_together(settings, idle) == []
 
 
 def test_a_run_with_an_unused_setting_is_refused_by_name(monkeypatch):
@@ -233,12 +261,17 @@ def small_values(names: list, settings: Settings) -> dict:
     return {name: getattr(base, name) for name in names}
 
 
-def batches() -> list: # (version, names cut together)
+def unread() -> list: # version, names cut together
     by_version = {}
     for name in NAMES: by_version.setdefault(ELSEWHERE.get(name, ('v28', 'corrected', 'mini')), []).append(name)
-    def slow(names): return [pytest.mark.slow] * (len(names) > 20)
-    return [pytest.param(version, names[first:first + 20], id=' '.join((*version, names[first])), marks=slow(names))
-            for version, names in by_version.items() for first in range(0, len(names), 20)]
+    return [pytest.param(version, names, id=' '.join(version), marks=[pytest.mark.slow] * (len(names) > 20))
+            for version, names in by_version.items()]
+
+
+@pytest.fixture(autouse=True)
+def analysed_once(monkeypatch):
+    "Each check forgets the morphemes that it has analysed; those of the corpus are the same in all."
+    monkeypatch.setattr(checks, 'remembered', nullcontext)
 
 
 @pytest.fixture
@@ -247,11 +280,14 @@ def reproducible(monkeypatch):
     monkeypatch.setattr(checks, 'require_reproducible', lambda *arguments: None)
 
 
-@pytest.mark.parametrize('version, names', batches())
+@pytest.mark.parametrize('version, names', unread())
 def test_a_setting_that_nothing_reads_is_found(version, names, reproducible):
+    "Of all of them together; the check says so of the first."
     settings = resolve_quietly(*version)
     assert not set(names) & set(off(settings))
-    with cut(small_values(names, settings)): assert states(settings, names) == dict.fromkeys(names, 'dead')
+    with cut(small_values(names, settings)):
+        assert seen_together(settings, names) == []
+        assert states(settings, names[:1]) == dict.fromkeys(names[:1], 'dead')
 
 
 def test_a_field_of_a_phase_that_nothing_reads_is_found(reproducible):

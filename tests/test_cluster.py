@@ -20,7 +20,7 @@ def folder(request, tmp_path_factory) -> Path:
     "An untrained model, texts, and the shards that one process makes of them."
     folder = tmp_path_factory.mktemp(request.param)
     settings = resolve(request.param, 'corrected', 'mini', hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
-    save_model_folder(prepare(settings, toy_corpus(), 42, folder/'cache'), folder)
+    save_model_folder(prepare(settings, toy_corpus(), 42), folder)
     (folder/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     assert main(command(folder, 'at-once')) == 0
     return folder

@@ -34,7 +34,7 @@ def models(tmp_path_factory):
     def made(version: str) -> Path:
         if (folder/version).exists(): return folder/version
         settings = resolve(version, VERSIONS[version], 'mini', **SMALL)
-        save_model_folder(prepare(settings, toy_corpus(), 42, folder/'cache'), folder/version)
+        save_model_folder(prepare(settings, toy_corpus(), 42), folder/version)
         return folder/version
     return made
 

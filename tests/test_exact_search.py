@@ -16,10 +16,10 @@ SMALL = dict(scale='mini', hidden=64, layers=1, vocabulary=400, steps=4, batch_s
 
 
 @pytest.fixture(scope='module', params=FORMS)
-def setup(request, tmp_path_factory):
+def setup(request):
     version, changes = FORMS[request.param]
     settings = resolve_quietly(version, **SMALL | changes)
-    made = dataset.prepare(settings, load_collection('toy'), 42, tmp_path_factory.mktemp('cache'))
+    made = dataset.prepare(settings, load_collection('toy'), 42)
     made.model.eval()  # threads share it
     return made
 

@@ -1,7 +1,6 @@
 """What happens to long runs: every fault really happens, and a resumed run is the run that was never interrupted."""
 import os, shutil, signal
 import pytest
-pytest.register_assert_rewrite('faults')
 import faults
 from faults import kill_at_call, steps_done, saved_checkpoints, lines, exit_code, toy, two_ranks, last_checkpoint
 from moments import die_at_change, every_moment

@@ -1,11 +1,14 @@
 """The head's laws: how many bytes it takes, counted as they are asked for, and how it lives with the rest of torch."""
-import itertools, os, subprocess, sys
+import itertools
 import pytest, torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
+from faults import in_processes
 from splade_nb.model.head import max_logits, naive_max, rows_in_cache
-from conftest import ROOT
+from splade_nb.training.objective import ProcessGroup
 
 HIDDEN, CHUNK = 64, 512
 
@@ -149,36 +152,27 @@ def test_equal_to_the_plain_way_at_every_shape(case):
 # Two processes: each has its own texts, and together they have the gradient of all. Torch's DistributedDataParallel copies gradients into
 # buckets, so it takes the dense one alone; rows are added to a dense gradient first and that is summed, as `ProcessGroup.add_up` does in a run.
 
-RANK = """
-import sys, torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-sys.path.insert(0, sys.argv[1])
-from test_head import Model
-from splade_nb.training.objective import ProcessGroup
+def rank() -> None:
+    "One of two processes: its gradient, averaged or added up, is that of all texts."
+    dist.init_process_group('gloo')
+    torch.manual_seed(2)
+    states, slope = torch.randn(4, 9, 64), torch.randn(4, 700) * (torch.rand(4, 700) < 0.1)  # few entries: rows are worth it
 
-dist.init_process_group('gloo')
-torch.manual_seed(2)
-states, slope = torch.randn(4, 9, 64), torch.randn(4, 700) * (torch.rand(4, 700) < 0.1)  # few entries: rows are worth it
+    def gradients(model, texts):
+        (model(states[texts].flatten(0, 1), [9] * len(states[texts])) * slope[texts]).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
 
-def gradients(model, texts):
-    (model(states[texts].flatten(0, 1), [9] * len(states[texts])) * slope[texts]).sum().backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-alone, mine = gradients(Model(), slice(0, 4)), slice(0, 2) if dist.get_rank() == 0 else slice(2, 4)
-averaged = gradients(DistributedDataParallel(Model()), mine)
-rows = Model(as_rows=True)
-assert gradients(rows, mine)[2].is_sparse
-rows.zero_grad(); rows.decoder.weight.grad = torch.zeros_like(rows.decoder.weight); gradients(rows, mine)
-ProcessGroup(dist.get_rank(), 2).add_up(rows)
-for found in ([2 * each for each in averaged], [parameter.grad for parameter in rows.parameters()]):
-    for a, b in zip(found, alone, strict=True): torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-dist.destroy_process_group()
-"""
+    alone, mine = gradients(Model(), slice(0, 4)), slice(0, 2) if dist.get_rank() == 0 else slice(2, 4)
+    averaged = gradients(DistributedDataParallel(Model()), mine)
+    rows = Model(as_rows=True)
+    assert gradients(rows, mine)[2].is_sparse
+    rows.zero_grad()
+    rows.decoder.weight.grad = torch.zeros_like(rows.decoder.weight)
+    gradients(rows, mine)
+    ProcessGroup(dist.get_rank(), 2).add_up(rows)
+    for found in ([2 * each for each in averaged], [parameter.grad for parameter in rows.parameters()]):
+        for a, b in zip(found, alone, strict=True): torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    dist.destroy_process_group()
 
 
-def test_two_processes_have_the_gradient_of_all_texts(tmp_path):
-    (tmp_path/'rank.py').write_text(RANK)
-    done = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', str(tmp_path/'rank.py'), str(ROOT/'tests')],
-                          capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE'), timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_two_processes_have_the_gradient_of_all_texts(): assert in_processes(2, rank) == [0, 0]

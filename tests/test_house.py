@@ -3,6 +3,7 @@ import ast, importlib, json, os, re, shutil, statistics, subprocess, sys, tomlli
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
+import faults
 import nbformat
 import pytest
 from packaging.requirements import Requirement
@@ -381,7 +382,7 @@ def test_no_machine_in_a_file():
 @pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py'])
 def test_tables_show_what_the_results_say(script):
     assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
-    done = program(sys.executable, script, '--check')
+    done = faults.program(script, '--check', folder=ROOT)
     assert done.returncode == 0, done.stderr or f'run {script}'
 
 

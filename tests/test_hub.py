@@ -49,7 +49,7 @@ def models(tmp_path_factory):
         version, scale = form.split('-')
         with quiet():
             sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
-            setup = prepare(resolve_quietly(version, 'corrected', scale, **sizes), corpus, 42, folder/'cache', 'cpu')
+            setup = prepare(resolve_quietly(version, 'corrected', scale, **sizes), corpus, 42, place='cpu')
         with torch.no_grad():
             for weight in setup.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
         known[form] = save(setup.model.eval(), folder/form)

@@ -183,7 +183,7 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     settings = resolve_quietly('splade_ko', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
                                validations=6, weight_averaging=[0.0], learning_rate=0.01)
-    setup = training_data.prepare(settings, readers.load_collection('toy'), 42, tmp_path/'cache')
+    setup = training_data.prepare(settings, readers.load_collection('toy'), 42)
     setup = replace(setup, dev_queries=set(list(setup.collection.split('train'))[:8]))
     training.train(setup.model, setup.training_data, settings, tmp_path, validation.make_validator(setup), quiet=True)
     best, history = tmp_path/'checkpoints'/'best', read_json(tmp_path/'training_history.json')

@@ -19,7 +19,7 @@ from splade_nb.training import dataset, objective, trainer as training
 from splade_nb.config.versions import resolve_quietly
 
 settings, folder = resolve_quietly('v28', 'corrected', 'mini', steps=20, validations=1, **json.loads(sys.argv[1])), Path(sys.argv[2])
-setup = dataset.prepare(settings, load_collection('mini'), 42, folder.parent/'cache')
+setup = dataset.prepare(settings, load_collection('mini'), 42)
 plan = objective.memory_plan(setup.model, objective.widest_batch(20, setup.training_data, settings, 42), settings)
 status = lambda name: int(re.search(name + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024
 true, held = training._loop, []
@@ -38,7 +38,7 @@ SHAPES = {'one pass': dict(hidden=256, layers=4, batch_size=16, max_length=128),
 @pytest.mark.skipif(not os.access('/proc/self/clear_refs', os.W_OK), reason='the kernel does not reset its figure here')
 @pytest.mark.parametrize('shape', SHAPES)
 def test_the_plan_is_within_a_fifth_of_the_peak(shape, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp()/'memory'/shape; folder.mkdir(parents=True)  # the teacher's vectors, made by the first, lie beside
+    folder = tmp_path_factory.getbasetemp()/'memory'/shape; folder.mkdir(parents=True)
     done = subprocess.run([sys.executable, '-c', PROGRAM, json.dumps(SHAPES[shape]), str(folder)], capture_output=True, text=True, env=os.environ | PLAIN)
     assert done.returncode == 0, done.stderr[-2000:]
     bytes_of = json.loads(done.stdout.splitlines()[-1])

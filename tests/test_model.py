@@ -1,5 +1,5 @@
 """Every kind of checkpoint through the whole life of a model: create, step, save, load in another process."""
-import copy, json, subprocess, sys, threading
+import copy, json, threading
 from pathlib import Path
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
                           GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
 from conftest import SHARED, is_real, real_or_made
+from faults import program
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import Settings
 from splade_nb.model.initialization import create, toy_model
@@ -124,7 +125,8 @@ def test_another_process_reads_the_same_model(tmp_path):
     script = ('import sys, torch; from splade_nb.model.load import load\n'
               f'ids = torch.tensor({IDS.tolist()}); m = load(sys.argv[1])\n'
               'torch.save(m(ids, (ids != 1).long())[0].detach(), sys.argv[2])')
-    subprocess.run([sys.executable, '-c', script, str(tmp_path/'model'), str(tmp_path/'vectors')], check=True)
+    done = program('-c', script, tmp_path/'model', tmp_path/'vectors', folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path/'vectors', weights_only=True), model(IDS, MASK)[0].detach())
 
 
@@ -280,7 +282,7 @@ def test_the_published_tokenizers_keep_their_pieces_apart():
         assert len(top_k_tokens(torch.ones(len(tokenizer)), tokenizer, len(tokenizer))) == len(tokenizer)
 
 
-def test_a_document_also_counts_as_what_it_stands_for(tmp_path):
+def test_a_document_also_counts_as_what_it_stands_for():
     from splade_nb.data.records import toy_corpus
     from splade_nb.config.versions import resolve_quietly
     from splade_nb.model.encode import encode
@@ -288,7 +290,7 @@ def test_a_document_also_counts_as_what_it_stands_for(tmp_path):
     from splade_nb.data.tokenizer import SpladeTokenizer, text_options
     corpus = toy_corpus()
     settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, model1_threshold=0.05)
-    setup = prepare(settings, corpus, 42, tmp_path, 'cpu')
+    setup = prepare(settings, corpus, 42, place='cpu')
     tokenizer, model = setup.training_data.tokenizer, setup.model
     plain = SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | dict(expansions=None))
     english, asked = next(text for text in corpus.texts.values() if text.startswith('Python')), '파이썬 리스트에 항목 추가'

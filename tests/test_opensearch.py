@@ -240,7 +240,7 @@ def test_saturation_two_phases_and_clusters_lose(place, embedded):
 
 def test_a_searcher_keeps_its_vectors_on_a_server(place, tmp_path):
     settings = resolve('v28', hidden=64, layers=1, vocabulary=300)
-    save_model_folder(prepare(settings, toy_corpus(), seed=42, cache=tmp_path/'cache'), tmp_path/'run')
+    save_model_folder(prepare(settings, toy_corpus(), seed=42), tmp_path/'run')
     def results(searcher):
         with searcher: return {hit.id: hit.score for hit in searcher.search('한복 입고 경복궁', 3)}
     expected = results(build_searcher(tmp_path/'run', 'toy', tmp_path/'exact'))

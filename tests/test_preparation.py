@@ -1,11 +1,14 @@
 """Training data are prepared once: the same as from plain lists, shared by processes, resumed part by part."""
 import json, os, subprocess, sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 from sklearn.preprocessing import normalize
 from conftest import ROOT
+from faults import exit_code_of, start
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data import bm25, prepared, tokenizer as tokenizers
 from splade_nb.data.bm25 import BM25, best
@@ -123,18 +126,6 @@ def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, mo
     assert calls[3:] == [4, 2, 4, 4, 4, 3], 'two parts of the documents, and four of the queries'
 
 
-SEVERAL = '''
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-sys.path.insert(0, 'tests')
-import test_preparation
-group = SimpleNamespace(rank=int(sys.argv[1]), number=2)
-setup = test_preparation.prepare(Path(sys.argv[2]), 'splade_ko', group)
-print(test_preparation.contents(setup.training_data))
-'''
-
-
 def contents(data) -> str:
     "What a process holds, as text."
     rows = {name: [*map(list, map(np.ndarray.tolist, getattr(data, name)))] for name in ('queries', 'documents', 'relevant', 'given')}
@@ -142,16 +133,19 @@ def contents(data) -> str:
         source: list(rows) for source, rows in data.mined.items()}, bags=[[row.tolist() for row in side] for side in data.bags]))
 
 
+def one_of_two(rank: int, store: Path, folder: Path) -> None:
+    os.environ['SPLADE_NB_PREPARED'] = str(store)
+    found = contents(prepare(folder, 'splade_ko', SimpleNamespace(rank=rank, number=2)).training_data)
+    (folder/str(rank)).write_text(found, encoding='utf-8')
+
+
 @pytest.mark.slow
-def test_two_processes_share_the_work(store, tmp_path):
-    started = [subprocess.Popen([sys.executable, '-c', SEVERAL, str(rank), str(tmp_path)], cwd=ROOT, text=True,
-                                stdout=subprocess.PIPE) for rank in (0, 1)]
-    printed = [one.communicate(timeout=300)[0].splitlines()[-1] for one in started]
-    monkey = os.environ['SPLADE_NB_PREPARED']
-    os.environ['SPLADE_NB_PREPARED'] = monkey + '-alone'
+def test_two_processes_share_the_work(store, tmp_path, monkeypatch):
+    started = [start(one_of_two, rank, store, tmp_path) for rank in (0, 1)]
+    assert [exit_code_of(one) for one in started] == [0, 0]
+    monkeypatch.setenv('SPLADE_NB_PREPARED', f'{store}-alone')
     alone = contents(prepare(tmp_path, 'splade_ko').training_data)
-    os.environ['SPLADE_NB_PREPARED'] = monkey
-    assert printed == [alone, alone]
+    assert [(tmp_path/rank).read_text(encoding='utf-8') for rank in '01'] == [alone, alone]
 
 
 def test_blocks_of_documents_rank_like_one_index(store):
@@ -230,6 +224,6 @@ print(own() - before)
 @pytest.mark.slow
 def test_a_further_process_costs_little_memory(store):
     "Less than 200 bytes a pair; the lists of 100,000 pairs would be some hundred megabytes."
-    def python(code): return subprocess.run([sys.executable, '-c', code], cwd=ROOT, text=True, check=True, stdout=subprocess.PIPE).stdout
-    python(MAKE_LARGE)
-    assert int(python(OPEN_LARGE)) < 200 * 100_000
+    exec(MAKE_LARGE, {})
+    done = subprocess.run([sys.executable, '-c', OPEN_LARGE], cwd=ROOT, text=True, check=True, stdout=subprocess.PIPE)
+    assert int(done.stdout) < 200 * 100_000

@@ -1,9 +1,8 @@
 """Several processes that train one model: the same numbers as one, whatever the shares, the time that a stage takes and
 the process that dies."""
-import json, math, shutil, signal, subprocess, sys, time
+import json, math, os, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
-pytest.register_assert_rewrite('faults')
 import faults
 import torch
 from conftest import ROOT
@@ -110,14 +109,21 @@ def place(folder: Path, name: str) -> Path:
     return folder/name/'run'
 
 
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory) -> Path:
+    "A run of two processes that nothing happens to."
+    folder = place(tmp_path_factory.mktemp('two'), 'whole')
+    assert two_ranks(folder, CHANGES, OPTIONS) == [0, 0]
+    return folder
+
+
 @pytest.mark.slow
-def test_a_run_is_the_same_in_one_two_and_three_processes(tmp_path):
-    alone = place(tmp_path, 'one')
+def test_a_run_is_the_same_in_one_two_and_three_processes(whole, tmp_path):
+    alone, three = place(tmp_path, 'one'), place(tmp_path, 'three')
     assert exit_code(toy, alone, CHANGES, OPTIONS) == 0
+    assert in_processes(3, faults.ranks, three, CHANGES, OPTIONS) == [0] * 3
     one = lines(alone/'metrics.jsonl')
-    for number in (2, 3):
-        folder = place(tmp_path, str(number))
-        assert in_processes(number, faults.ranks, folder, CHANGES, OPTIONS) == [0] * number
+    for number, folder in ((2, whole), (3, three)):
         for row, wanted in zip(lines(folder/'metrics.jsonl'), one, strict=True):
             assert row['parts'] == pytest.approx(wanted['parts'], rel=1e-4, abs=1e-6), (number, row['step'])
         assert len(list((folder/'tensorboard').iterdir())) == 1, 'one process writes'
@@ -125,10 +131,9 @@ def test_a_run_is_the_same_in_one_two_and_three_processes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('moment', (0, 6, 13))
-def test_the_first_process_dies_while_it_saves(moment, tmp_path):
+def test_the_first_process_dies_while_it_saves(moment, whole, tmp_path):
     "Resumed with as many processes it is the run that nothing happened to; with another number, up to rounding."
-    whole, killed = place(tmp_path, 'whole'), place(tmp_path, 'killed')
-    assert two_ranks(whole, CHANGES, OPTIONS) == [0, 0]
+    killed = place(tmp_path, 'killed')
     first, second = two_ranks(killed, CHANGES, OPTIONS, ('save', moment, 0))
     assert first == -signal.SIGKILL and second, 'the other one ends too, with an error'
     for number in (1, 3):
@@ -197,9 +202,12 @@ def test_a_run_by_torchrun_has_a_report_and_a_model(tmp_path):
     assert 'The worst queries' in text and '7' in str(summary['changed']['batch_size'])
 
 
-@pytest.mark.slow
+def misdirected(folder: Path) -> None:
+    own = folder/os.environ['RANK']/'run'
+    own.parent.mkdir()
+    faults.command(faults.arguments_of(folder/'run', data='./nowhere'), own)
+
+
 def test_an_error_of_a_process_ends_all_and_is_seen(tmp_path):
-    program = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
-    done = subprocess.run([*program, '-m', 'splade_nb.training', 'v28', '--set', 'data=./nowhere', f'out={tmp_path}'],
-                          cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode and './nowhere' in done.stderr
+    assert in_processes(2, misdirected, tmp_path) == [2, 2]
+    assert all('./nowhere' in faults.output_of(tmp_path/rank/'run') for rank in '01')

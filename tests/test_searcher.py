@@ -32,7 +32,7 @@ def read(): # the analyser takes longer to load than a searcher takes to build
 def make():
     global encoder
     settings = resolve('splade_ko', hidden=64, layers=1, vocabulary=300)
-    save_model_folder(prepare(settings, corpus, seed=42, cache=folder/'cache'), folder/'run')
+    save_model_folder(prepare(settings, corpus, seed=42), folder/'run')
     encoder = searchers.open_encoder(folder/'run')
     result('whole')
 

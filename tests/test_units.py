@@ -81,9 +81,9 @@ def test_without_a_limit_the_guard_names_what_is_too_large():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('version', [version for version in JUDGED if version != 'v26'])  # V28 has all parts of V26
-def test_parts_are_of_order_one_at_a_sparse_start(version, tmp_path):
+def test_parts_are_of_order_one_at_a_sparse_start(version):
     settings = resolve_quietly(version)
-    setup = prepare(settings, load_collection('mini'), 42, tmp_path, 'cpu')
+    setup = prepare(settings, load_collection('mini'), 42, place='cpu')
     data, steps = setup.training_data, step_count(settings, len(setup.training_data.pairs))
     rows = batch_at(0, steps, 0, data, settings, 42)
     with torch.no_grad(): out = encoded(setup.model.train(), rows, settings)

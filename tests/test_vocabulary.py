@@ -40,10 +40,10 @@ def test_kiwi_reads_a_text_once(monkeypatch, study):
     assert [texts for texts in asked if texts] == [['제주도 여행', '부산 국밥']]
 
 
-def test_only_columns_of_queries_rank(tmp_path, study):
+def test_only_columns_of_queries_rank(study):
     names, mini = study(), load('mini')
     settings = resolve_quietly('splade_v2', vocabulary=1500, hidden=64, segment='none')
-    setup = prepare(settings, without_held_out('mini'), 42, tmp_path)
+    setup = prepare(settings, without_held_out('mini'), 42)
     found, queries = names['evaluated'](setup, [mini])
     documents = encode(setup.model, setup.training_data.tokenizer, list(mini.texts.values()), whole=True)
     of = lambda text: np.array(text.split(), dtype=float)

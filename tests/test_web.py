@@ -22,7 +22,7 @@ def project(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp('project')
     (folder/'settings.ini').touch()
     settings = resolve('splade_ko', hidden=64, layers=1, vocabulary=300)
-    save_model_folder(prepare(settings, toy_corpus(), seed=42, cache=folder/'cache'), folder/'run')
+    save_model_folder(prepare(settings, toy_corpus(), seed=42), folder/'run')
     return folder
 
 
