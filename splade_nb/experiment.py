@@ -148,9 +148,11 @@ def finished_run(folder: Path | str) -> tuple:  # values of `GIVEN`
     "What a finished run was launched with. Raises `ConfigError` where none lies in the folder."
     config, absent = Path(folder)/'config.json', [name for name in ('config.json', 'summary.json')
                                                   if not (Path(folder)/name).exists()]
-    if absent: raise ConfigError(f'{folder}: no finished run, {" and ".join(absent)} missing; make resume goes on with it')
+    if absent:
+        raise ConfigError(f'{folder}: no finished run, {" and ".join(absent)} missing; make resume goes on with it')
     values = read_json(config)
-    if 'data' not in values: raise ConfigError(f'{config}: names no data, which runs of an earlier revision did not write')
+    if 'data' not in values:
+        raise ConfigError(f'{config}: names no data, which runs of an earlier revision did not write')
     return tuple(values[name] for name in GIVEN)
 
 # %% ../nbs/7_experiment.ipynb #sample-texts
@@ -294,7 +296,7 @@ def _first_before_others(group: ProcessGroup):
     if not group.rank: group.wait()
 
 # %% ../nbs/7_experiment.ipynb #before-training
-def _before_training(setup: TrainingSetup, validator, group: ProcessGroup) -> tuple:  # evaluation, sample texts, their terms
+def _before_training(setup: TrainingSetup, validator, group: ProcessGroup) -> tuple:  # evaluation, texts, their terms
     "The untrained model: each process encodes a part of the documents."
     before, texts = evaluate_untrained(setup, validator, group), sample_texts(setup.collection)
     return before, texts, sample_terms(setup.model, setup.training_data.tokenizer, texts)
