@@ -28,12 +28,13 @@ class SparseEncoder:
                  tokenizer): # of the same folder
         self.model, self.tokenizer = model, tokenizer
 
-    def __repr__(self): return f'SparseEncoder({len(self.tokenizer):,} terms, similarity={self.model.settings.similarity!r})'
+    def __repr__(self):
+        return f'SparseEncoder({len(self.tokenizer):,} terms, similarity={self.model.settings.similarity!r})'
 
 # %% ../nbs/9_api.ipynb #load
 def load(name: str | Path # a run or model folder, also from the project's root; or a SPLADE model of the hub by name
         ) -> SparseEncoder:
-    "Open a trained model. Raises `ConfigError` for a folder or name that holds none, or one that cannot be read exactly."
+    "Open a trained model. Raises `ConfigError` where there is none, or one that is not read exactly."
     inside = root()/name  # `outputs/v28` from a notebook in `nbs/`
     return SparseEncoder(*load_encoder(inside if inside.exists() and not Path(name).exists() else name))
 
@@ -49,7 +50,7 @@ SparseEncoder.encode_document = encode_document
 
 # %% ../nbs/9_api.ipynb #encode-query
 def encode_query(self, texts: list,
-                 documents: sparse.csr_matrix | None = None # [N, V] of `encode_document`: the collection that is searched
+                 documents: sparse.csr_matrix | None = None # [N, V] of `encode_document`: what is searched
                 ) -> sparse.csr_matrix:                     # [B, V]
     "Query vectors. Warns where the version takes document frequencies from the collection and none is given."
     factor, settings = None, self.model.settings
@@ -91,7 +92,7 @@ SparseEncoder.sparsity = sparsity
 
 # %% ../nbs/9_api.ipynb #evaluate
 def evaluate(model: str | Path,   # as `load` takes it
-             data: str = 'mini',  # a judged collection: mini, toy, a folder, several joined by commas, or a hub data set
+             data: str = 'mini',  # a judged collection: mini, toy, folders joined by commas, or a hub data set
              split: str = 'test', # or all: every judged query
              windows: int = 8     # of a document that are read; 0: all
             ) -> dict:            # the JSON object of `make evaluate`
@@ -102,11 +103,12 @@ def evaluate(model: str | Path,   # as `load` takes it
 def encode(model: str | Path | SparseEncoder, # as `load` takes it, or what it gave
            texts: list | str,                 # texts; or the name of a text file or collection, with `out`
            out: str | Path = '',              # a folder for shards of vectors
-           **options                          # of `encode_document`; with `out` of `cli.encode_texts`: queries, collection, ...
+           **options                          # of `encode_document`; with `out` of `cli.encode_texts`
           ):                                  # [N, V] sparse; with `out` what `shards.json` holds
     "Vectors of texts in memory, or of a file of any size in shards. Raises `ConfigError`, `DataError`."
     if out: return encode_texts(str(model), str(texts), str(out), **options)
-    if isinstance(texts, str): raise ConfigError(f'encode: {texts!r} is one name; give a list of texts, or a folder with out=')
+    if isinstance(texts, str):
+        raise ConfigError(f'encode: {texts!r} is one name; give a list of texts, or a folder with out=')
     return (model if isinstance(model, SparseEncoder) else load(model)).encode_document(texts, **options)
 
 # %% ../nbs/9_api.ipynb #search
@@ -116,7 +118,7 @@ def search(model: str | Path, # as `load` takes it
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '' # of `serving.engines`; the address of a server
           ) -> list:          # of Hit: id, score, title, text, terms
-    "The best texts for a query and why they matched; a second search encodes nothing. Raises `ConfigError`, `DataError`."
+    "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
     with saved_searcher(str(model), str(data), engine, index) as searcher: return searcher.ask(query, k)
 
 # %% ../nbs/9_api.ipynb #train
@@ -126,5 +128,5 @@ def train(version: str = 'v28',
           settings: dict | None = None, # overrides by name
           **options            # of `run_version`: recipe, scale, seed, resume, max_steps
          ) -> dict:            # `summary.json`
-    "Train a version, judge it and write its run folder, as `make train` does without the report. Raises `ConfigError`, `DataError`."
+    "Train and judge a version as `make train` does, without the report. Raises `ConfigError`, `DataError`."
     return run_version(version, source=str(data), out=str(out), settings=settings or {}, **options)

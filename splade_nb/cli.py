@@ -35,7 +35,7 @@ from .experiment import SETTINGS, run_version, scale_of
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids; None for line numbers
-    "What `encode_shards` reads, anew each time: a text file line by line, a collection as it lies on disk or in memory."
+    "The texts that `encode_shards` reads, anew each time: the lines of a file, or a collection."
     if source.endswith('.txt'): return Again(lambda: text_stream(source)), None
     texts = dict(named_queries(source)) if queries else load_collection(source).texts
     return texts.values(), texts
@@ -201,7 +201,8 @@ def _add_encode_options(command) -> None:
                          help='the int8 filter: the same result, on a CPU only; auto: where it gains')
     command.add_argument('--precision', choices=('auto', 'fp32', 'bf16'), default='auto',
                          help='of products; auto: bf16 on a GPU that has it, else fp32')
-    command.add_argument('--engine', choices=('process', 'ray'), default='process', help='ray: the machines of a cluster')
+    command.add_argument('--engine', choices=('process', 'ray'), default='process',
+                         help='ray: the machines of a cluster')
     command.add_argument('--address', default='local', help='of Ray: local, auto, or ray://host:10001')
     for name, value in {'workers': 0, 'top-k': 0, 'threshold': 0.0, 'size': 10_000, 'part': 0, 'parts': 1}.items():
         command.add_argument(f'--{name}', type=type(value), default=value)
@@ -240,13 +241,15 @@ def _add_export_options(command) -> None:
 def _add_data_options(command) -> None:
     "What `make_data` takes."
     command.add_argument('--name', default='', help='of a public set, or triplets; nothing: a table of all')
-    command.add_argument('--from', default='', dest='given', metavar='FOLDER', help='a folder or an address with a copy')
+    command.add_argument('--from', default='', dest='given', metavar='FOLDER',
+                         help='a folder or an address with a copy')
     command.add_argument('--into', default='', metavar='FOLDER', help='where it is put; nothing: data/')
     command.add_argument('--triplets', type=int, default=0, help='about so many; 0: of all pairs')
 
 # %% ../nbs/8_cli.ipynb #commands
-COMMANDS = {'train': (), 'evaluate': ('--model', '--data'), 'encode': ('--model', '--out'),
-            'convert': ('--vectors', '--format', '--out'), 'export': ('--model', '--out'), 'data': ()}  # and what each requires
+COMMANDS = { # name: what it requires
+            'train': (), 'evaluate': ('--model', '--data'), 'encode': ('--model', '--out'),
+            'convert': ('--vectors', '--format', '--out'), 'export': ('--model', '--out'), 'data': ()}
 
 # %% ../nbs/8_cli.ipynb #parser
 def parser() -> CommandLine:

@@ -61,8 +61,8 @@ V28 = V26.but(context_gate=True, lambda_language=0.5, non_korean_penalty=100.0, 
 # %% ../../nbs/0_config/04_versions.ipynb #control
 SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', score_limit=42.0, temperature=1.0,
                      lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0, lambda_margin=0.0, margin=0.3,
-                     lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True, batch_size=64,
-                     accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
+                     lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
+                     batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
 SPLADE_KO = SPLADE_V2.but(inference_free_query=True, min_input_logit=5.0, hashed_bigrams=8192, phonetic_keys=True,
                           lead_boost=0.1, idf_prior_documents=2000, term_frequency=True, temperature=0.2,
                           lambda_initialization=0.5, lambda_positive=0.5, positive_form='expansion',
@@ -100,8 +100,8 @@ ABOUT = {  # title, backbone, data
 CHOSEN = {
     'backbone': 'V22 and V23: design 4 names KoBERT in its table and A.X-Encoder in its diagram; only the latter has a '
                 'published MLM head (C6)',
-    'self_form': 'V22 and V23 minus mean activation (design 4 describes their losses), from V24 on BCE (design 2): weights '
-                 'do not transfer (C1)',
+    'self_form': 'V22 and V23 minus mean activation (design 4 describes their losses), from V24 on BCE (design 2): '
+                 'weights do not transfer (C1)',
     'batch_size': 'V25: first 48 x 2, then 24 x 4; the later one is taken',
     'flops_form': 'V24: the class was IDF-aware, but no IDF ever reached it: weights of 1',
     'kd_annealing_epochs': 'a class default of 20 without an end value: to one half here',

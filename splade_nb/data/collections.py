@@ -19,8 +19,9 @@ from .readers import Faults, load_collection, read_squad
 
 # %% ../../nbs/1_data/10_collections.ipynb #forms
 FORMS = {'hub': 'tables of a hub data set', 'squad': 'one SQuAD-form file, as it is',
-         'squad_splits': 'SQuAD-form files, a split each, written as BEIR', 'nli': 'premise, entailment, contradiction to triplets',
-         'files': 'files as they are', 'prepared': 'a folder that was prepared elsewhere'}
+         'squad_splits': 'SQuAD-form files, a split each, written as BEIR',
+         'nli': 'premise, entailment, contradiction to triplets', 'files': 'files as they are',
+         'prepared': 'a folder that was prepared elsewhere'}
 
 # %% ../../nbs/1_data/10_collections.ipynb #source
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def download(url: str,    # http, https or file
         answer, held = _rest(url, part.stat().st_size if part.exists() else 0)
         if answer is not None: _receive(answer, part, held, path.name)
     except (OSError, urllib.error.URLError) as error:
-        raise DataError(url, None, 'download', f'{type(error).__name__}: {error}', 'an address that can be reached; a part '
-                        'stays and is continued') from error
+        raise DataError(url, None, 'download', f'{type(error).__name__}: {error}',
+                        'an address that can be reached; a part stays and is continued') from error
     os.replace(part, path)
     return path
 
@@ -108,7 +109,8 @@ def _receive(answer, part: Path, held: int, name: str) -> None:
     bar = tqdm(total=total, initial=held, unit='B', unit_scale=True, desc=name, delay=1)
     with answer, bar, open(part, 'ab' if held else 'wb') as file:
         while chunk := answer.read(1 << 20): bar.update(file.write(chunk))
-    if total is not None and part.stat().st_size != total: raise OSError(f'{part.stat().st_size:,} of {total:,} bytes came')
+    came = part.stat().st_size
+    if total is not None and came != total: raise OSError(f'{came:,} of {total:,} bytes came')
 
 # %% ../../nbs/1_data/10_collections.ipynb #rows
 def _rows(path: Path, rows) -> None:
@@ -168,12 +170,14 @@ def _from_hub(source: Source, folder: Path) -> None:
     try: snapshot_download(source.hub, repo_type='dataset', revision=source.revision or None, local_dir=folder,
                            allow_patterns=list(source.patterns) or None)
     except Exception as error:
-        raise DataError(source.hub, None, 'hub data set', f'{type(error).__name__}: {error}'.splitlines()[0], _elsewhere(source)) from error
+        found = f'{type(error).__name__}: {error}'.splitlines()[0]
+        raise DataError(source.hub, None, 'hub data set', found, _elsewhere(source)) from error
 
 # %% ../../nbs/1_data/10_collections.ipynb #from-folder
 def _from_folder(source: Source, given: Path, folder: Path) -> None:
     "A local copy: the files that are known, else all. Raises DataError where there is none."
-    if not given.is_dir(): raise DataError(given, None, 'FROM', 'no such folder', 'a folder, or an address that begins with http')
+    if not given.is_dir():
+        raise DataError(given, None, 'FROM', 'no such folder', 'a folder, or an address that begins with http')
     for name, path in _found_in(source, given).items():
         (folder/name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(given/path, folder/name)
@@ -183,12 +187,14 @@ def _found_in(source: Source, given: Path) -> dict:  # file: its path in the fol
     "Files as they were prepared, or as they were published; of a hub data set all."
     prepared, ours = ({name: name for name in names} for names in (source.sha256, source.files))
     groups = [prepared, ours, {name: Path(path).name for name, path in source.files.items()}]
-    if source.form == 'hub': groups = [{str(path.relative_to(given)): path for path in given.rglob('*') if path.is_file()}]
+    files = (path for path in given.rglob('*') if path.is_file())
+    if source.form == 'hub': groups = [{str(path.relative_to(given)): path for path in files}]
     missing = [[str(path) for path in group.values() if not (given/path).is_file()] for group in groups if group]
     whole = [group for group in groups if group and all((given/path).is_file() for path in group.values())]
     if whole: return whole[0]
     wanted = ' or '.join(', '.join(map(str, group.values())) for group in groups if group)
-    raise DataError(given, None, 'files', f'no {missing[0][0]}' if missing else 'nothing', wanted or 'the files of the set')
+    found = f'no {missing[0][0]}' if missing else 'nothing'
+    raise DataError(given, None, 'files', found, wanted or 'the files of the set')
 
 # %% ../../nbs/1_data/10_collections.ipynb #collect-files
 def _collect_files(source: Source, given: str, folder: Path) -> None:
@@ -224,7 +230,8 @@ def fetch(name: str,        # of the registry
     source = registered(name)
     folder = Path(into)/source.name if into else source.folder
     if (folder/'SOURCE').exists(): return folder
-    if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a set that was fetched: remove the folder')
+    if folder.exists():
+        raise DataError(folder, None, 'folder', 'no file SOURCE', 'a set that was fetched: remove the folder')
     beside = folder.with_name(f'.{folder.name}.part')
     beside.mkdir(parents=True, exist_ok=True)
     _collect_files(source, given, beside)

@@ -141,8 +141,9 @@ def one_of(row: Row, name: str, choices) -> str:
 def pair_type(row: Row, name: str, faults: Faults) -> str:
     "The pair type in a field, `original` where there is none. Raises DataError unless it is allowed."
     value = row.text(name, '')
-    if faults.pair_types is None or 'travel' in faults.pair_types and value.startswith('travel_'): return value or 'original'
-    return one_of(row, name, faults.pair_types) or 'original'
+    allowed = faults.pair_types
+    if allowed is None or 'travel' in allowed and value.startswith('travel_'): return value or 'original'
+    return one_of(row, name, allowed) or 'original'
 
 # %% ../../nbs/1_data/01_lines.ipynb #parse
 def parse_row(path: Path, line: int | None, text: str) -> Row:

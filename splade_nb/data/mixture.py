@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARES', 'PARTICLE', 'DULL', 'TRAVEL', 'RULES', 'Rules', 'stems', 'term_query', 'is_travel', 'triplets_of', 'mine',
-           'write_block', 'blocks', 'card', 'build', 'make_data']
+           'blocks', 'write_block', 'card', 'build', 'make_data']
 
 # %% ../../nbs/1_data/11_mixture.ipynb #imports
 import hashlib, json, re, time
@@ -105,6 +105,19 @@ def _targets(out: Path, name: str) -> dict:  # (split, travel): file
             **{(split, travel): out/'.parts'/f'{split}_{name}.jsonl' for split in SPLIT[1:]
                for travel in (False, True)}}
 
+# %% ../../nbs/1_data/11_mixture.ipynb #blocks
+def blocks(files: dict, surveyed: dict, rules: Rules) -> Iterator[Block]:
+    "The pairs of each source, in blocks, without those that are left out."
+    for source, path in files.items():
+        split, component = surveyed[source]
+        kept = np.flatnonzero(split != LEFT_OUT)
+        wanted, number = set(kept.tolist()), 0
+        rows = (pair for place, pair in enumerate(read_pairs(path)) if place in wanted)
+        while taken := list(islice(rows, rules.block)):
+            here = kept[number * rules.block:number * rules.block + len(taken)]
+            yield Block(source, number, taken, split[here], component[here])
+            number += 1
+
 # %% ../../nbs/1_data/11_mixture.ipynb #write-block
 def write_block(block: Block, rules: Rules, out: Path) -> dict:  # what it holds
     "Mine a block and write its files and its note."
@@ -120,19 +133,6 @@ def write_block(block: Block, rules: Rules, out: Path) -> dict:  # what it holds
     write_json(out/'.parts'/f'{name}.json', note)
     return note
 
-# %% ../../nbs/1_data/11_mixture.ipynb #blocks
-def blocks(files: dict, surveyed: dict, rules: Rules) -> Iterator[Block]:
-    "The pairs of each source, in blocks, without those that are left out."
-    for source, path in files.items():
-        split, component = surveyed[source]
-        kept = np.flatnonzero(split != LEFT_OUT)
-        wanted, number = set(kept.tolist()), 0
-        rows = (pair for place, pair in enumerate(read_pairs(path)) if place in wanted)
-        while taken := list(islice(rows, rules.block)):
-            here = kept[number * rules.block:number * rules.block + len(taken)]
-            yield Block(source, number, taken, split[here], component[here])
-            number += 1
-
 # %% ../../nbs/1_data/11_mixture.ipynb #join
 def _join(out: Path, split: str) -> None:
     "The lines that blocks kept for a judged split, as one file."
@@ -143,15 +143,18 @@ def _join(out: Path, split: str) -> None:
 def _begin(out: Path, files: dict, rules: Rules, blocked: int) -> None:
     "Folders and a note of the rules. Raises ConfigError where a mixture of other rules was begun."
     for part in ('.parts', 'v24.0', 'v27.0'): (out/part).mkdir(parents=True, exist_ok=True)
-    made, known = dict(rules=asdict(rules), blocked=blocked, files={name: path.stat().st_size for name, path in files.items()}), out/'.parts'/'rules.json'
+    sizes, known = {name: path.stat().st_size for name, path in files.items()}, out/'.parts'/'rules.json'
+    made = dict(rules=asdict(rules), blocked=blocked, files=sizes)
     if known.exists() and read_json(known) != made:
-        raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 and v27.0, or choose another folder')
+        raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 and '
+                          'v27.0, or choose another folder')
     write_json(known, made)
 
 # %% ../../nbs/1_data/11_mixture.ipynb #write-all
 def _write_blocks(files: dict, out: Path, rules: Rules, blocked: np.ndarray, said: Callable) -> Iterator[dict]:  # notes
     "Every block that has no note yet, with the rate and the time that is left."
-    surveyed, done = survey(files, rules.triplets, sum(SHARES.values()), blocked, judged=rules.judged, seed=rules.seed), 0
+    of_a_pair, done = sum(SHARES.values()), 0
+    surveyed = survey(files, rules.triplets, of_a_pair, blocked, judged=rules.judged, seed=rules.seed)
     total, start = sum(int((split != LEFT_OUT).sum()) for split, _ in surveyed.values()), time.time()
     for block in blocks(files, surveyed, rules):
         note = out/'.parts'/f'{block.source}_{block.number:03}.json'
@@ -203,7 +206,7 @@ def card(notes: list, out: Path) -> str:
 def build(folder: Path | str, out: Path | str, rules: Rules = Rules(),
           said: Callable = print  # takes a line of progress
          ) -> list:               # notes of the blocks: source, pairs, files, counts
-    "The whole mixture from a folder of pairs, with its card; continues where it stopped. Raises DataError, ConfigError."
+    "The mixture of a folder of pairs, with its card; continues where it stopped. Raises DataError, ConfigError."
     files, out, blocked = sources(folder), Path(out), judged_keys(root()/'data')
     _begin(out, files, rules, len(blocked))
     notes = list(_write_blocks(files, out, rules, blocked, said))

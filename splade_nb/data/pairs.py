@@ -24,7 +24,7 @@ def sources(folder: Path | str) -> dict:  # source: its file
     "The files of pairs in a folder, by name. Raises DataError where there are none."
     found = [path for path in sorted(Path(folder).glob('*')) if path.name.endswith(('.jsonl', '.jsonl.xz'))]
     if found: return {path.name.split('.')[0]: path for path in found}
-    raise DataError(folder, None, 'pairs', 'no .jsonl and no .jsonl.xz', 'a folder with a file of pairs for each source')
+    raise DataError(folder, None, 'pairs', 'no .jsonl and no .jsonl.xz', 'a folder with a file for each source')
 
 # %% ../../nbs/1_data/10_pairs.ipynb #read-pairs
 def read_pairs(path: Path) -> Iterator[tuple]:  # query, positive, kind
@@ -79,8 +79,9 @@ def splits(queries: np.ndarray, documents: np.ndarray,  # [pairs] keys of texts
 
 # %% ../../nbs/1_data/10_pairs.ipynb #judged-keys
 def judged_keys(folder: Path) -> np.ndarray:  # int64, rising
-    "Keys of all texts of the judged sets in a folder (those of files; hub tables are not read), to be left out of a mixture."
-    here = [one.name for one in registry().values() if one.form != 'hub' and not one.train and (folder/one.name/'SOURCE').exists()]
+    "Keys of the texts of the judged sets in a folder, which a mixture leaves out; hub tables are not read."
+    judged = (one.name for one in registry().values() if one.form != 'hub' and not one.train)
+    here = [name for name in judged if (folder/name/'SOURCE').exists()]
     found = set()
     for name in (name for name in here if any((folder/name).glob('corpus.jsonl')) or any((folder/name).glob('*.json'))):
         collection = load_collection(str(folder/name))
@@ -92,7 +93,7 @@ def judged_keys(folder: Path) -> np.ndarray:  # int64, rising
 def survey(files: dict, triplets: int = 0, of_a_pair: float = 1.0,
            blocked: np.ndarray | None = None,  # keys of texts: a pair with one of them is left out
            **options) -> dict:  # source: (split, component), each [pairs]
-    "One pass over all sources: two numbers of each pair are kept. Of so many pairs as give about `triplets`; 0: of all."
+    "Split and component of each pair, of so many pairs as give about `triplets` (0: of all), in one pass."
     keys, sizes = [], []
     for name, path in files.items():
         found = [(text_key(query), text_key(text)) for query, text, _ in read_pairs(path)]
@@ -112,8 +113,9 @@ def write_pairs(name: str, folder: Path, into: Path | str = '') -> Path:  # into
     if path.exists(): return path
     triplets = where/f'train_{name}.jsonl'
     collection = load_collection(str(triplets if triplets.exists() else where))
+    queries = collection.queries if triplets.exists() else collection.split('train')  # all of a file named train
     with replaced(path) as file:
-        for id, query in collection.split('train').items():
+        for id, query in queries.items():
             for other in (other for other, grade in collection.qrels[id].items() if grade):
                 row = dict(query=query.text, positive=collection.documents[other].full, kind=query.kind)
                 file.write(json.dumps(row, ensure_ascii=False) + '\n')

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from ..config.files import DataError, root
-from .lines import Faults, Row, children, known_id, known_ids, new_id, normalise, one_of, pair_type, parse_row
-from .lines import read_lines, read_rows, row_texts, show
+from .lines import Faults, Row, children, known_id, known_ids, new_id, normalise, one_of, pair_type
+from .lines import parse_row, read_lines, read_rows, row_texts, show
 from .merge import merge
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
 from .records import collect, given_triplets, ready, toy_corpus, with_splits
@@ -249,8 +249,8 @@ def _read_hub(name: str, faults: Faults) -> Collection:
     return _assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
 
 # %% ../../nbs/1_data/02_readers.ipynb #locate
-SOURCES = ('mini, a set that `make data` has fetched, a BEIR folder, a SQuAD-form .json, triplets (.jsonl or a folder of '
-           'them), or owner/name on the hub')
+SOURCES = ('mini, a set that `make data` has fetched, a BEIR folder, a SQuAD-form .json, triplets (.jsonl or a folder '
+           'of them), or owner/name on the hub')
 
 def locate(source: str) -> Path | None:  # None for a hub data set
     "Where a source lies. Raises DataError for what is neither a path nor a hub name."

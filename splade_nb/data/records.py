@@ -209,7 +209,7 @@ def resplit(collection: Collection, moves: dict[str, str], note: str) -> Collect
 
 # %% ../../nbs/1_data/01_records.ipynb #with-splits
 def with_splits(collection: Collection, share: float = 0.2) -> Collection:
-    "The collection itself if it has train and test queries, else one split by hash of the query id (dev stays), which stderr tells."
+    "A collection without train or test queries, split by hash of the query id; dev stays, and stderr says so."
     if collection.split('train') and collection.split('test'): return collection
     def fraction(key): return int(hashlib.sha256(key.encode()).hexdigest()[:12], 16) / 16**12
     judged = [key for key, grades in collection.qrels.items() if any(grades.values())]

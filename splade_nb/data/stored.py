@@ -119,7 +119,7 @@ class Tables:
     def query(self, row: int, split: np.ndarray) -> Query:
         where = dict(file=self.files[self.file[row]], line=int(self.line[row]))
         return Query(f'q{row}', self.texts[int(self.text[row])], CODES[split[row]], self.kinds[self.kind[row]], where)
-    def places(self, rows: np.ndarray) -> tuple:  # places in `positives` of the pairs of queries, number of each query's
+    def places(self, rows: np.ndarray) -> tuple:  # places in `positives`, number of pairs of each query
         "The pairs of queries, one query after the other."
         starts, sizes = self.start[rows], np.diff(self.start, append=len(self.positives))[rows]
         return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), sizes

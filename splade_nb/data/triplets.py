@@ -85,7 +85,8 @@ def read_files(files: list, lines: Lines, faults: Faults) -> None:  # files: [(p
         with faults:
             query, positive, kind, negatives = read_triplet(row, faults)
             lines.add(query, positive, kind, negatives, split, number, row.line)
-    if not len(lines.queries): raise DataError(', '.join(str(path) for path, _ in files), None, 'triplets', 'none', 'at least one')
+    names = ', '.join(str(path) for path, _ in files)
+    if not len(lines.queries): raise DataError(names, None, 'triplets', 'none', 'at least one')
 
 # %% ../../nbs/1_data/01_triplets.ipynb #draw-test
 def _draw_test(lines: dict, keys: bytes) -> str:

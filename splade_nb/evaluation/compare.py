@@ -61,8 +61,8 @@ def run_status(summary: dict) -> tuple:  # status and remark, both empty for a r
     return (remarks[0].split(':')[0] if remarks else ''), '; '.join(remarks)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-row
-_NUMBERS = {'nDCG@10': ('metrics', 'ndcg@10'), 'BM25': ('bm25', 'ndcg@10'), 'BM25 + bigrams': ('bm25_bigrams', 'ndcg@10'),
-            'before': ('before_training', 'ndcg@10'), 'success@1': ('metrics', 'success@1'),
+_NUMBERS = {'nDCG@10': ('metrics', 'ndcg@10'), 'BM25': ('bm25', 'ndcg@10'),
+            'BM25 + bigrams': ('bm25_bigrams', 'ndcg@10'), 'before': ('before_training', 'ndcg@10'), 'success@1': ('metrics', 'success@1'),
             'recall@10': ('metrics', 'recall@10'), 'active query': ('active_terms', 'query'),
             'active doc': ('active_terms', 'doc'), 'Korean share': ('korean', 'count_share'),
             'noise': ('korean', 'noise'), 'context': ('context_discrimination', 'weighted')}  # column: part, name
@@ -97,7 +97,8 @@ def compare(folders: list):  # DataFrame, a row for each run
     import pandas as pd
     rows = [compare_row(read_part(Path(folder)/'summary.json')) for folder in folders]
     order = in_order(row['version'] for row in rows)
-    rows.sort(key=lambda row: (order.index(row['version']), *(row[name] for name in ('recipe', 'scale', 'data', 'seed'))))
+    others = ('recipe', 'scale', 'data', 'seed')
+    rows.sort(key=lambda row: (order.index(row['version']), *map(row.get, others)))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #comparable
@@ -169,8 +170,8 @@ def _version_caption(table) -> str:
         runs = {version: rows[rows['version'] == version] for version in in_order(rows['version'])}
         above = sum(each['nDCG@10'].mean() > bm25 for each in runs.values())
         failed = [f'{version} ({failure(each)})' for version, each in runs.items() if failure(each)]
-        sentences.append(f'Recipe {recipe}: {above} of {len(runs)} versions are above it; '
-                         + (f'{len(failed)} failed, {join_words(failed)}.' if failed else 'none collapsed or was stopped.'))
+        fate = f'{len(failed)} failed, {join_words(failed)}.' if failed else 'none collapsed or was stopped.'
+        sentences.append(f'Recipe {recipe}: {above} of {len(runs)} versions are above it; {fate}')
     return ' '.join(sentences)
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #version-bars

@@ -76,7 +76,8 @@ def _trec_eval(qrels: dict, run: dict, measures: dict, k: int, ties: str = 'hash
     ranked = {query: first(run[query], grades, ties, k) for query, grades in judged.items() if run.get(query)}
     measured = pytrec_eval.RelevanceEvaluator(judged, set(measures)).evaluate(ranked)
     rows = pd.DataFrame.from_records([measured.get(query, {}) for query in judged], columns=list(measures))
-    return rows.astype(float).fillna(0.).rename(columns=measures).set_index(pd.Index(judged, name='query', dtype=object))
+    queries = pd.Index(judged, name='query', dtype=object)
+    return rows.astype(float).fillna(0.).rename(columns=measures).set_index(queries)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #recall-at
 def recall_at(qrels: dict, run: dict, k: int = 100) -> pd.Series:  # one share for each judged query
@@ -148,7 +149,7 @@ def reciprocal_rank_fusion(*runs: dict,        # each {query: {document: score}}
     def points(scores, weight): return {doc: weight / (k + place) for place, doc in enumerate(scores, 1)}
     return _fused(runs, [1] * len(runs), points, depth)
 
-def _fused(runs, weights, points, depth: int) -> dict:  # points: {document: score}, best first, weight -> {document: points}
+def _fused(runs, weights, points, depth: int) -> dict:  # points: scores, weight -> {document: points}
     fused = {}
     for query in dict.fromkeys(itertools.chain(*runs)):
         total = Counter()
@@ -230,7 +231,8 @@ def language_values(vectors,              # [B, V]
     return _language_shares(matrix, korean, foreign, _rows(noise))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #language-shares
-def _language_shares(matrix, korean: np.ndarray, foreign: np.ndarray, noise) -> pd.DataFrame:  # [B, V], [V], [V], [B, V]
+def _language_shares(matrix, korean: np.ndarray, foreign: np.ndarray, noise) -> pd.DataFrame:
+    # [B, V], [V], [V], [B, V]
     ones, noise_ones = (matrix > 0).astype(float), (noise > 0).astype(float)
     active, exempt = ones.sum(axis=1), ones @ foreign - noise_ones.sum(axis=1)
     def shares(rows, noise):
@@ -306,6 +308,7 @@ def criteria(result: dict,               # korean, context (None without pairs),
         if (value := measured.get(figure)) is None: continue
         met = f'void: {reason}' if reason else verdict(value, target, above)
         texts = measured.get('texts')  # the distance of the input tokens alone
-        if met == 'met' and texts and value['low'] <= texts['mean']: met = f'met by the texts alone: {texts["mean"]:.0%}'
+        alone = met == 'met' and texts and value['low'] <= texts['mean']
+        if alone: met = f'met by the texts alone: {texts["mean"]:.0%}'
         rows.append(dict(criterion=name, **value, target=target, above=above, met=met))
     return rows

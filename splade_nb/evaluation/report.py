@@ -156,9 +156,10 @@ def sparsity_curves(run: Run) -> tuple:  # figure, caption
 def _sparsity_caption(metrics) -> str:
     (query_first, query_last), (doc_first, doc_last) = ends(metrics['active_query']), ends(metrics['active_doc'])
     worst = metrics.loc[metrics['dead_rows'].idxmax()]
-    dead = f'rows without a term reached {worst.dead_rows:.1%} at step {worst.step:.0f}'
+    dead = 'no row was ever without a term'
+    if worst.dead_rows: dead = f'rows without a term reached {worst.dead_rows:.1%} at step {worst.step:.0f}'
     return (f'Training ends at {query_last:.1f} terms per query (from {query_first:.1f}) '
-            f'and {doc_last:.1f} per document (from {doc_first:.1f}); {dead if worst.dead_rows else "no row was ever without a term"}.')
+            f'and {doc_last:.1f} per document (from {doc_first:.1f}); {dead}.')
 
 # %% ../../nbs/4_evaluation/04_report.ipynb #collapse
 def collapse(summary: dict) -> str:  # what shows it, or nothing

@@ -117,7 +117,8 @@ class _WordIndex: # of one field, or of words and bigrams
 
     def run(self, queries: dict, k: int = 100) -> dict: return self.bm25.run(queries, k)
 
-    def search(self, text: str, k: int = 100) -> dict: return _best_documents(self.bm25.ids, self.bm25.scores([text])[0], k)
+    def search(self, text: str, k: int = 100) -> dict:
+        return _best_documents(self.bm25.ids, self.bm25.scores([text])[0], k)
 
     def cost(self, texts: list) -> dict: return _bm25_cost(self.bm25, texts)
 
@@ -243,5 +244,6 @@ def model_in(folder: Path | str, settings: Settings, collection, seed: int,
 # %% ../../nbs/4_evaluation/07_systems.ipynb #model-in-2
 def _learn(setup, seed: int, folder: Path, **options) -> dict: # from the last checkpoint where there is one
     began, korean = time.monotonic(), torch.tensor(setup.masks['korean'])
-    run = train(setup.model, setup.training_data, setup.settings, folder, make_validator(setup), korean, seed, resume=True, **options)
+    run = train(setup.model, setup.training_data, setup.settings, folder, make_validator(setup), korean, seed,
+                resume=True, **options)
     return dict(steps=run.step, stopped=run.stopped, share=run.share, seconds=round(time.monotonic() - began, 1))

@@ -207,7 +207,8 @@ def decoder_for(model: SpladeDoc,
                 precision: str = 'fp32', # or bf16
                 ) -> Decoder:
     "The model's decoder for `sparse_batch`. Raises `ConfigError` for a model without one."
-    if model.decoder is None: raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to filter')
+    if model.decoder is None:
+        raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to filter')
     return decoder_of(*_wide_rows(model), terms, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-gate

@@ -38,7 +38,8 @@ def _draw_negatives(queries: list, training_data: TrainingData, settings: Settin
     "`settings.negatives` document indices for each query, one query after the other."
     rng, chosen, every = np.random.default_rng(seed), [], range(len(training_data.documents))
     for query in queries:
-        relevant, wrong = {*map(int, training_data.relevant[query])}, pool(training_data, query, period, settings, seed[0])
+        relevant = {*map(int, training_data.relevant[query])}
+        wrong = pool(training_data, query, period, settings, seed[0])
         wrong = wrong or [d for d in rng.integers(len(every), size=8) if d not in relevant]
         wrong = wrong or [d for d in every if d not in relevant] or sorted(relevant)
         chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)]
