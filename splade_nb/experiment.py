@@ -20,6 +20,7 @@ import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import root, write_json
 from .config.stages import Stages, write_stages
+from .config.settings import EMBEDDED_TEACHERS
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
@@ -88,7 +89,7 @@ def _weight_bytes(settings: Settings) -> int:
 def require_parts(settings: Settings, folder: Path) -> None:
     "Raises `ConfigError` that names the backbone, the teacher or the space on the disk that is missing."
     weights, copies = _weight_bytes(settings), settings.keep_checkpoints + 2  # the best and the next one as well
-    if needs_teacher(settings) and settings.teacher != 'lsa': named_config('teacher', settings.teacher)
+    if needs_teacher(settings) and settings.teacher not in EMBEDDED_TEACHERS: named_config('teacher', settings.teacher)
     needed, free = weights * (3 * copies + 1), shutil.disk_usage(folder).free  # AdamW keeps two moments
     if needed > free:
         raise ConfigError(f'{folder}: {free / 2 ** 30:.1f} GiB free, {needed / 2 ** 30:.1f} GiB needed for {copies} '
