@@ -12,6 +12,7 @@ SPLIT   ?= test
 WHAT    ?=
 ENGINE  ?= exact
 INDEX   ?=
+HYBRID  ?=
 PORT    ?= 8000
 SETTINGS ?=
 STUDY   ?=
@@ -42,7 +43,7 @@ PROCESSES ?= auto
 SCALE_BATCH ?= False
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -134,7 +135,7 @@ data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, 
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.cli evaluate \
-	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what)
+	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what) $(call option,HYBRID,hybrid)
 
 # One part of an evaluation of outputs/v28, or of OUT: make eval-v28-language, eval-v28-context.
 eval-%-language eval-%-context: export name = $*
@@ -177,14 +178,14 @@ rehearse: $(ready)  ## Rehearse full scale on a CPU with the triplets in DATA (e
 	  $(if $(data_given),$(call parameter,DATA,data)) $${typed_SETTINGS:+-y "$$typed_SETTINGS"}
 	$(report) outputs/studies/rehearsal.ipynb outputs/studies/rehearsal.html
 
-search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server); a second search encodes nothing
+search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=0.3 adds a static embedding); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
 	@"$(bin)/python" -m splade_nb.serving.searcher --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY"
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid)
 
-serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, PORT) on this machine
+serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, PORT) on this machine
 	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT"
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HYBRID,hybrid)
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \

@@ -197,6 +197,7 @@ class Search:
     statistics: TermStatistics | None = None # of the query vectors
     best: BestLists | None = None
     mean_length: float = 0.0            # of the documents, where their vectors depend on it
+    extra: Callable | None = None       # (places of queries [q], rows of documents [n]) -> [q, n], added to the scores
 
     def run(self, queries: Iterable | None = None) -> dict: # {query: {document: score}}, best first
         places = {query: place for place, query in enumerate(self.queries)}
@@ -248,7 +249,9 @@ def _add_block(search: Search, block: Block, device) -> None:
         rows, vectors = rows[chosen], vectors[chosen]
     for queries in search.vectors if len(rows) else ():
         for start, scores in block_scores(queries.vectors, vectors, device):
-            for place, row in zip(queries.rows[start:start + len(scores)], scores): search.best.add(place, rows, row)
+            places = queries.rows[start:start + len(scores)]
+            if search.extra: scores = scores + search.extra(places, rows)
+            for place, row in zip(places, scores): search.best.add(place, rows, row)
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #gather-best
 def _gather_best(best: BestLists, group: ProcessGroup, device) -> None:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCK', 'Label', 'label_of', 'check_label', 'write_errors', 'replaced', 'Damaged', 'intact', 'NoIndex', 'write_label',
-           'read_label', 'claim_folder', 'check_vectors', 'rank_order', 'Index', 'MemoryIndex', 'save_rows',
-           'load_rows', 'RowsIndex', 'ExactIndex']
+           'read_label', 'claim_folder', 'check_vectors', 'rank_order', 'with_dense', 'split_rows', 'Index',
+           'MemoryIndex', 'save_rows', 'load_rows', 'RowsIndex', 'ExactIndex']
 
 # %% ../../nbs/6_serving/02_index.ipynb #imports
 import itertools, json, shutil
@@ -30,6 +30,7 @@ class Label:
     size: int        # V
     model: str       # hash of the weights
     texts: str = ''  # the collection in words; '' where it is unknown
+    dense: int = 0   # D, dimensions of dense vectors beside the sparse ones; 0: none
 
 # %% ../../nbs/6_serving/02_index.ipynb #label-of
 def label_of(model, tokenizer) -> Label:
@@ -41,7 +42,7 @@ def label_of(model, tokenizer) -> Label:
 def check_label(place, saved: Label, expected: Label | None) -> Label: # the saved one
     "Raises `ConfigError` naming both values where they differ; an empty `expected.texts` fits any collection."
     expected = expected or saved
-    for name in ('vocabulary', 'size', 'model'):
+    for name in ('vocabulary', 'size', 'model', 'dense'):
         value, other = getattr(saved, name), getattr(expected, name)
         if value != other:
             raise ConfigError(f'{place}: {name} {value!r} made this index, {other!r} is asked for;'
@@ -153,19 +154,40 @@ def rank_order(scores: list[tuple[str, float]]) -> list[tuple[str, float]]:
     "Best first, equal scores by id; documents without a score are left out."
     return sorted(((id, score) for id, score in scores if score > 0), key=lambda pair: (-pair[1], pair[0]))
 
+# %% ../../nbs/6_serving/02_index.ipynb #dense-rows
+def with_dense(rows: sparse.csr_matrix,   # [n, V] of `check_vectors`
+               dense: np.ndarray | None,  # [n, D]; None where the index has no dense vectors
+               label: Label) -> sparse.csr_matrix: # [n, V + D]
+    "Rows with dense vectors as their last columns. Raises `ConfigError` for other dimensions than the index has."
+    expected = rows.shape[0], label.dense
+    dense = np.zeros((rows.shape[0], 0), np.float32) if dense is None else np.asarray(dense, np.float32)
+    if dense.shape != expected: raise ConfigError(f'dense vectors: found {dense.shape}; allowed: {expected}')
+    if not np.isfinite(dense).all(): raise ConfigError('dense vectors: a number is not finite')
+    return sparse.hstack([rows, sparse.csr_matrix(dense)], 'csr') if label.dense else rows
+
+# %% ../../nbs/6_serving/02_index.ipynb #split-rows
+def split_rows(rows: sparse.csr_matrix, # [n, V + D]
+               label: Label) -> tuple:  # [n, V] sparse, [n, D] dense
+    "What `with_dense` joined."
+    if not label.dense: return rows, np.zeros((rows.shape[0], 0), np.float32)
+    return rows[:, :label.size], rows[:, label.size:].toarray()
+
 # %% ../../nbs/6_serving/02_index.ipynb #index
 class Index:
     "Documents by id, ranked by the dot product with a query."
-    engine = ''  # its name
+    engine, hybrid = '', True  # its name, and whether it can hold dense vectors
 
-    def __init__(self, label: Label): self.label = label
+    def __init__(self, label: Label):
+        if label and label.dense and not self.hybrid: raise ConfigError(f'engine={self.engine}: holds no dense vectors')
+        self.label = label
     def __enter__(self): return self
     def __exit__(self, *error): self.close()
 
-    def add(self, ids: list[str], vectors: sparse.csr_matrix) -> None: # [len(ids), V], not negative
+    def add(self, ids: list[str], vectors: sparse.csr_matrix,  # [len(ids), V], not negative
+            dense: np.ndarray | None = None) -> None:          # [len(ids), D], where the label has dimensions
         "Add or replace documents; of two with one id the last counts. Raises `ConfigError`."
         _check_ids(ids, vectors.shape[0])
-        if ids: self._put(*_last_of_each(ids, check_vectors(vectors, self.label)))
+        if ids: self._put(*_last_of_each(ids, with_dense(check_vectors(vectors, self.label), dense, self.label)))
 
     def delete(self, ids: list[str]) -> None:
         "Delete documents; unknown ids are no error."
@@ -175,10 +197,12 @@ class Index:
         "All documents, in no order. Raises `ConfigError`."
         yield from self._ids()
 
-    def search(self, queries: sparse.csr_matrix, k: int = 10) -> list[list[tuple[str, float]]]: # queries: [Q, V]
+    def search(self, queries: sparse.csr_matrix, k: int = 10,     # [Q, V]
+               dense: np.ndarray | None = None) -> list[list[tuple[str, float]]]: # [Q, D]
         "(id, score) of the best documents of each query, best first, scores above zero. Raises `ConfigError`."
         if k < 1: raise ConfigError(f'k={k}: must be at least 1')
-        return [rank_order(scores)[:k] for scores in self._rank(check_vectors(queries, self.label), k)]
+        rows = with_dense(check_vectors(queries, self.label), dense, self.label)
+        return [rank_order(scores)[:k] for scores in self._rank(rows, k)]
 
     def close(self) -> None:
         "Close files and connections; what was not saved may be lost."
@@ -189,7 +213,7 @@ class MemoryIndex(Index):
     def __init__(self, label: Label, folder: Path | str | None = None): # None: it is not saved
         super().__init__(label)
         self.folder = folder and Path(folder)
-        self._set([([], sparse.csr_matrix((0, label.size), dtype=np.float32))])
+        self._set([([], sparse.csr_matrix((0, label.size + label.dense), dtype=np.float32))])
 
     def _set(self, parts): self._parts, self._made = parts, None  # parts: (ids, vectors)
     def _put(self, ids, vectors): self._set([*self._parts, (ids, vectors)])
@@ -197,7 +221,7 @@ class MemoryIndex(Index):
     def _ids(self): return self.rows()[0]
     def __len__(self): return len(self.rows()[0])
 
-    def rows(self) -> tuple: # ids, [N, V] in their order
+    def rows(self) -> tuple: # ids, [N, V + D] in their order
         "All documents."
         if len(self._parts) > 1:
             ids, vectors = zip(*self._parts)
@@ -212,7 +236,7 @@ def save_rows(path: Path, ids: list[str], vectors: sparse.csr_matrix, **more) ->
     with replaced(path) as file: np.savez(file, format=b'csr', shape=vectors.shape, **arrays, **more)
 
 # %% ../../nbs/6_serving/02_index.ipynb #load-rows
-def load_rows(path: Path, size: int) -> tuple: # size: V; ids, [N, V], {name: array} of the whole file
+def load_rows(path: Path, size: int) -> tuple: # size: V + D; ids, [N, V + D], {name: array} of the whole file
     "Raises `Damaged` where the file is missing, damaged or of another size."
     with intact(path), np.load(path) as file:
         saved = dict(file)
@@ -243,7 +267,7 @@ class RowsIndex(MemoryIndex):
     def open(cls, place: Path | str, label: Label | None = None):
         "What `save` wrote. Raises `NoIndex`; `ConfigError` for another model's index and a damaged one."
         index = cls(check_label(place, read_label(place, cls.engine)[0], label), place)
-        *rows, arrays = load_rows(index.folder/'vectors.npz', index.label.size)
+        *rows, arrays = load_rows(index.folder/'vectors.npz', index.label.size + index.label.dense)
         index._set([rows])
         index._load(arrays)
         return index
@@ -251,16 +275,22 @@ class RowsIndex(MemoryIndex):
 # %% ../../nbs/6_serving/02_index.ipynb #exact-index
 BLOCK = 2 ** 23  # scores at once
 
+def _by_column(rows, label): # [V, N] sparse, [N, D] dense
+    vectors, dense = split_rows(rows, label)
+    return vectors.T.tocsr(), dense
+
 class ExactIndex(RowsIndex):
     "Exact dot products."
     engine = 'exact'
 
     def _rank(self, queries, k):
         ids, vectors = self.rows()
-        if self._made is None: self._made = vectors.T.tocsr()  # [V, N]
-        size = max(1, BLOCK // max(1, len(ids)))
+        if self._made is None: self._made = _by_column(vectors, self.label)
+        (columns, dense), size = self._made, max(1, BLOCK // max(1, len(ids)))
         for start in range(0, queries.shape[0], size):
-            scores = queries[start:start + size] @ self._made
+            some, directions = split_rows(queries[start:start + size], self.label)
+            scores = some @ columns
+            if self.label.dense: scores = sparse.csr_matrix(scores.toarray() + directions @ dense.T)
             for row in map(slice, scores.indptr, scores.indptr[1:]):
                 values, documents = scores.data[row], scores.indices[row]
                 yield [(ids[documents[i]], float(values[i])) for i in best(values, k)]

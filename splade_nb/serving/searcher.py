@@ -8,7 +8,7 @@ __all__ = ['EXAMPLE', 'LENGTH_CHANGE', 'Encoder', 'open_encoder', 'Term', 'terms
            'NoSearcher', 'open_searcher', 'saved_searcher', 'command_options', 'main']
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports
-import shutil, sys, threading
+import itertools, shutil, sys, threading
 from collections.abc import Iterable
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +26,7 @@ from ..evaluation.retrieval import encode_queries, input_terms, normalize_for_sc
 from ..model.encode import encode, prepared_decoder
 from ..model.load import load_encoder
 from ..model.splade_doc import factor_for
+from ..model.static_embedding import StaticEmbedding, hybrid_queries, load_embedding, save_embedding
 from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
@@ -34,6 +35,7 @@ from .opensearch import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
 from .saved_copies import read_source, source_name, source_paths
+from ..training.span_contrast import DIMENSIONS, learn_embedding
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def _name(tokenizer, column, hashed): # name, kind
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, bigram (of characters), phonetic; collision: another bigram of the text has this column
+    kind: str              # word, part, bigram (of characters), phonetic, dense; collision: another bigram of the text
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query
@@ -138,6 +140,12 @@ def document_vectors(encoder: Encoder, store: DocumentStore, texts: list[str]) -
         vectors = normalize_for_scoring(vectors, model.settings.similarity).tocsr()
         return vectors, input_terms(tokenizer, texts)
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #embedding
+def _embedding(store): # learned from the texts of a store, where it is not saved yet
+    path = store.path.parent/'embedding.safetensors'
+    if not path.exists(): save_embedding(learn_embedding(itertools.chain.from_iterable(_text_batches(store))), path)
+    return load_embedding(path)
+
 # %% ../../nbs/6_serving/08_searcher.ipynb #encode-missing
 def _encode_missing(encoder, store, progress):
     total = store.count('columns IS NULL')
@@ -147,14 +155,20 @@ def _encode_missing(encoder, store, progress):
             document_store.write_vectors(store, [number for number, *_ in rows], *vectors)
             bar.update(len(rows))
 
+def _dense_vectors(embedding, store, ids): # [n, D], or None without an embedding
+    entries = [document_store.read_entry(store, id) for id in ids if embedding]
+    return embedding and embedding.encode(full_text(entry.title, entry.text) for entry in entries)
+
 # %% ../../nbs/6_serving/08_searcher.ipynb #commit
-def commit(encoder: Encoder, store: DocumentStore, index: Index, progress: bool = False) -> None:
+def commit(encoder: Encoder, store: DocumentStore, index: Index, progress: bool = False,
+           embedding: StaticEmbedding | None = None) -> None: # of a hybrid
     "Encode and index what is missing. Raises `ConfigError`."
     _encode_missing(encoder, store, progress)
     removed = document_store.removed_ids(store)
     if not removed and not store.count('placed = 0'): return
     index.delete(removed)
-    for ids, vectors in document_store.not_indexed(store): index.add(ids, vectors)
+    for ids, vectors in document_store.not_indexed(store):
+        index.add(ids, vectors, _dense_vectors(embedding, store, ids))
     index.save()
     document_store.mark_indexed(store)
 
@@ -177,6 +191,12 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
         terms = [term for term in hit.terms[:limit] if term.weight >= .005]
         print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #reasons
+def _reasons(searcher, score, terms): # [Term], with the dense part of a hybrid among them
+    if not searcher.hybrid: return terms
+    part = score - sum(term.weight for term in terms)
+    return sorted([*terms, Term('similar words', 'dense', part, True)], key=lambda term: -term.weight)
+
 # %% ../../nbs/6_serving/08_searcher.ipynb #search-index
 def _query_vector(searcher, query): # [1, V]
     encoder, store = searcher.encoder, searcher.store
@@ -189,9 +209,11 @@ def _search(searcher, query, k):
     with remembered({}):
         vector, hashed = _query_vector(searcher, query), _hashed_columns(tokenizer, query)
         tokens = set(tokenizer.bags([query], document=False)[0])
-    results = [(document_store.read_entry(store, id), score) for id, score in searcher.index.search(vector, k)[0]]
-    return [Hit(entry.id, score, entry.title, entry.text, matched_terms(vector, entry, tokens, tokenizer, hashed))
-            for entry, score in results if entry is not None]
+        dense = hybrid_queries(searcher.embedding, [query], searcher.hybrid) if searcher.hybrid else None
+    found = searcher.index.search(vector, k, dense)[0]
+    results = [(document_store.read_entry(store, id), score) for id, score in found]
+    return [Hit(entry.id, score, entry.title, entry.text, _reasons(searcher, score, matched_terms(
+        vector, entry, tokens, tokenizer, hashed))) for entry, score in results if entry is not None]
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searching
 class _Answers:
@@ -221,8 +243,9 @@ class Searcher(_Answers):
     "Model, texts and index; threads may share it, for one lock lets a single call of the model run at a time."
     def __init__(self, encoder: Encoder, store: DocumentStore, index: Index,
                  own_index: bool = True,      # whether the index holds nothing else
-                 lock_file=nullcontext()):    # whose shared lock other processes see
-        self.encoder, self.store, self.index = encoder, store, index
+                 lock_file=nullcontext(),     # whose shared lock other processes see
+                 hybrid: float = 0.0):        # weight of a static embedding; 0: none
+        self.encoder, self.store, self.index, self.hybrid = encoder, store, index, hybrid
         self.own_index, self.lock_file = own_index, lock_file
         self.lock, self.factor = threading.RLock(), None  # factor: [V] of the queries, made from document frequencies
 
@@ -234,6 +257,9 @@ class Searcher(_Answers):
         "Remove texts; unknown ids are no error."
         with _changing(self): document_store.drop(self.store, ids)
 
+    @cached_property
+    def embedding(self) -> StaticEmbedding | None: return _embedding(self.store) if self.hybrid else None
+
     def close(self) -> None:
         with self.lock_file, closing(self.store): self.index.close()
     def __enter__(self): return self
@@ -242,7 +268,7 @@ class Searcher(_Answers):
 # %% ../../nbs/6_serving/08_searcher.ipynb #changing
 def _commit(searcher, progress=False):
     searcher.factor = None  # document frequencies change
-    commit(searcher.encoder, searcher.store, searcher.index, progress)
+    commit(searcher.encoder, searcher.store, searcher.index, progress, searcher.embedding)
 
 @contextmanager
 def _changing(searcher): # the index follows at the end
@@ -267,18 +293,20 @@ def check_address(engine: str, index: str) -> None: # index: an address; '' for 
     if found != engine: raise ConfigError(f'{given}: the address of engine {found!r}, but engine={engine!r}')
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #check-folder
-def _check_folder(place, encoder, engine, index, source=''): # what `searcher.json` says
+def _check_folder(place, encoder, engine, index, source='', hybrid=0.0): # what `searcher.json` says
     check_address(engine, index)
+    if not 0 <= hybrid < np.inf: raise ConfigError(f'hybrid={hybrid}: must be at least 0')
     path, given = place/'searcher.json', dict(engine=engine, index=without_password(index))
     if not path.exists():
         texts = f'{source or "some texts"}, kept in {place.resolve()}'
-        write_json(path, dict(label=asdict(encoder.label), **given, texts=texts, model=encoder.folder))
-    with intact(path): saved = {'index': '', 'texts': ''} | read_json(path)
+        write_json(path, dict(label=asdict(encoder.label), **given, texts=texts, model=encoder.folder, hybrid=hybrid))
+    with intact(path): saved = {'index': '', 'texts': '', 'hybrid': 0.0} | read_json(path)
     check_label(path, Label(**saved['label']), encoder.label)
     for name, value in given.items():
         if (before := without_password(saved[name])) != value:
             raise ConfigError(f'{path}: made with {name} {before!r}, not {value!r}; take another folder')
-    return saved
+    if bool(saved['hybrid']) == bool(hybrid): return saved
+    raise ConfigError(f'{path}: made with hybrid={saved["hybrid"]}, not {hybrid}; take another folder')
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #resume-damaged
 def _resume(place, engine, index, label, file): # Index
@@ -291,15 +319,16 @@ def _resume(place, engine, index, label, file): # Index
     finally: try_lock(file, exclusive=False)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-folder
-def _open_folder(place, encoder, engine, index, source=''): # Searcher
-    saved = _check_folder(place, encoder, engine, index, source)
+def _open_folder(place, encoder, engine, index, source='', hybrid=0.0): # Searcher
+    saved = _check_folder(place, encoder, engine, index, source, hybrid)
     texts = saved['texts'] if index else ''
+    label = replace(encoder.label, texts=texts, dense=DIMENSIONS if hybrid else 0)
     with ExitStack() as opened:
         file = opened.enter_context(open_locked(place))
         store = opened.enter_context(closing(DocumentStore(place/'texts.db', encoder.label.size)))
-        found = _resume(place, engine, index, replace(encoder.label, texts=texts), file)
+        found = _resume(place, engine, index, label, file)
         opened.pop_all()
-    return Searcher(encoder, store, found, bool(texts or not index), file)
+    return Searcher(encoder, store, found, bool(texts or not index), file, hybrid)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #replace-texts
 LENGTH_CHANGE = 0.1  # texts that became this share longer or shorter are all encoded again
@@ -330,13 +359,14 @@ def build_searcher(model: str | Path | Encoder,         # a run or model folder
                    place: Path | str,                   # a folder
                    engine: str = 'exact',               # of `ENGINES`
                    index: str = '',                     # the address of a server for the vectors; '' for the folder
-                   progress: bool = False
+                   progress: bool = False,
+                   hybrid: float = 0.0                  # weight of a static embedding of these texts; 0: none
                   ) -> Searcher:
     "A searcher of exactly these texts; unchanged ones are not encoded again. Raises `ConfigError`, `DataError`."
     place, encoder = Path(place), open_encoder(model)
     name, texts = (source_name(documents), read_source(documents)) if isinstance(documents, str) else ('', documents)
     with write_lock(place), ExitStack() as opened:
-        searcher = opened.enter_context(_open_folder(place, encoder, engine, index, name))
+        searcher = opened.enter_context(_open_folder(place, encoder, engine, index, name, hybrid))
         _replace_texts(searcher, texts)
         _update_index(searcher, progress)
         searcher.store.set_fact('filled', 1)
@@ -362,39 +392,42 @@ class NoSearcher(ConfigError):
 def open_searcher(place: Path | str,
                   model: str | Path | Encoder | None = None, # None: the folder of the model that built it
                   index: str = '',                           # the address with its password, where one is needed
-                  progress: bool = False
+                  progress: bool = False,
+                  hybrid: float | None = None                # weight of a hybrid; None: as it was built
                  ) -> Searcher:
     "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
     path = Path(place)/'searcher.json'
     if not path.exists(): raise NoSearcher(f'{place} holds no searcher: searcher.json is missing; build_searcher makes one')
-    with intact(path): saved = {'index': ''} | read_json(path)
+    with intact(path): saved = {'index': '', 'hybrid': 0.0} | read_json(path)
     encoder = open_encoder(model or saved['model'])
     with ExitStack() as opened:
-        searcher = opened.enter_context(_open_folder(path.parent, encoder, saved['engine'], index or saved['index']))
+        searcher = opened.enter_context(_open_folder(path.parent, encoder, saved['engine'], index or saved['index'],
+                                                      hybrid=saved['hybrid'] if hybrid is None else hybrid))
         _finish(searcher, progress)
         opened.pop_all()
     return searcher
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #current
-def _current(place, encoder, index, stamp): # Searcher, or None where it has to be built or updated
-    try: searcher = open_searcher(place, encoder, index, progress=True)
+def _current(place, encoder, index, stamp, hybrid): # Searcher, or None where it has to be built or updated
+    try: searcher = open_searcher(place, encoder, index, True, hybrid)
     except NoSearcher: return None
     if searcher.store.fact('stamp') == stamp: return searcher
     searcher.close()
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #saved-searcher
 def saved_searcher(model: str, source: str, engine: str = 'exact',
-                   index: str = '' # an address, where the engine is a server
+                   index: str = '',    # an address, where the engine is a server
+                   hybrid: float = 0.0 # weight of a static embedding of these texts; 0: none
                   ) -> Searcher:
-    "The saved searcher of these four, up to date; one line says what was done. Raises `ConfigError`, `DataError`."
+    "The saved searcher of these texts, up to date; one line says what was done. Raises `ConfigError`, `DataError`."
     if source.endswith('.txt') and not Path(source).is_file(): raise ConfigError(f'data={source}: no such file')
     check_address(engine, index)
     encoder, stamp = open_encoder(model), file_stamp(source_paths(source))
-    place, message = copy_folder(encoder.label, source, engine, index), 'nothing to encode'
+    place, message = copy_folder(encoder.label, source, engine, index, bool(hybrid)), 'nothing to encode'
     record_use(place, encoder.folder, source)
-    searcher = _current(place, encoder, index, stamp)
+    searcher = _current(place, encoder, index, stamp, hybrid)
     if searcher is None:
-        searcher = build_searcher(encoder, source, place, engine, index, progress=True)
+        searcher = build_searcher(encoder, source, place, engine, index, True, hybrid)
         searcher.store.set_fact('stamp', stamp)
         message = '{:,} new or changed, {:,} taken out; kept for the next search'.format(*searcher.changed)
     print(f'{len(searcher):,} texts in {place}: {message}', file=sys.stderr)
@@ -402,12 +435,13 @@ def saved_searcher(model: str, source: str, engine: str = 'exact',
     return searcher
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #command-line
-def command_options(module: str) -> CommandLine: # --model, --data, --engine, --index
+def command_options(module: str) -> CommandLine: # --model, --data, --engine, --index, --hybrid
     "The options that name a saved searcher."
     parser = CommandLine(prog=f'python -m splade_nb.serving.{module}')
     for name in ('model', 'data'): parser.add_argument(f'--{name}', required=True)
     parser.add_argument('--engine', default='exact', choices=sorted(ENGINES))
     parser.add_argument('--index', default='', help='address of a server for the vectors: http://localhost:9200/name')
+    parser.add_argument('--hybrid', type=float, default=0.0, help='weight of a static embedding beside the model: 0.3')
     return parser
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #main
@@ -421,7 +455,7 @@ def main(arguments: list | None = None) -> int | None: # exit code
     parser.add_argument('--query', required=True)
     parser.add_argument('--results', type=int, default=5)
     options = parser.parse_args(arguments)
-    with saved_searcher(options.model, options.data, options.engine, options.index) as searcher:
+    with saved_searcher(options.model, options.data, options.engine, options.index, options.hybrid) as searcher:
         print_hits(searcher.search(options.query, options.results))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #main-guard

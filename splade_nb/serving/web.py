@@ -27,7 +27,7 @@ WORD_END = rf'(?=(?:{"|".join(sorted(PARTICLES | ENDINGS))})?(?!\w))'
 def term_spans(text: str, term: Term) -> list[tuple[int, int]]: # (begin, end)
     "Where a term's letters are in a text, in upper or lower case."
     letters = term.name.lstrip('-▁')
-    if not letters or term.kind == 'collision' or (term.kind == 'part' and len(letters) == 1): return []
+    if not letters or term.kind in ('collision', 'dense') or (term.kind == 'part' and len(letters) == 1): return []
     pattern = PREFIX[term.kind] + re.escape(letters) + WORD_END * (len(letters) == 1)
     return [match.span() for match in re.finditer(pattern, text, re.I)]
 
@@ -232,7 +232,7 @@ def main(arguments: list | None = None) -> int | None: # exit code
     parser.add_argument('--port', type=int, default=8000)
     options = parser.parse_args(arguments)
     served_names(options.host)  # before a model is read
-    with saved_searcher(options.model, options.data, options.engine, options.index) as searcher:
+    with saved_searcher(options.model, options.data, options.engine, options.index, options.hybrid) as searcher:
         serve(searcher, options.host, options.port)
 
 # %% ../../nbs/6_serving/09_web.ipynb #main-guard
