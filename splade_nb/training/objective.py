@@ -247,13 +247,15 @@ def step_loss(model, rows: dict, step: int, steps: int, training_data: TrainingD
     return *objective(out, rows, step, steps, training_data, settings), out
 
 # %% ../../nbs/3_training/06_objective.ipynb #optimizer
-def optimizer_for(model, settings: Settings) -> torch.optim.AdamW:
+def optimizer_for(model, settings: Settings,     # or what has the same fields: weight_decay, learning_rate, adam_*
+                  fused: bool = False            # one pass over all weights; rounds differently
+                 ) -> torch.optim.AdamW:
     "AdamW; no weight decay on biases and norms."
     parameters = list(model.parameters())
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
               dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
     betas = settings.adam_beta1, settings.adam_beta2
-    return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps)
+    return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps, fused=fused or None)
 
 # %% ../../nbs/3_training/06_objective.ipynb #exchange
 def _gathered(own: Tensor, sizes: list, group=None) -> Tensor:  # [sum of sizes, ...], in the order of the processes
