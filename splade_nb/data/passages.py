@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 import numpy as np
+
+# %% ../../nbs/1_data/12_passages.ipynb #imports-library
 from ..config.files import DataError, root
 from .prepared import Preparation, content_key
 from .readers import load_collection, text_stream
@@ -55,6 +57,7 @@ def _digest(path: Path) -> str:
         with open(path, 'rb') as file: return hashlib.file_digest(file, 'sha256').hexdigest()[:16]
     except OSError as error: raise DataError(path, None, 'file', error.strerror, 'a text file') from error
 
+# %% ../../nbs/1_data/12_passages.ipynb #stored-passages-function
 def stored_passages(stages: Preparation, source: str) -> tuple[Sequence, str]:
     "The passages of a source, and a key that names them. Each text file is written once. Raises `DataError`."
     files = text_files(source)
@@ -118,6 +121,7 @@ def positions_in(passages: np.ndarray) -> np.ndarray:  # [B, L] passage of each 
     begins = np.diff(passages, prepend=-1, axis=1) != 0
     return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
 
+# %% ../../nbs/1_data/12_passages.ipynb #packed-batch-function
 def packed_batch(packed: PackedSequences,
                  first: int, number: int       # sequences
                 ) -> dict[str, np.ndarray]:    # input_ids, passage, position: [B, L] int64

@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+# %% ../../nbs/3_training/12_masked_language.ipynb #imports-library
 from ..config.files import choose
+
+# %% ../../nbs/3_training/12_masked_language.ipynb #word-numbers
+def _word_numbers(ids: np.ndarray, special: np.ndarray, begins: np.ndarray | None) -> np.ndarray:  # [B * L]
+    "A number for each word of the flattened batch; each token is one where `begins` is None."
+    first = np.ones(ids.shape, bool) if begins is None else begins[ids] | special[ids]
+    first[:, 0] = True
+    return np.cumsum(first) - 1
 
 # %% ../../nbs/3_training/12_masked_language.ipynb #masked-places
 def masked_places(ids: np.ndarray,              # [B, L]
@@ -23,17 +32,16 @@ def masked_places(ids: np.ndarray,              # [B, L]
                   begins: np.ndarray | None = None  # [V] bool: tokens that begin a word; None: single tokens
                  ) -> np.ndarray:               # [M] places in the flattened batch, rising
     "The tokens to hide: `share` of all, or all that are no marks where there are fewer."
-    flat = ids.ravel()
-    first = np.ones(ids.shape, bool) if begins is None else begins[ids] | special[ids]
-    first[:, 0] = True
-    word = np.cumsum(first) - 1
+    flat, word = ids.ravel(), _word_numbers(ids, special, begins)
     candidates = np.flatnonzero(~special[flat])
     drawn = random.random(len(flat))[word[candidates]]
     return np.sort(candidates[np.argsort(drawn, kind='stable')[:max(1, round(share * len(flat)))]])
 
 # %% ../../nbs/3_training/12_masked_language.ipynb #hide-tokens
-MASKED, REPLACED = 0.8, 0.1  # shares of the drawn tokens: hidden, and replaced by another; the rest is guessed as it stands
+# Shares of the drawn tokens: hidden, and replaced by another; the rest is guessed as it stands.
+MASKED, REPLACED = 0.8, 0.1
 
+# %% ../../nbs/3_training/12_masked_language.ipynb #hide-tokens-function
 def hide_tokens(ids: np.ndarray,       # [B, L]
                 places: np.ndarray,    # [M] of `masked_places`
                 special: np.ndarray,   # [V] bool
@@ -105,28 +113,37 @@ def masked_batch(rows: dict,              # of `packed_batch`
     "A batch with its hidden tokens."
     ids = rows['input_ids']
     places = masked_places(ids, special, share, random, begins)
-    found = rows | dict(input_ids=hide_tokens(ids, places, special, mask, random), places=places, targets=ids.ravel()[places])
+    shown = hide_tokens(ids, places, special, mask, random)
+    found = rows | dict(input_ids=shown, places=places, targets=ids.ravel()[places])
     return {name: torch.from_numpy(values).to(place) for name, values in found.items()}
 
 # %% ../../nbs/3_training/12_masked_language.ipynb #seconds-of
+def _timed(step: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    step()
+    if torch.cuda.is_available(): torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+# %% ../../nbs/3_training/12_masked_language.ipynb #seconds-of-function
 def seconds_of(step: Callable[[], object], times: int = 3) -> float:
     "The shortest of some calls, after one that is not counted."
-    def timed() -> float:
-        began = time.perf_counter()
-        step()
-        if torch.cuda.is_available(): torch.cuda.synchronize()
-        return time.perf_counter() - began
-    timed()
-    return min(timed() for _ in range(times))
+    _timed(step)
+    return min(_timed(step) for _ in range(times))
 
 # %% ../../nbs/3_training/12_masked_language.ipynb #faster-precision
 CLEARLY = 0.9  # bf16 is taken where a step takes less than this share of the time in fp32
 
+def _seconds_in(precision: str, backbone: torch.nn.Module, rows: dict, across: bool) -> float:
+    "Seconds of a forward and backward pass; no gradient is left."
+    try: return seconds_of(lambda: masked_loss(backbone, rows, precision, across)[0].backward())
+    finally: backbone.zero_grad()
+
+# %% ../../nbs/3_training/12_masked_language.ipynb #faster-precision-function
 def faster_precision(backbone: torch.nn.Module, rows: dict,  # of `masked_batch`
                      precision: str = 'auto',                # fp32, bf16; auto: measured
-                     across: bool = False) -> tuple[str, dict]:  # fp32 or bf16; seconds of each where they were measured
+                     across: bool = False
+                    ) -> tuple[str, dict]:  # fp32 or bf16; the seconds of each where they were measured
     "The precision of a run. Raises `ConfigError` for an unknown one."
     if choose('precision', precision, ('auto', 'fp32', 'bf16')) != 'auto': return precision, {}
-    seconds = {name: seconds_of(lambda: masked_loss(backbone, rows, name, across)[0].backward()) for name in ('fp32', 'bf16')}
-    backbone.zero_grad()
+    seconds = {name: _seconds_in(name, backbone, rows, across) for name in ('fp32', 'bf16')}
     return 'bf16' if seconds['bf16'] < CLEARLY * seconds['fp32'] else 'fp32', seconds
