@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Registers the models of this folder on an OpenSearch server, deploys them, makes an index and searches it once:
+#   OPENSEARCH_URL=https://localhost:9200 OPENSEARCH_USER=admin OPENSEARCH_PASSWORD=... bash register.sh
+# FIELD    rank_features (OpenSearch 2.12), semantic (3.1) or sparse_vector (3.3)
+# ENGINE   of sparse_vector: lucene, or native (3.9); nothing: the server's default
+# INDEX    its name; it must not exist yet
+# MODELS   an address under which the server itself finds the zip files; nothing: they are uploaded in chunks
+# SETTINGS keep: the settings of the cluster are left as they are
+# CURL_OPTIONS, such as --insecure; PATIENCE and PAUSE: seconds until a task has failed, and between two looks at it
+set -euo pipefail
+shopt -s inherit_errexit
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+server=${OPENSEARCH_URL:-http://localhost:9200} field=${FIELD:-rank_features} index=${INDEX:-splade}
+patience=${PATIENCE:-600} pause=${PAUSE:-2} chunk=10000000
+server=${server%/}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "$*" >&2; exit 1; }
+
+# The password stands in a file that others cannot read, not among the arguments that every user of a machine sees.
+login=()
+if [ -n "${OPENSEARCH_USER:-}" ]; then
+  quoted=$(sed 's/[\\"]/\\&/g' <<< "$OPENSEARCH_USER:${OPENSEARCH_PASSWORD:-}")
+  (umask 077; printf 'user = "%s"\n' "$quoted" > "$work/login")
+  login=(--config "$work/login")
+fi
+
+call() { # method, path, more options of curl; prints the answer
+  local method=$1 path=$2 status
+  shift 2
+  # shellcheck disable=SC2086
+  status=$(curl --silent --show-error --max-time "$patience" "${login[@]}" ${CURL_OPTIONS:-} --request "$method" \
+    --output "$work/answer" --write-out '%{http_code}' "$@" "$server/$path") || fail "$server does not answer"
+  [[ $status == 2* ]] || fail "$method $path: $status: $(cat "$work/answer")"
+  cat "$work/answer"
+}
+
+send() { call "$1" "$2" --header 'content-type: application/json' --data-binary "@$3"; } # method, path, file of JSON
+value() { sed -n "s/.*\"$1\" *: *\"\\([^\"]*\\)\".*/\\1/p" | head -n 1; }                # of a name in JSON
+
+wait_for() { # task; prints the id of its model
+  local state seconds
+  [ -n "$1" ] || fail 'the server gave no task'
+  for ((seconds = 0; seconds < patience; seconds += pause)); do
+    state=$(call GET "_plugins/_ml/tasks/$1")
+    case $(value state <<< "$state") in
+      COMPLETED) value model_id <<< "$state"; return ;;
+      FAILED | CANCELLED | COMPLETED_WITH_ERROR) fail "task $1: $state" ;;
+    esac
+    sleep "$pause"
+  done
+  fail "task $1 is not done after $patience seconds: $state"
+}
+
+upload() { # name; prints the id of the model
+  local zip=$here/$1.zip id size total number
+  size=$(wc -c < "$zip")
+  total=$(((size + chunk - 1) / chunk))
+  sed "1s|{|{\"total_chunks\": $total,|" "$here/$1.json" > "$work/body"
+  id=$(send POST _plugins/_ml/models/_register_meta "$work/body" | value model_id)
+  for ((number = 0; number < total; number++)); do
+    dd if="$zip" of="$work/chunk" bs="$chunk" skip="$number" count=1 status=none
+    call POST "_plugins/_ml/models/$id/upload_chunk/$number" --header 'content-type: application/octet-stream' \
+      --data-binary "@$work/chunk" > "$work/done"
+  done
+  echo "$id"
+}
+
+fetch() { # name; prints the id of the model, which the server fetches
+  case $MODELS in *[\"\\\|\ ]*) fail "MODELS=$MODELS: an address is expected" ;; esac
+  sed "1s|{|{\"url\": \"${MODELS%/}/$1.zip\",|" "$here/$1.json" > "$work/body"
+  wait_for "$(send POST _plugins/_ml/models/_register "$work/body" | value task_id)"
+}
+
+register() { # name; prints the id of the deployed model
+  local id
+  if [ -n "${MODELS:-}" ]; then id=$(fetch "$1"); else id=$(upload "$1"); fi
+  [ -n "$id" ] || fail "$1: the server gave no id: $(cat "$work/answer")"
+  wait_for "$(call POST "_plugins/_ml/models/$id/_deploy" | value task_id)" > "$work/done"
+  echo "$id"
+}
+
+filled() { # file of JSON; prints another with the ids of the models
+  sed -e "s|{document_model}|$document|g; s|{query_model}|$query|g; s|{pipeline}|$index|g" \
+    -e "s|\"name\": \"seismic\"|&${ENGINE:+, \"engine\": \"$ENGINE\"}|" "$here/$1" > "$work/$1"
+  echo "$work/$1"
+}
+
+case $field in rank_features | semantic | sparse_vector) ;; *) fail "FIELD=$field: rank_features, semantic or sparse_vector" ;; esac
+case ${ENGINE:-lucene} in lucene | native) ;; *) fail "ENGINE=$ENGINE: lucene or native" ;; esac
+[[ $index =~ ^[a-z0-9][a-z0-9._-]*$ ]] || fail "INDEX=$index: lower case letters, digits, . _ - are expected"
+[ -e "$here/index-$field.json" ] || fail "$(cat "$here/no-$field.txt")"
+
+if [ "${SETTINGS:-}" != keep ]; then
+  printf '{"persistent": {"plugins.ml_commons.only_run_on_ml_node": false,
+    "plugins.ml_commons.allow_registering_model_via_url": true}}' > "$work/settings"
+  send PUT _cluster/settings "$work/settings" > "$work/done"
+fi
+document=$(register document)
+query=$document
+[ ! -e "$here/query.json" ] || query=$(register query)
+echo "document model $document, query model $query" >&2
+
+[ "$field" = semantic ] || send PUT "_ingest/pipeline/$index" "$(filled pipeline.json)" > "$work/done"
+send PUT "$index" "$(filled "index-$field.json")" > "$work/done"
+send POST "$index/_doc/1?refresh=true" "$here/example.json" > "$work/done"
+found=$(send POST "$index/_search" "$(filled "search-$field.json")")
+echo "$found"
+[ "$(value _id <<< "$found")" = 1 ] || fail "the index $index does not find its document"
