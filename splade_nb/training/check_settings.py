@@ -46,7 +46,7 @@ def small(settings: Settings,
          ) -> Settings:
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
-    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2)
+    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))
     sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps)
