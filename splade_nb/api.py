@@ -94,10 +94,11 @@ SparseEncoder.sparsity = sparsity
 def evaluate(model: str | Path,   # as `load` takes it
              data: str = 'mini',  # a judged collection: mini, toy, folders joined by commas, or a hub data set
              split: str = 'test', # or all: every judged query
-             windows: int = 8     # of a document that are read; 0: all
+             windows: int = 8,    # of a document that are read; 0: all
+             hybrid: float = 0.0  # weight of a static embedding, judged beside the model; 0: none
             ) -> dict:            # the JSON object of `make evaluate`
     "Retrieval metrics of a model, beside BM25 and BM25 with bigrams. Raises `ConfigError`, `DataError`."
-    return retrieval.evaluate_model(str(model), str(data), split, windows)
+    return retrieval.evaluate_model(str(model), str(data), split, windows, hybrid)
 
 # %% ../nbs/9_api.ipynb #encode
 def encode(model: str | Path | SparseEncoder, # as `load` takes it, or what it gave
@@ -116,10 +117,11 @@ def search(model: str | Path, # as `load` takes it
            data: str,         # a text file, a folder with `corpus.jsonl`, or a collection
            query: str,
            k: int = 10,       # texts at most
-           engine: str = 'exact', index: str = '' # of `serving.engines`; the address of a server
+           engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
+           hybrid: float = 0.0 # weight of a static embedding of these texts beside the model, such as 0.3
           ) -> list:          # of Hit: id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
-    with saved_searcher(str(model), str(data), engine, index) as searcher: return searcher.ask(query, k)
+    with saved_searcher(str(model), str(data), engine, index, hybrid) as searcher: return searcher.ask(query, k)
 
 # %% ../nbs/9_api.ipynb #train
 def train(version: str = 'v28',

@@ -210,9 +210,9 @@ def _add_encode_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #run-evaluate
 PARTS = dict(language=evaluate_language, context=evaluate_context) # of an evaluation, by themselves
 
-def _evaluate(model: str, data: str, split: str, windows: int, what: str) -> dict:
+def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float) -> dict:
     "`evaluate_model` or one part of an evaluation, its figures as a table first."
-    if what not in PARTS: return evaluate_model(model, data, split, windows)
+    if what not in PARTS: return evaluate_model(model, data, split, windows, hybrid)
     result = PARTS[what](model, data)
     figures = {name: value for name, value in result[what].items() if isinstance(value, dict) and 'low' in value}
     width = max(map(len, figures))
@@ -227,6 +227,7 @@ def _add_options(command, name: str) -> None:
     if name == 'evaluate':
         command.add_argument('--split', choices=('test', 'all'), default='test')
         command.add_argument('--what', choices=('quality', *PARTS), default='quality')
+        command.add_argument('--hybrid', type=float, default=0.0, help='weight of a static embedding beside the model')
     if name == 'convert': command.add_argument('--data', default='', help='what was encoded, to write its texts too')
 
 # %% ../nbs/8_cli.ipynb #export-options

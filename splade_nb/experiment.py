@@ -20,6 +20,7 @@ import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import root, write_json
 from .config.stages import Stages, write_stages
+from .config.settings import EMBEDDED_TEACHERS
 from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
@@ -89,7 +90,7 @@ def _weight_bytes(settings: Settings) -> int:
 def require_parts(settings: Settings, folder: Path) -> None:
     "Raises `ConfigError` that names the backbone, the teacher or the space on the disk that is missing."
     weights, copies = _weight_bytes(settings), settings.keep_checkpoints + 2  # the best and the next one as well
-    if needs_teacher(settings) and settings.teacher != 'lsa': named_config('teacher', settings.teacher)
+    if needs_teacher(settings) and settings.teacher not in EMBEDDED_TEACHERS: named_config('teacher', settings.teacher)
     needed, free = weights * (3 * copies + 1), shutil.disk_usage(folder).free  # AdamW keeps two moments
     if needed > free:
         raise ConfigError(f'{folder}: {free / 2 ** 30:.1f} GiB free, {needed / 2 ** 30:.1f} GiB needed for {copies} '
@@ -149,9 +150,11 @@ def finished_run(folder: Path | str) -> tuple:  # values of `GIVEN`
     "What a finished run was launched with. Raises `ConfigError` where none lies in the folder."
     config, absent = Path(folder)/'config.json', [name for name in ('config.json', 'summary.json')
                                                   if not (Path(folder)/name).exists()]
-    if absent: raise ConfigError(f'{folder}: no finished run, {" and ".join(absent)} missing; make resume goes on with it')
+    if absent:
+        raise ConfigError(f'{folder}: no finished run, {" and ".join(absent)} missing; make resume goes on with it')
     values = read_json(config)
-    if 'data' not in values: raise ConfigError(f'{config}: names no data, which runs of an earlier revision did not write')
+    if 'data' not in values:
+        raise ConfigError(f'{config}: names no data, which runs of an earlier revision did not write')
     return tuple(values[name] for name in GIVEN)
 
 # %% ../nbs/7_experiment.ipynb #sample-texts
@@ -295,7 +298,7 @@ def _first_before_others(group: ProcessGroup):
     if not group.rank: group.wait()
 
 # %% ../nbs/7_experiment.ipynb #before-training
-def _before_training(setup: TrainingSetup, validator, group: ProcessGroup) -> tuple:  # evaluation, sample texts, their terms
+def _before_training(setup: TrainingSetup, validator, group: ProcessGroup) -> tuple:  # evaluation, texts, their terms
     "The untrained model: each process encodes a part of the documents."
     before, texts = evaluate_untrained(setup, validator, group), sample_texts(setup.collection)
     return before, texts, sample_terms(setup.model, setup.training_data.tokenizer, texts)

@@ -6,8 +6,8 @@
 __all__ = ['RENAMED', 'EMBEDDED_TEACHERS', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'Phase', 'EncoderSettings',
            'GateSettings', 'ModelSettings', 'InitializationSettings', 'RankingSettings', 'DistillationSettings',
            'FlopsSettings', 'SparsitySettings', 'MiningSettings', 'OptimizerSettings', 'Settings', 'cast',
-           'current_names', 'override', 'read_overrides', 'every_phase', 'needs_teacher', 'bigram_columns', 'off',
-           'impossible', 'check', 'as_dict', 'from_dict', 'flat']
+           'current_names', 'override', 'read_overrides', 'every_phase', 'needs_teacher', 'bigram_columns',
+           'counts_documents', 'off', 'impossible', 'check', 'as_dict', 'from_dict', 'flat']
 
 # %% ../../nbs/0_config/03_settings.ipynb #imports
 import json, math, warnings
@@ -124,7 +124,10 @@ class DistillationSettings:
 class FlopsSettings:
     "FLOPS regularisation and its penalty weights (design 2, section 5)."
     lambda_flops: float = 0.005
-    flops_form: str = 'plain'           # squared means; idf: weighted L1 + beta L2; uniform: the same, weights 1
+    flops_form: str = 'plain'           # squared means; idf: weighted L1 + beta L2; uniform: the same, weights 1; df
+    df_cutoff: float = 0.1              # form df: share of the documents at which a term's weight is 1/2
+    df_steepness: float = 10.0          # of that weight, around the cutoff
+    df_steps: int = 100                 # steps between two measurements of the model's own document frequencies
     flops_beta: float = 0.3             # L2 share beside L1
     document_share: float = 0.0         # documents' weight in FLOPS and language, as a share of the query's
     flops_ramp: float = 0.0             # share of the steps until full weight, quadratic
@@ -379,11 +382,16 @@ OFF |= {
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #idf-flops
+def counts_documents(settings: Settings) -> bool:
+    "Whether FLOPS is weighted by the document frequencies of the model's own vectors."
+    return settings.flops_form == 'df' and settings.lambda_flops > 0
+
 def _idf_flops(settings: Settings) -> bool: return settings.flops_form == 'idf' and settings.lambda_flops > 0
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-flops
 OFF |= {
-    'flops_beta': (lambda s: s.flops_form != 'plain' and s.lambda_flops, 'plain FLOPS has no L1 share'),
+    'flops_beta': (lambda s: s.flops_form in ('idf', 'uniform') and s.lambda_flops, 'this form of FLOPS has no L1 share'),
+    'df_cutoff df_steepness df_steps': (counts_documents, 'FLOPS is not weighted by document frequencies'),
     'flops_form flops_ramp': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
     'ramp_start': (lambda s: s.flops_ramp and s.lambda_flops or s.language_ramp and s.lambda_language,
                    'no weight grows along a ramp'),
@@ -410,20 +418,20 @@ def off(settings: Settings) -> dict:  # setting -> why it does nothing here
 
 # %% ../../nbs/0_config/03_settings.ipynb #choices
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
-               flops_form=('plain', 'idf', 'uniform'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
+               flops_form=('plain', 'idf', 'uniform', 'df'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
                idf_smoothing=('bm25', 'standard'), segment=('none', 'kiwi'),
                initialization=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
                precision=('bf16', 'fp32'))
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
-SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp ramp_start warmup_ratio lead_boost '
+SHARES = ('dropout gate_dropout document_share df_cutoff flops_ramp language_ramp ramp_start warmup_ratio lead_boost '
           'model1_threshold adam_beta1 adam_beta2').split()
 
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k min_df mining_depth '
-                         'checkpoint_epochs keep_checkpoints log_every'.split(), 1)
-AT_LEAST |= dict(max_length=3, teacher_max_length=3, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, clip=1e-6,
+                         'checkpoint_epochs keep_checkpoints log_every df_steps'.split(), 1)
+AT_LEAST |= dict(max_length=3, teacher_max_length=3, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, clip=1e-6, df_cutoff=1e-6,
                  learning_rate=1e-12)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-bounds
@@ -478,6 +486,8 @@ def impossible(settings: Settings) -> list:  # messages
     if settings.lambda_margin and settings.similarity == 'cosine' and settings.margin > 1:
         messages.append(f'margin={settings.margin}: cosine of non-negative vectors lies between 0 and 1, '
                         'so no more than 1 can be reached; the nearest is 1.0')
+    if settings.df_cutoff == 1:
+        messages.append('df_cutoff=1.0: no share of the documents is above it; the nearest in use is 0.99')
     if vocabulary and settings.top_k > vocabulary:
         messages.append(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     if settings.context_gate and hidden % settings.gate_heads:

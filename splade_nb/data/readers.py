@@ -8,7 +8,7 @@ __all__ = ['COLUMNS', 'HUB', 'SOURCES', 'metadata', 'read_documents', 'read_quer
            'load_collection', 'iterate_texts', 'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/02_readers.ipynb #imports
-import codecs, hashlib, os, re
+import codecs, hashlib, lzma, os, re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -317,19 +317,21 @@ def load_collection(source: str): # Collection
 def _text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
     "A file's lines as they are read, empty ones too. Raises `DataError` where it cannot be read as UTF-8."
     try:
-        with open(path, 'rb') as file:
+        with (lzma.open if str(path).endswith('.xz') else open)(path, 'rb') as file:
             for number, raw in enumerate(file):
                 line = raw.removeprefix(b'' if number else codecs.BOM_UTF8).decode('utf-8')
                 yield str(number), line.removesuffix('\n').removesuffix('\r')
     except UnicodeDecodeError as error:
         raise DataError(path, number + 1, 'encoding', f'byte 0x{raw[error.start]:02x}', 'UTF-8') from None
+    except (lzma.LZMAError, EOFError) as error: raise DataError(path, None, 'file', str(error), 'a whole .xz file') from error
     except OSError as error:
         raise DataError(path, None, 'file', error.strerror, 'a file with a text on each line') from error
 
 # %% ../../nbs/1_data/02_readers.ipynb #read-lines-2
 def iterate_texts(source: str) -> Iterator: # id, text
-    "Lines of a `.txt` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
-    yield from _text_lines(source) if source.endswith('.txt') else load_collection(source).texts.items()
+    "Lines of a `.txt` or `.txt.xz` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
+    plain = source.endswith(('.txt', '.txt.xz'))
+    yield from _text_lines(source) if plain else load_collection(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
     "Texts to encode."

@@ -43,10 +43,11 @@ class DistinctTexts:
 
 # %% ../../nbs/1_data/01_stored.ipynb #text-column
 class TextColumn(Sequence):
-    "The texts of a `DistinctTexts` file, memory-mapped."
-    def __init__(self, path: Path):
+    "The texts of Arrow files with a column `text`, such as those of `DistinctTexts`, memory-mapped."
+    def __init__(self, *paths: Path):
         import pyarrow as pa
-        self.chunks = pa.ipc.open_stream(pa.memory_map(str(path))).read_all().column('text').chunks
+        read = (pa.ipc.open_stream(pa.memory_map(str(path))).read_all().column('text') for path in paths)
+        self.chunks = [chunk for column in read for chunk in column.chunks]
         self.starts = np.cumsum([0, *map(len, self.chunks)]).tolist()
     def __len__(self) -> int: return self.starts[-1]
     def __getitem__(self, place):  # a number: str; a slice: list

@@ -27,6 +27,7 @@ from ..model.splade_doc import factor_for
 from ..training.objective import ProcessGroup
 from .exact_search import Block, Search, encode_queries, exact_search, normalize_for_scoring
 from .exact_search import sparsity_of, summed
+from .hybrid import DensePart, collection_embedding
 from .metrics import context_discrimination, index_bytes, language_values
 from .metrics import paired_difference, rank, recall_at, retrieval_metrics, summarise
 
@@ -230,19 +231,29 @@ def contract_metrics(name: str, rows) -> dict: # rows: DataFrame, a row for each
     "The keys of `make evaluate`."
     return dict(data=name, queries=len(rows), **rows.mean().round(5).to_dict())
 
+# %% ../../nbs/4_evaluation/02_retrieval.ipynb #hybrid-search
+def _hybrid_search(collection, ids: list, weight: float) -> Search:
+    "The same queries with the scores of a static embedding of the documents added."
+    queries = {id: collection.queries[id].text for id in ids}
+    dense = DensePart(collection_embedding(collection), collection.texts.values(), weight)
+    return Search(queries, 1000, extra=dense.part_of(list(queries.values())))
+
 # %% ../../nbs/4_evaluation/02_retrieval.ipynb #evaluate-model-2
 def evaluate_model(folder: str,           # of the saved model
                    source: str,           # name or folder of the collection
                    split: str = 'test',   # or all: every judged query, for data the model has not seen
-                   windows: int = 8       # of a document; 0: all of it is read
+                   windows: int = 8,      # of a document; 0: all of it is read
+                   hybrid: float = 0.0    # weight of a static embedding beside the model; 0: none
                   ) -> dict:              # with `cut` where documents were cut
     "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`."
     model, tokenizer = load_encoder(folder)
     collection = load_collection(source)
     ids = list(collection.split('test') if split == 'test' else collection.qrels)
-    result = evaluate_queries(model, tokenizer, collection, ids, windows, 1000)
+    others = [_hybrid_search(collection, ids, hybrid)] if hybrid else []
+    result = evaluate_queries(model, tokenizer, collection, ids, windows, 1000, others)
     words, terms = baselines(collection, ids)
-    systems = {name: contract_metrics(collection.name, rows) for name, rows in words.items()}
+    systems = words | {'hybrid': search_metrics(search, collection.qrels) for search in others}
+    systems = {name: contract_metrics(collection.name, rows) for name, rows in systems.items()}
     index = index_facts(terms | dict(model=result['active_terms']['doc']), len(collection.texts))
     line = contract_metrics(collection.name, result['per_query']) | systems
     line |= dict(active_terms=result['active_terms'], index=index, revision=revision())

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LSA_MOST', 'rank_parts', 'Index', 'System', 'words_system', 'bm25_systems', 'dense_system', 'fitted_on',
-           'pretrained_system', 'system_name', 'sparse_system', 'model_system', 'Hybrid', 'model_in']
+           'pretrained_system', 'system_name', 'sparse_system', 'model_system', 'Hybrid', 'WithDensePart', 'model_in']
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #imports
 import time
@@ -31,6 +31,7 @@ from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, 
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
 from .exact_search import encode_queries, normalize_for_scoring
+from .hybrid import DensePart
 from .retrieval import encode_collection
 from .validation import make_validator
 
@@ -64,10 +65,12 @@ class Index:
         return rank_parts(list(queries), self.ids, (vectors @ part.T for part in self.parts()), k)
 
     def search(self, text: str, k: int = 100) -> dict: # {document: score}, best first
-        vector = self.encode([text])
-        scores = [vector @ part.T for part in self.parts()]
-        row = np.hstack([part.toarray() if sparse.issparse(part) else part for part in scores])[0]
-        return _best_documents(self.ids, row, k)
+        return _best_documents(self.ids, self.scores([text])[0], k)
+
+    def scores(self, texts: list) -> np.ndarray: # [Q, N]
+        vectors = self.encode(texts)
+        scores = [vectors @ part.T for part in self.parts()]
+        return np.hstack([part.toarray() if sparse.issparse(part) else part for part in scores])
 
     def cost(self, texts: list) -> dict: # query and doc: terms; flops: of a pair; bytes; dead: share of the documents
         return _index_cost(self, texts)
@@ -117,8 +120,12 @@ class _WordIndex: # of one field, or of words and bigrams
 
     def run(self, queries: dict, k: int = 100) -> dict: return self.bm25.run(queries, k)
 
-    def search(self, text: str, k: int = 100) -> dict:
-        return _best_documents(self.bm25.ids, self.bm25.scores([text])[0], k)
+    @property
+    def ids(self) -> list: return self.bm25.ids
+
+    def scores(self, texts: list) -> np.ndarray: return self.bm25.scores(texts)  # [Q, N]
+
+    def search(self, text: str, k: int = 100) -> dict: return _best_documents(self.ids, self.scores([text])[0], k)
 
     def cost(self, texts: list) -> dict: return _bm25_cost(self.bm25, texts)
 
@@ -224,6 +231,26 @@ class Hybrid:
     def cost(self, texts: list) -> dict:
         costs = [part.cost(texts) for part in self.parts]
         return {name: (min if name == 'dead' else sum)(cost[name] for cost in costs) for name in costs[0]}
+
+# %% ../../nbs/4_evaluation/07_systems.ipynb #with-dense-part
+@dataclass
+class WithDensePart:
+    "An index with the scores of a static embedding added."
+    index: object    # Index, or of `words_system`
+    dense: DensePart # of the same documents, in the same order
+
+    def scores(self, texts: list) -> np.ndarray: return self.index.scores(texts) + self.dense.scores(texts)  # [Q, N]
+
+    def run(self, queries: dict, k: int = 100) -> dict: # {query: {document: score}}, best first
+        return rank(self.scores(list(queries.values())), list(queries), self.index.ids, k)
+
+    def search(self, text: str, k: int = 100) -> dict:
+        return _best_documents(self.index.ids, self.scores([text])[0], k)
+
+    def cost(self, texts: list) -> dict:
+        wide = self.dense.documents.shape[1]
+        more = dict(query=wide, doc=wide, flops=wide, bytes=self.dense.documents.nbytes)
+        return {name: value + more[name] if name in more else 0. for name, value in self.index.cost(texts).items()}
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #model-in
 def model_in(folder: Path | str, settings: Settings, collection, seed: int,

@@ -20,7 +20,7 @@ import splade_nb
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #imports-library
 from ..config.files import SEED, ConfigError, choose, read_json, root, write_json
-from ..config.settings import CHOICES, Settings, every_phase, off
+from ..config.settings import CHOICES, EMBEDDED_TEACHERS, Settings, every_phase, off
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
 from ..model.initialization import mini_backbone
@@ -46,14 +46,14 @@ def small(settings: Settings,
          ) -> Settings:
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
-    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2)
+    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))
     sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps)
     if settings.hidden: sizes |= dict(hidden=32, layers=1)
     sizes |= dict(vocabulary=300) if settings.hidden and settings.vocabulary else dict(backbone=checkpoint)
     if 32 % settings.gate_heads: sizes['gate_heads'] = 4
-    if settings.teacher != 'lsa': sizes['teacher'] = checkpoint
+    if settings.teacher not in EMBEDDED_TEACHERS: sizes['teacher'] = checkpoint
     return replace(settings, **sizes)
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #tiny-checkpoint

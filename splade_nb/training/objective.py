@@ -155,17 +155,22 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     return terms | {'positive': reached}
 
 # %% ../../nbs/3_training/06_objective.ipynb #density
-def density(vectors: Tensor, training_data: TrainingData, settings: Settings) -> Tensor:
+def density(vectors: Tensor, training_data: TrainingData, settings: Settings,
+            measured: Tensor | None = None  # [V] weights by the model's own document frequencies; None: 1
+            ) -> Tensor:
     "FLOPS in the version's form."
     if settings.flops_form == 'plain': return flops(vectors)
+    if settings.flops_form == 'df': return flops(vectors, 1.0 if measured is None else measured)
     return idf_flops(vectors, training_data.penalty, settings.flops_beta)
 
 # %% ../../nbs/3_training/06_objective.ipynb #sparse-terms
-def sparse_terms(out: dict, training_data: TrainingData, settings: Settings) -> dict:
+def sparse_terms(out: dict, training_data: TrainingData, settings: Settings,
+                 measured: Tensor | None = None  # see `density`
+                 ) -> dict:
     "FLOPS and language on queries, and on documents by their share; minimum activation on queries."
     query, document, share = out['query'], out['document'], settings.document_share
     def both(term): return term(query) + share * term(document) if share else term(query)
-    def dense(side): return density(side['vectors'], training_data, settings)
+    def dense(side): return density(side['vectors'], training_data, settings, measured)
     def foreign(side):
         spare = side['own'] if settings.language_spares_input else None
         return language_penalty(side['vectors'], training_data.language, spare)
@@ -230,12 +235,13 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
 
 # %% ../../nbs/3_training/06_objective.ipynb #objective
 def objective(out: dict, rows: dict, step: int, steps: int, training_data: TrainingData, settings: Settings,
-              damping: dict | None = None  # name -> factor on a weight, from the collapse guard
-              ) -> tuple:                  # total, parts
+              damping: dict | None = None,  # name -> factor on a weight, from the collapse guard
+              measured: Tensor | None = None  # see `density`
+              ) -> tuple:                   # total, parts
     "All parts of the loss of an encoded batch, weighted and named."
     phase, scores = phase_at(step, steps, settings), batch_scores(out, training_data, settings)
     terms = contrastive_terms(scores, out['same'], phase, settings) | lexical_terms(out, training_data, settings)
-    terms |= sparse_terms(out, training_data, settings) | teacher_terms(out, rows, training_data, settings)
+    terms |= sparse_terms(out, training_data, settings, measured) | teacher_terms(out, rows, training_data, settings)
     terms |= extra_terms(out, rows, training_data, settings)
     weights = weights_at(step, steps, settings)
     for name, factor in (damping or {}).items(): weights[name] = weights.get(name, 1.0) * factor
@@ -248,13 +254,15 @@ def step_loss(model, rows: dict, step: int, steps: int, training_data: TrainingD
     return *objective(out, rows, step, steps, training_data, settings), out
 
 # %% ../../nbs/3_training/06_objective.ipynb #optimizer
-def optimizer_for(model, settings: Settings) -> torch.optim.AdamW:
+def optimizer_for(model, settings: Settings,     # or what has the same fields: weight_decay, learning_rate, adam_*
+                  fused: bool = False            # one pass over all weights; rounds differently
+                 ) -> torch.optim.AdamW:
     "AdamW; no weight decay on biases and norms."
     parameters = list(model.parameters())
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
               dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
     betas = settings.adam_beta1, settings.adam_beta2
-    return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps)
+    return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps, fused=fused or None)
 
 # %% ../../nbs/3_training/06_objective.ipynb #exchange
 def _gathered(own: Tensor, sizes: list, group=None) -> Tensor:  # [sum of sizes, ...], in the order of the processes
@@ -378,12 +386,13 @@ def _passes(settings: Settings) -> int: return settings.accumulation if settings
 def backward(model, rows: dict, step: int, steps: int, training_data: TrainingData, settings: Settings,
              damping: dict | None = None,  # see `objective`
              process_group: ProcessGroup = ProcessGroup(),
-             complete: bool = True         # the last batch of the step: gradients are summed over the processes
+             complete: bool = True,        # the last batch of the step: gradients are summed over the processes
+             measured: Tensor | None = None # see `density`
              ) -> tuple:                   # loss, parts, encoded
     "Add the gradient of a contrastive batch to the model's: the mean over the batches of a step."
     number, passes = contrastive_batches(settings)[0], _passes(settings)
     def measure(out):
-        loss, parts = objective(out, rows, step, steps, training_data, settings, damping)
+        loss, parts = objective(out, rows, step, steps, training_data, settings, damping, measured)
         return loss / number, parts
     if passes * process_group.number > 1:
         loss, parts, out = _cached_backward(model, rows, measure, settings, passes, process_group)

@@ -17,13 +17,17 @@ from tqdm import tqdm
 
 # %% ../../nbs/3_training/04_teacher.ipynb #imports-library
 from ..config.files import ConfigError, folder_of, out_of_reach, read_json, replaced
+from ..config.settings import EMBEDDED_TEACHERS
 from ..data.prepared import Preparation
 from ..model.load import positions
+from ..model.static_embedding import embedding_bytes, load_embedding
+from .span_contrast import learn_embedding
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-label
 def teacher_label(name: str) -> str:  # for a report
     "The hub name, the name of the folder, or a description of the built-in teacher."
     if name == 'lsa': return 'embedded: latent semantic analysis over character 2- to 4-grams, cross-language'
+    if name == 'static': return 'embedded: static embedding of the training documents, by span contrast'
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 # %% ../../nbs/3_training/04_teacher.ipynb #fit-lsa
@@ -199,10 +203,19 @@ def shards(texts: Sequence,        # a shard of them is read at a time
     with tqdm(total=len(texts), initial=done, desc='teacher', unit=' texts', delay=5, mininterval=10) as bar:
         for path, start in starts.items(): yield _cached(path, lambda: encode(texts[start:start + size], bar.update))
 
+# %% ../../nbs/3_training/04_teacher.ipynb #static-encoder
+def _static_encoder(stages: Preparation, documents, normalise, of: dict) -> Callable:
+    "Texts to vectors by a static embedding that the first process learns."
+    def make(_, file): file.write(embedding_bytes(learn_embedding(documents)))
+    path, = stages.paths('static teacher', 1, make, 'safetensors', **of)
+    opened = functools.cache(lambda: load_embedding(path))
+    return lambda texts: opened().encode(texts, normalise)
+
 # %% ../../nbs/3_training/04_teacher.ipynb #encoder
 def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
     "Texts to vectors; the embedded teacher is fitted by the first process."
-    if name != 'lsa': return sentence_encoder(name, max_length, normalise)
+    if name not in EMBEDDED_TEACHERS: return sentence_encoder(name, max_length, normalise)
+    if name == 'static': return _static_encoder(stages, documents, normalise, of)
     def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
     path, = stages.paths('lsa', 1, make, 'npz', **of)
     opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, only where a part is missing
@@ -210,7 +223,7 @@ def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_leng
 
 # %% ../../nbs/3_training/04_teacher.ipynb #teacher-vectors
 def teacher_vectors(stages: Preparation,
-                    name: str,              # lsa, a hub name, or a folder
+                    name: str,              # lsa, static, a hub name, or a folder
                     queries: Sequence, documents: Sequence,  # texts
                     pairs,                  # [(query index, document index)] of the training pairs, for lsa
                     max_length: int = 512,  # tokens; lsa reads whole texts
@@ -222,7 +235,7 @@ def teacher_vectors(stages: Preparation,
     both = dict(data=data, queries=asked)
     encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both)
     of = dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
-    if name == 'lsa': of |= both  # what it was fitted on
+    if name in EMBEDDED_TEACHERS: of |= both  # what it was fitted on
     def side(texts):
         def some(first, last): return np.asarray(encode(texts[first:last]), dtype=np.float32)
         return stages.arrays('teacher', len(texts), some, texts=texts, **of)

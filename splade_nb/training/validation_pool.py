@@ -33,7 +33,8 @@ def token_candidates(queries: list,       # Q lists of token ids
 # %% ../../nbs/3_training/05_validation_pool.ipynb #token-candidates-part-1
 def _mean_length(documents, block: int) -> float: # tokens a document, at least 1
     starts = range(0, len(documents), block)
-    return max(1.0, sum(len(row) for start in starts for row in documents[start:start + block]) / max(1, len(documents)))
+    total = sum(len(row) for start in starts for row in documents[start:start + block])
+    return max(1.0, total / max(1, len(documents)))
 
 # %% ../../nbs/3_training/05_validation_pool.ipynb #judged-rows
 def _union(rows: Sequence) -> np.ndarray:  # [n] int32, rising
@@ -59,7 +60,8 @@ def _hard_rows(setup: TrainingSetup, queries: list) -> list: # rows, those of th
 # %% ../../nbs/3_training/05_validation_pool.ipynb #validation-pool
 def validation_pool(setup: TrainingSetup) -> np.ndarray: # rows of the collection, rising
     "The documents that a validation searches (`validation_documents`); all of them where there are no more."
-    total, most, queries = len(setup.collection.documents), setup.settings.validation_documents, sorted(setup.dev_queries)
+    total, most = len(setup.collection.documents), setup.settings.validation_documents
+    queries = sorted(setup.dev_queries)
     if not 0 < most < total: return np.arange(total)
     relevant, given = _judged_rows(setup, queries)
     hard = [row for row in dict.fromkeys([*given, *_hard_rows(setup, queries)]) if row not in set(relevant)]
