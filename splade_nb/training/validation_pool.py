@@ -36,11 +36,12 @@ def _mean_length(documents, block: int) -> float: # tokens a document, at least 
     total = sum(len(row) for start in starts for row in documents[start:start + block])
     return max(1.0, total / max(1, len(documents)))
 
-# %% ../../nbs/3_training/05_validation_pool.ipynb #judged-rows
+# %% ../../nbs/3_training/05_validation_pool.ipynb #union
 def _union(rows: Sequence) -> np.ndarray:  # [n] int32, rising
     "The distinct values of several arrays."
     return np.unique(np.concatenate([np.zeros(0, np.int32), *rows]))
 
+# %% ../../nbs/3_training/05_validation_pool.ipynb #judged-rows
 def _judged_rows(setup: TrainingSetup, queries: list) -> tuple: # relevant, given: rising rows of documents
     "Relevant documents of the dev queries, and those that the data gives or judges as wrong for them."
     collection, wanted = setup.collection, set(queries)
