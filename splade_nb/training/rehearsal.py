@@ -14,7 +14,8 @@ import numpy as np
 from ..config.files import ConfigError, read_json, replaced, root
 
 # %% ../../nbs/3_training/11_rehearsal.ipynb #sizes
-SIZES = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256,
+SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256,
+             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
              max_position_embeddings=514, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2)
 
 # %% ../../nbs/3_training/11_rehearsal.ipynb #save-model
