@@ -39,8 +39,9 @@ HANGS = 600  # seconds: only a process that hangs takes so long, on any machine
 # Imports happen once, in a process that never trains; every child is forked from it within a tenth of a second.
 FORKSERVER = multiprocessing.get_context('forkserver')
 FORKSERVER.set_forkserver_preload([
-    'splade_nb.cli', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing', 'bm25s',
-    'kiwipiepy', 'transformers.models.xlm_roberta.modeling_xlm_roberta'])
+    'splade_nb.cli', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing',
+    'sklearn.decomposition', 'sentencepiece', 'pytrec_eval', 'bm25s', 'kiwipiepy',
+    'transformers.convert_slow_tokenizer', 'transformers.models.xlm_roberta.modeling_xlm_roberta'])
 
 
 @dataclass(frozen=True)
