@@ -146,8 +146,8 @@ def _begin(out: Path, files: dict, rules: Rules, blocked: int) -> None:
     sizes, known = {name: path.stat().st_size for name, path in files.items()}, out/'.parts'/'rules.json'
     made = dict(rules=asdict(rules), blocked=blocked, files=sizes)
     if known.exists() and read_json(known) != made:
-        raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 and '
-                          'v27.0, or choose another folder')
+        raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 '
+                          'and v27.0, or choose another folder')
     write_json(known, made)
 
 # %% ../../nbs/1_data/11_mixture.ipynb #write-all

@@ -85,8 +85,7 @@ def read_files(files: list, lines: Lines, faults: Faults) -> None:  # files: [(p
         with faults:
             query, positive, kind, negatives = read_triplet(row, faults)
             lines.add(query, positive, kind, negatives, split, number, row.line)
-    names = ', '.join(str(path) for path, _ in files)
-    if not len(lines.queries): raise DataError(names, None, 'triplets', 'none', 'at least one')
+    if not lines.queries: raise DataError(', '.join(map(str, dict(files))), None, 'triplets', 'none', 'at least one')
 
 # %% ../../nbs/1_data/01_triplets.ipynb #draw-test
 def _draw_test(lines: dict, keys: bytes) -> str:

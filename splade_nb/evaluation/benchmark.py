@@ -86,7 +86,8 @@ def _circumstances(corpus: Corpus, work: Path, began: float) -> dict:
     notes = shard_notes(read_json(work/'shards.json')) if (work/'shards.json').exists() else []
     return dict(documents=len(corpus), split=corpus.split, as_published=as_published(corpus),
                 notes=[*corpus.notes, *notes], date=date.today().isoformat(),
-                seconds=round(time.monotonic() - began, 1), peak_memory_mb=peak_memory_mb(), device=machine(), versions=packages())
+                seconds=round(time.monotonic() - began, 1), peak_memory_mb=peak_memory_mb(),
+                device=machine(), versions=packages())
 
 # %% ../../nbs/4_evaluation/08_benchmark.ipynb #evaluate-all
 def evaluate_all(systems: list, corpora: list, out: Path | str) -> list: # of results

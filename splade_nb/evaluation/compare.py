@@ -62,8 +62,9 @@ def run_status(summary: dict) -> tuple:  # status and remark, both empty for a r
 
 # %% ../../nbs/4_evaluation/05_compare.ipynb #compare-row
 _NUMBERS = {'nDCG@10': ('metrics', 'ndcg@10'), 'BM25': ('bm25', 'ndcg@10'),
-            'BM25 + bigrams': ('bm25_bigrams', 'ndcg@10'), 'before': ('before_training', 'ndcg@10'), 'success@1': ('metrics', 'success@1'),
-            'recall@10': ('metrics', 'recall@10'), 'active query': ('active_terms', 'query'),
+            'BM25 + bigrams': ('bm25_bigrams', 'ndcg@10'), 'before': ('before_training', 'ndcg@10'),
+            'success@1': ('metrics', 'success@1'), 'recall@10': ('metrics', 'recall@10'),
+            'active query': ('active_terms', 'query'),
             'active doc': ('active_terms', 'doc'), 'Korean share': ('korean', 'count_share'),
             'noise': ('korean', 'noise'), 'context': ('context_discrimination', 'weighted')}  # column: part, name
 

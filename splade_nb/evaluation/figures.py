@@ -93,13 +93,13 @@ def free_spot(point: tuple, size: tuple,  # width, height
     "The nearest free box to a point; where each line crosses something, the nearest that covers nothing."
     walls = [box for box in taken if not box.padded(4).contains(*point)]  # without its own mark
     def is_free(box, line, walls):
-        covers = box.count_overlaps(taken) or any(other.intersects_bbox(box) for other in lines)
-        inside = frame.contains(*box.min) and frame.contains(*box.max)
-        return inside and not covers and not any(line.intersects_bbox(wall) for wall in walls)
-    attempts = [_attempt(point, size, ring, start + math.pi / 8 * ((turn + 1) // 2) * (-1) ** turn)
-                for ring, turn in product(range(5, 240, 5), range(16))]
-    found = (attempt for some in (walls, []) for attempt in attempts if is_free(*attempt, some))
-    return next(found, attempts[0])
+        if not (frame.contains(*box.min) and frame.contains(*box.max)) or box.count_overlaps(taken): return False
+        return not (any(other.intersects_bbox(box) for other in lines) or any(map(line.intersects_bbox, walls)))
+    def attempts():
+        for ring, turn in product(range(5, 240, 5), range(16)):
+            yield _attempt(point, size, ring, start + math.pi / 8 * ((turn + 1) // 2) * (-1) ** turn)
+    found = (attempt for some in (walls, []) for attempt in attempts() if is_free(*attempt, some))
+    return next(found, None) or next(attempts())
 
 # %% ../../nbs/4_evaluation/03_figures.ipynb #free-spot-2
 def _attempt(point: tuple, size: tuple, distance: float, angle: float) -> tuple:  # box, path

@@ -160,11 +160,10 @@ def board_figure(table) -> tuple: # figure, caption
 
 # %% ../../nbs/4_evaluation/09_leaderboard.ipynb #board-caption
 def _board_caption(rows, collections: int) -> str:
-    best, above, failed = rows.iloc[0], rows[rows['mark'] == '▲'], rows[rows['outcome'] != '']
+    best, above, failed = rows.iloc[0], rows[rows['mark'] == '▲'], rows.loc[rows['outcome'] != '', 'system']
     floors = [f', {(rows["ndcg@10"] > floor).sum()} have more than {FLOOR} ({percent(floor)})'
               for floor in rows.loc[rows['system'] == FLOOR, 'ndcg@10']]
-    fate = f'collapsed or stopped: {join_words(failed["system"])}.' if len(failed) else 'none collapsed or was stopped.'
     return (f'Highest: {best["system"]}, nDCG@10 {percent(best["ndcg@10"])} over {collections} '
-            f'collection{"s" * (collections > 1)}, {best["doc terms"]:,.0f} terms per document, '
-            f'{best["median"]:.1f} ms. '
-            f'{len(above)} of {len(rows)} systems are above {BASELINE} by more than chance{"".join(floors)}; {fate}')
+            f'collection{"s"[:collections - 1]}, {best["doc terms"]:,.0f} terms per document, {best["median"]:.1f} ms. '
+            f'{len(above)} of {len(rows)} systems are above {BASELINE} by more than chance{"".join(floors)}; '
+            + (f'collapsed or stopped: {join_words(failed)}.' if len(failed) else 'none collapsed or was stopped.'))

@@ -87,6 +87,13 @@ def recall_at(qrels: dict, run: dict, k: int = 100) -> pd.Series:  # one share f
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #interval
 MOST_RESAMPLED = 50_000 # values; of more, the normal interval is the bootstrap's to three digits
 
+def _resampled_means(values: np.ndarray, times: int = 2000) -> np.ndarray:  # [times]
+    "Means of as many values, drawn with replacement; some thousand numbers at a time."
+    generator, rows = np.random.default_rng(42), max(1, 2 ** 16 // len(values))
+    sizes = [(min(rows, times - start), len(values)) for start in range(0, times, rows)]
+    return np.concatenate([values[generator.integers(len(values), size=size)].mean(axis=1) for size in sizes])
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #interval-of-mean
 def interval(values  # one value a query or text
             ) -> dict:  # {"mean", "low", "high"}
     "The mean with its percentile bootstrap interval of 95 %; NaN where no value is left."
@@ -94,8 +101,7 @@ def interval(values  # one value a query or text
     if not len(values): return dict.fromkeys(('mean', 'low', 'high'), float('nan'))
     mean, half = float(values.mean()), 1.96 * float(values.std()) / len(values) ** 0.5
     if len(values) > MOST_RESAMPLED: return dict(mean=mean, low=mean - half, high=mean + half)
-    generator = np.random.default_rng(42)
-    low, high = np.quantile([generator.choice(values, len(values)).mean() for _ in range(2000)], [0.025, 0.975])
+    low, high = np.quantile(_resampled_means(values), [0.025, 0.975])
     return dict(mean=mean, low=float(low), high=float(high))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #summarise
