@@ -136,7 +136,8 @@ class PretrainingCorpus:
 def _require_sequence(packed: PackedSequences) -> PackedSequences:
     "Raises `ConfigError` where the passages do not fill one sequence."
     if packed.in_epoch: return packed
-    raise ConfigError(f'length={packed.length}: {len(packed.chosen)} passages, {packed.tokens} tokens, fill no sequence;'
+    size = f'{len(packed.chosen)} passages with {packed.tokens} tokens'
+    raise ConfigError(f'length={packed.length}: {size} do not fill a sequence;'
                       ' give more text, a smaller length or another held_out')
 
 # %% ../../nbs/3_training/13_pretraining_setup.ipynb #divide
