@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
            'V28', 'SPLADE_V2', 'SPLADE_KO', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES', 'ADDED', 'ONE_WEIGHT',
-           'LOANWORDS', 'CORRECTIONS', 'MINI', 'SCALES', 'MINI_CORRECTIONS', 'ALIASES', 'current_recipe', 'recipe_name',
-           'Correction', 'Times', 'version_name', 'resolve', 'resolve_quietly', 'differences', 'version_table']
+           'LOANWORDS', 'CORRECTIONS', 'MINI', 'SCALES', 'MINI_CORRECTIONS', 'ALIASES', 'NAMED', 'current_recipe',
+           'recipe_name', 'Correction', 'Times', 'version_name', 'resolve', 'resolve_quietly', 'differences',
+           'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -276,6 +277,14 @@ def _correct(settings: Settings, corrections: dict) -> Settings:
     changed = _apply(settings, {name: c.value for name, c in corrections.items() if c.when(settings)})
     return override(changed, {name: getattr(settings, name) for name in set(off(changed)) & set(corrections)})
 
+# %% ../../nbs/0_config/04_versions.ipynb #named-backbone
+NAMED = dict(hidden=0, layers=0, vocabulary=0, initialization='pretrained')  # its sizes and weights are its own
+
+def _takes_backbone(scale: str, overrides: dict) -> bool:
+    "Whether a backbone is named at mini scale without a size, so that it takes the place of the one made there."
+    sizes = {'hidden', 'layers', 'vocabulary'} & overrides.keys()
+    return scale == 'mini' and overrides.get('backbone', 'mini') != 'mini' and not sizes
+
 # %% ../../nbs/0_config/04_versions.ipynb #resolve
 def _corrections(scale: str) -> dict: return {**CORRECTIONS, **(MINI_CORRECTIONS if scale == 'mini' else {})}
 
@@ -286,8 +295,10 @@ def resolve(version: str | int = 'v28',
     "Version, scale, recipe, overrides: in that order. Raises `ConfigError`."
     name, recipe = version_name(version), recipe_name(recipe)
     base = _apply(VERSIONS[name], SCALES[choose('scale', scale, SCALES)])
+    named = NAMED if _takes_backbone(scale, overrides) else {}
+    base = override(base, named)
     if recipe == 'original': base = _as_written(name, base)
-    if recipe == 'corrected': base = _correct(base, _corrections(scale))
+    if recipe == 'corrected': base = override(_correct(base, _corrections(scale)), named)
     return check(override(base, overrides), base)
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-quietly
