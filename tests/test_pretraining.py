@@ -16,7 +16,7 @@ from splade_nb.training.checkpoints import CheckpointError, checkpoints
 from splade_nb.training.pretraining import new_run, pretrain, pretrain_step, rate_at, training_batch
 from splade_nb.training.pretraining_setup import create_backbone, prepare_corpus, resolve_pretraining, without_effect
 
-SMALL = dict(hidden=32, layers=1, vocabulary=600, segment='none', length=32, batch_size=4, precision='fp32', log_every=1,
+SMALL = dict(hidden=32, layers=1, vocabulary=2000, segment='none', length=32, batch_size=4, precision='fp32', log_every=1,
              dropout=0.1, validations=2, checkpoints=4, held_out_sequences=4)
 STEP = 4 * 32  # tokens
 
@@ -87,7 +87,7 @@ def test_the_model_stays_after_given_tokens(tmp_path, stages):
 
 # What settings do
 
-OTHER = dict(hidden=64, layers=2, vocabulary=700, segment='kiwi', tokenizer_texts=100, dropout=0.3, window=2, direction_noise=0.1,
+OTHER = dict(hidden=64, layers=2, vocabulary=1500, segment='kiwi', tokenizer_texts=100, dropout=0.3, window=2, direction_noise=0.1,
              decoder_bias_offset=2.0, length=16, mask_share=0.4, whole_words=False, across_passages=True, batch_size=2,
              accumulation=2, learning_rate=1e-2, warmup_ratio=0.5, weight_decay=0.5, clip=0.01, adam_beta1=0.5, adam_beta2=0.9,
              adam_eps=1.0, precision='bf16', held_out=0.3, held_out_sequences=2, validations=1, keep_millions=[0.0002],
@@ -119,7 +119,7 @@ def test_settings_that_cannot_be_are_refused():
 
 
 def test_a_run_without_tokens_or_texts_says_so(tmp_path, stages):
-    with pytest.raises(ConfigError, match='do not fill a sequence'): prepare_corpus(settings(), 'toy', 42, stages)
+    with pytest.raises(ConfigError, match='do not fill a sequence'): prepare_corpus(settings(length=512), 'toy', 42, stages)
     corpus = prepare_corpus(settings(), 'mini', 42, stages)
     with pytest.raises(ConfigError, match='tokens=0'): new_run(create_backbone(settings(), corpus, 42, stages), corpus, settings(), tmp_path, 0, 42)
 
