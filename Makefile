@@ -41,9 +41,11 @@ STAGE   ?=
 DEVICE  ?= cuda
 PROCESSES ?= auto
 SCALE_BATCH ?= False
+TOKENS  ?=
+BACKBONE ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -51,6 +53,7 @@ unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 # recipes read it as "$$typed_NAME" from the environment, so that no shell reads it as a command either.
 from_user = $(filter command environment,$(firstword $(origin $(1))))
 data_given := $(call from_user,DATA)
+out_given := $(call from_user,OUT)
 $(foreach name,$(known),$(if $(call from_user,$(name)),$(eval override export $(name) := $$(value $(name)))))
 $(foreach name,$(known),$(eval export typed_$(name) = $$($(name))))
 
@@ -65,7 +68,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard rehearse data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard rehearse data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -104,6 +107,18 @@ train-distributed resume-distributed:
 	  -- "$$typed_VERSION"
 	$(shown)
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
+
+# A backbone from plain texts; what it writes lies in outputs/pretrain where OUT is not given.
+$(if $(out_given),,$(eval pretrain resume-pretrain: OUT = outputs/pretrain))
+pretrained = -r data "$$typed_DATA" -r scale "$$typed_SCALE" $(call parameter,BACKBONE,backbone) \
+             $${typed_TOKENS:+-p tokens "$$typed_TOKENS"} -p seed "$$typed_SEED" -r out "$$typed_OUT" -r settings "$$typed_SETTINGS"
+pretrain: $(ready)  ## Pretrain a masked language model on the texts in DATA for TOKENS (SCALE, BACKBONE, SEED, SETTINGS) into OUT
+resume-pretrain: $(ready)  ## Go on with the pretraining in OUT from its last checkpoint
+resume-pretrain: pretrained += -p resume True
+pretrain resume-pretrain:
+	$(begin)
+	$(papermill) nbs/pretrain.ipynb "$(call path,OUT)/pretrain.ipynb" $(pretrained)
+	$(report) "$$typed_OUT/pretrain.ipynb" "$$typed_OUT/report.html"
 
 # One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
 train-% resume-% logs-% tensorboard-% after-%: export name = $*

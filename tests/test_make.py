@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard data search serve export bench gpu'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard data search serve export bench gpu pretrain resume-pretrain'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -87,6 +87,8 @@ def wanted(value: dict) -> list[list[str]]:
     papermill = ['papermill', '--log-output', '--no-progress-bar']
     train = [*papermill, 'nbs/train.ipynb', notebook('OUT', 'train'),
              *pairs('-r', 'VERSION', 'RECIPE', 'SCALE', 'DATA'), *pairs('-p', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
+    pretrain = [*papermill, 'nbs/pretrain.ipynb', notebook('OUT', 'pretrain'), *pairs('-r', 'DATA', 'SCALE', 'BACKBONE'),
+                *pairs('-p', 'TOKENS', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
     finished = [*train[:5], '-r', 'out', value['OUT'], '-p', 'finished', 'True']
     settings = [f'{name.lower()}={value[name]}' for name in 'RECIPE SCALE DATA SEED OUT SETTINGS SCALE_BATCH'.split()]
     torchrun = ['python', '-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={value["PROCESSES"]}',
@@ -117,7 +119,8 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', hybrid='HYBRID')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
-        ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE'), '--force']]
+        ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE'), '--force'],
+        EXPORT, pretrain, report('OUT', 'pretrain'), EXPORT, [*pretrain, '-p', 'resume', 'True'], report('OUT', 'pretrain')]
 
 
 def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}
@@ -159,6 +162,14 @@ def test_defaults_follow_what_is_given(workshop):
     written = 'outputs/v23/sentence-transformers'
     assert board[-5:] == ['measure', 'True', '-r', 'data', 'mini']
     assert export[4:] == ['--model=outputs/v23', '--to=sentence-transformers', f'--out={written}', '--licence=unknown']
+
+
+def test_a_pretrained_backbone_has_a_folder_of_its_own(workshop):
+    done = workshop.make('pretrain')
+    assert done.returncode == 0, done.stderr
+    _, pretrained, _ = workshop.calls()
+    assert pretrained[3:] == ['nbs/pretrain.ipynb', 'outputs/pretrain/pretrain.ipynb', '-r', 'data', 'mini', '-r', 'scale', 'auto',
+                              '-p', 'seed', '42', '-r', 'out', 'outputs/pretrain', '-r', 'settings', '']
 
 
 def test_a_search_without_a_query_says_so(workshop):
