@@ -46,7 +46,8 @@ def small(settings: Settings,
          ) -> Settings:
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
-    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2)
+    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2,
+                  flops_threshold=4)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))
     sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps)
@@ -147,7 +148,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     warmup_ratio=(0.5, 0.0), language_ramp=(1.0, 0.5), flops_ramp=(1.0, 0.5), gate_heads=(2, 4), mining_depth=(1, 2), mining_documents=(4, 5),
     model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
     evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0), adam_eps=(1e-2, 1e-3),
-    weight_averaging=((0.9,), (0.5,)),
+    weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
 
