@@ -148,7 +148,7 @@ def test_alignment_reads_pairs_across_languages_alone(tmp_path):
 
 def test_every_setting_of_the_later_versions_acts():
     "Those that they brought; all of them are checked before each run."
-    for version, names in dict(v29=['df_cutoff', 'df_steepness', 'df_steps', 'flops_form', 'flops_threshold'],
+    for version, names in dict(v29=['df_cutoff', 'df_steepness', 'df_steps', 'flops_form'],
                                v30=['flops_threshold', 'log_twice'], v31=['lambda_alignment', 'expansion_limit']).items():
         states = {check.name: check.state for check in check_settings.check_settings(resolve(version), names, False)}
         assert states == dict.fromkeys(names, 'live'), version

@@ -148,7 +148,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     warmup_ratio=(0.5, 0.0), language_ramp=(1.0, 0.5), flops_ramp=(1.0, 0.5), gate_heads=(2, 4), mining_depth=(1, 2), mining_documents=(4, 5),
     model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
     evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0), adam_eps=(1e-2, 1e-3),
-    weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0),
+    weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
 
@@ -224,7 +224,8 @@ def idle_settings(settings: Settings) -> dict[str, str]: # setting -> reason
 TOGETHER = dict(
     lambda_min_act=dict(min_activation=50.0), top_k=dict(min_activation=50.0), lambda_margin=dict(margin=99.0),
     keep_checkpoints=dict(checkpoint_epochs=1), epochs=dict(keep_checkpoints=99),
-    mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0))
+    mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
+    expansion_limit=dict(decoder_bias_offset=0.0))
 
 # %% ../../nbs/3_training/10_check_settings.ipynb #checks-of
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after
