@@ -194,7 +194,10 @@ KOREAN = {  # what the English block says: the same in Korean
     'Korean filter and context gate': '한국어 필터와 문맥 게이트', 'Korean filter without the gate': '게이트 없는 한국어 필터',
     'V28 after the collapse: weaker filter, stronger minimum': '붕괴 뒤의 V28: 약한 필터, 강한 최소 활성화', 'control: InfoNCE and FLOPS on both sides, nothing else': '대조군: 양쪽의 InfoNCE와 FLOPS뿐',
     'minimum logit of input tokens, hashed character bigrams, phonetic keys, IBM Model 1 expansion; inference-free queries':
-        '입력 토큰의 최소 로짓, 해시한 글자 바이그램, 음운 키, IBM Model 1 확장, 추론 없는 질의'}
+        '입력 토큰의 최소 로짓, 해시한 글자 바이그램, 음운 키, IBM Model 1 확장, 추론 없는 질의',
+    "FLOPS by the model's own document frequencies, inference-free queries": '모델 자신의 문서 빈도로 가중한 FLOPS, 추론 없는 질의',
+    'FLOPS of long documents alone, weights with two logarithms': '긴 문서만의 FLOPS, 로그를 두 번 취한 가중치',
+    'documents aligned to their questions in the other language': '다른 언어로 된 질문에 맞춘 문서'}
 LEFT = re.compile('[a-z]{4,} [a-z]{2,}')  # English that nobody translated
 
 

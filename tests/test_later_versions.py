@@ -8,8 +8,13 @@ from splade_nb import experiment
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import off
 from splade_nb.config.versions import PARENTS, VERSIONS, resolve, resolve_quietly
-from splade_nb.training.dataset import fix_seeds, toy_training_data
-from splade_nb.training.objective import ProcessGroup, optimizer_for
+from splade_nb.data.records import toy_corpus
+from splade_nb.model.initialization import toy_model
+from splade_nb.model.splade import texts_of
+from splade_nb.model.splade_doc import input_counts, sparse_batch
+from splade_nb.training import check_settings
+from splade_nb.training.dataset import fix_seeds, prepare, toy_training_data
+from splade_nb.training.objective import ProcessGroup, alignment_term, density, encoded, make_batch, optimizer_for
 from splade_nb.training.trainer import Run, train, train_step
 
 LATER = [version for version in VERSIONS if version[0] == 'v' and version[1:].isdigit() and int(version[1:]) > 28]
@@ -92,3 +97,60 @@ def test_measured_weights_lower_frequent_terms():
     (dict(df_cutoff=1.5), 'the nearest is 1'), (dict(df_steps=0), 'the nearest is 1')])
 def test_what_document_frequencies_cannot_be(changes, message):
     with pytest.raises(ConfigError, match=message): resolve('v29', **changes)
+
+
+# ---- thresholds and limits
+
+def test_short_texts_feel_no_penalty():
+    "V30's mask: the gradient of FLOPS reaches the rows with more active terms than the threshold, and no other."
+    vectors = torch.tensor([[1., 1, 1, 0], [2., 0, 0, 0], [1., 1, 0, 0]], requires_grad=True)
+    data = toy_training_data()[0]
+    density(vectors, data, resolve_quietly('v30', flops_threshold=2)).backward()
+    assert vectors.grad.any(1).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize('limit', (0.5, 1.0, 2.0))
+def test_no_document_is_expanded_beyond_its_limit(limit):
+    "Also in windows, which share the count of their text, and in what `sparse_batch` writes to an index."
+    model = toy_model(expansion_limit=limit).eval()
+    whole = toy_model().eval()
+    whole.load_state_dict(model.state_dict())
+    ids = torch.tensor([[0, 9, 11, 2], [0, 8, 2, 1], [0, 7, 7, 2]])
+    rows = ids, (ids != 1).long()
+    for windows in (None, [1, 2]):
+        found, free = (each(*rows, windows=windows)[0] for each in (model, whole))
+        own = input_counts(model, *rows, texts_of(rows[1], windows)[1], len(found), None, None)[0] > 0
+        beyond = (found > 0) & ~own
+        assert (beyond.sum(1) <= (limit * own.sum(1)).long()).all() and beyond.any()
+        assert found[own].equal(free[own]) and found[beyond].equal(free[beyond])
+        text, token, weight = sparse_batch(model, None, *rows, windows=windows)
+        assert weight.equal(found[found > 0]) and len(text) < (free > 0).sum()
+    assert model(*rows, document=False)[0].equal(whole(*rows, document=False)[0]), 'queries stay as they are'
+
+
+# ---- across languages
+
+def test_alignment_reads_pairs_across_languages_alone(tmp_path):
+    "Of the toy collection: Korean questions about the two English documents."
+    settings = check_settings.small(resolve('v31'), '')
+    setup = prepare(settings, toy_corpus(), 42, tmp_path, 'cpu')
+    data, pairs = setup.training_data, [*map(tuple, setup.training_data.pairs)]
+    texts, found = list(setup.collection.documents), []
+    for place, (_, document) in enumerate(pairs):
+        rows = make_batch([place], data, settings, 0, (42, 0))
+        out = encoded(setup.model, rows, settings)
+        term = alignment_term(out, data, settings)
+        assert bool(term) == (texts[document] in ('python', 'hanok')), texts[document]
+        found += [term['alignment'].item()] if term else []
+        assert not alignment_term(out, data, replace(settings, lambda_alignment=0.0))
+    assert found and min(found) > 0
+
+
+def test_every_setting_of_the_later_versions_acts():
+    "Those that they brought; all of them are checked before each run."
+    for version, names in dict(v29=['df_cutoff', 'df_steepness', 'df_steps', 'flops_form'],
+                               v30=['flops_threshold', 'log_twice'], v31=['lambda_alignment', 'expansion_limit']).items():
+        states = {check.name: check.state for check in check_settings.check_settings(resolve(version), names, False)}
+        assert states == dict.fromkeys(names, 'live'), version
+    idle = off(resolve('v28'))
+    assert {'df_cutoff', 'df_steepness', 'df_steps'} <= set(idle) and 'flops_threshold' not in idle

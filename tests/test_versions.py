@@ -485,7 +485,7 @@ def test_other_impossible_settings(changes):
     with pytest.raises(ConfigError): resolve('v28', **changes)
 
 
-@pytest.mark.parametrize('arguments, told', [(('v82',), "did you mean 'v28'"), (('v28', 'corected'), "did you mean 'corrected'"), (('v28', 'original', 'minni'), "did you mean 'mini'"), (('',), 'Known: v22')])
+@pytest.mark.parametrize('arguments, told', [(('v88',), "did you mean 'v28'"), (('v28', 'corected'), "did you mean 'corrected'"), (('v28', 'original', 'minni'), "did you mean 'mini'"), (('',), 'Known: v22')])
 def test_unknown_version_recipe_scale(arguments, told):
     with pytest.raises(ConfigError, match=re.escape(told)): resolve(*arguments)
 

@@ -66,6 +66,7 @@ class ModelSettings(GateSettings, EncoderSettings):
     model1_threshold: float = 0.0       # least probability of a Model 1 expansion from training pairs; 0: none
     inference_free_query: bool = False  # query weights come from a learned table: no forward pass
     idf_prior_documents: int = 0        # IDF per collection, smoothed by so many training documents; 0: theirs alone
+    expansion_limit: float = 0.0        # terms of a document beyond its input tokens, as times those; 0: no limit
     term_weights: tuple = ()            # registered names of further parts on the weights, in order
 
 # %% ../../nbs/0_config/03_settings.ipynb #initialization-settings
@@ -98,6 +99,7 @@ class RankingSettings:
     lambda_margin: float = 2.5
     margin: float = 1.5
     lambda_margin_mse: float = 0.0      # squared error of margins against the teacher's
+    lambda_alignment: float = 0.0       # documents take the terms of their queries in the other language
     lambda_initialization: float = 0.0  # squared distance of the query weights from their initial values
     extra_losses: tuple = ()            # ((name of a loss registered with `register_loss`, weight), ...)
     stopword_mask: bool = False         # InfoNCE, distillation and minimum activation see queries without stopwords
@@ -128,6 +130,7 @@ class FlopsSettings:
     df_cutoff: float = 0.1              # form df: share of the documents at which a term's weight is 1/2
     df_steepness: float = 10.0          # of that weight, around the cutoff
     df_steps: int = 100                 # steps between two measurements of the model's own document frequencies
+    flops_threshold: int = 0            # active terms up to which a text is not penalised; 0: every text is
     flops_beta: float = 0.3             # L2 share beside L1
     document_share: float = 0.0         # documents' weight in FLOPS and language, as a share of the query's
     flops_ramp: float = 0.0             # share of the steps until full weight, quadratic
@@ -330,6 +333,7 @@ def bigram_columns(settings: Settings) -> int:
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-model
 OFF = {  # names: (acts, why not)
+    'expansion_limit': (lambda s: s.mlm_head, 'without a decoder nothing is expanded'),
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'),
                   'no context gate, or one that starts at 0'),
@@ -390,9 +394,9 @@ def _idf_flops(settings: Settings) -> bool: return settings.flops_form == 'idf' 
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-flops
 OFF |= {
-    'flops_beta': (lambda s: s.flops_form in ('idf', 'uniform') and s.lambda_flops, 'this form of FLOPS has no L1 share'),
+    'flops_beta': (lambda s: s.flops_form in ('idf', 'uniform') and s.lambda_flops, 'FLOPS has no L1 share'),
     'df_cutoff df_steepness df_steps': (counts_documents, 'FLOPS is not weighted by document frequencies'),
-    'flops_form flops_ramp': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
+    'flops_form flops_ramp flops_threshold': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
     'ramp_start': (lambda s: s.flops_ramp and s.lambda_flops or s.language_ramp and s.lambda_language,
                    'no weight grows along a ramp'),
     'document_share': (lambda s: s.lambda_flops or s.lambda_language, 'neither FLOPS nor a language term'),
@@ -431,8 +435,8 @@ SHARES = ('dropout gate_dropout document_share df_cutoff flops_ramp language_ram
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k min_df mining_depth '
                          'checkpoint_epochs keep_checkpoints log_every df_steps'.split(), 1)
-AT_LEAST |= dict(max_length=3, teacher_max_length=3, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, clip=1e-6, df_cutoff=1e-6,
-                 learning_rate=1e-12)
+AT_LEAST |= dict(max_length=3, teacher_max_length=3, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, clip=1e-6,
+                 df_cutoff=1e-6, learning_rate=1e-12)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-bounds
 def _check_bounds(settings: Settings) -> None:

@@ -32,6 +32,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
         f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
+        'the limit of expansions (expansion_limit)': settings.expansion_limit > 0,
         'the count factor of documents (term_frequency)': uses_count_factor(model, True),
         f'the minimum logit of input tokens (min_input_logit={settings.min_input_logit:g}), '
         f'with {settings.hashed_bigrams} hashed bigrams and phonetic keys': settings.min_input_logit > 0,
@@ -190,7 +191,7 @@ class Graph(nn.Module): # one row per text, every size free
 
     def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None): # [B, V]
         model, own, size, logits = self.model, None, None, self.logits(input_ids, attention_mask)
-        if self.counted or model.settings.min_input_logit:
+        if self.counted or model.settings.min_input_logit or model.settings.expansion_limit:
             columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
             own = scatter_counts(*columns, len(model.special))
             size = own.sum(1)

@@ -20,7 +20,7 @@ from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits
 from .splade import on_states, read_states, texts_of, token_logits
-from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor, HashedBigrams, InferenceFreeQuery
+from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor, ExpansionLimit, HashedBigrams, InferenceFreeQuery
 from .term_weights import InputFloor, LogTwice, OutputIdf, SpecialMask, Texts, apply_term_weights
 from .term_weights import collection_factor, make_term_weight, scatter_counts
 
@@ -119,6 +119,7 @@ def parts_of(model: SpladeDoc,
     if settings.log_twice: parts += [LogTwice()]
     parts += [OutputIdf(model.output_weight)]
     if counted: parts += [CountFactor(model.mean_length)]
+    if settings.expansion_limit: parts += [ExpansionLimit(settings.expansion_limit)]
     return parts + model.parts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #term-weights-of

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
            'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
-           'OutputIdf', 'count_factor', 'CountFactor', 'InferenceFreeQuery', 'collection_factor',
+           'OutputIdf', 'count_factor', 'CountFactor', 'ExpansionLimit', 'InferenceFreeQuery', 'collection_factor',
            'register_term_weight', 'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
@@ -123,6 +123,19 @@ class CountFactor(TermWeight):
 
     def on_weights(self, weights, texts):
         return weights * count_factor(texts.counts, texts.lengths, texts.mean_length or self.mean_length)
+
+# %% ../../nbs/2_model/06_term_weights.ipynb #expansion-limit
+class ExpansionLimit(TermWeight):
+    "`expansion_limit`: of a document's terms that are not its input tokens, only the largest."
+    def __init__(self, limit: float): self.limit = limit # times the distinct input tokens
+
+    def on_weights(self, weights, texts):
+        if not texts.document: return weights
+        own = texts.counts > 0
+        most = (self.limit * own.sum(1)).long().clamp(max=weights.shape[1])  # [B]
+        largest = weights.masked_fill(own, 0).topk(int(most.max()), dim=1).indices
+        within = torch.arange(largest.shape[1], device=most.device) < most[:, None]
+        return weights.masked_fill(~(own | torch.zeros_like(own).scatter(1, largest, within)), 0)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #query-table
 QUERY_LEARNING_RATE_FACTOR = 20.0

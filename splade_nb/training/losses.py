@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BUILT_IN', 'REGISTERED', 'wide', 'score', 'score_unit', 'info_nce', 'masked_mean', 'self_reconstruction',
            'positive_activation', 'expansion', 'triplet_margin', 'flops', 'idf_flops', 'df_penalty', 'DocumentCounts',
-           'minimum_activation', 'z_score', 'distillation', 'margin_mse', 'language_penalty', 'total', 'LossInputs',
-           'register_loss', 'extra_losses', 'require_registered']
+           'l0_mask', 'minimum_activation', 'z_score', 'distillation', 'margin_mse', 'language_penalty', 'total',
+           'LossInputs', 'register_loss', 'extra_losses', 'require_registered']
 
 # %% ../../nbs/3_training/01_losses.ipynb #imports
 import math
@@ -85,13 +85,13 @@ def positive_activation(query_vectors: Tensor,   # [B, V]
 # %% ../../nbs/3_training/01_losses.ipynb #expansion
 def expansion(doc_logits: Tensor,    # [B, V] logits of the positives
               query_tokens: Tensor,  # [B, V] bool, input tokens of the queries
-              idf: Tensor,           # [V]
+              idf: Tensor,           # [V], or [B, V]: a weight of each token in each query
               others: float = 3.0    # weight of the tokens of other queries
               ) -> Tensor:
     "Positives are expanded by their queries' tokens, and not by those of other queries."
     in_batch = query_tokens.any(0)
     logits, tokens = wide(doc_logits)[:, in_batch], query_tokens[:, in_batch]
-    weights = tokens * wide(idf)[in_batch]
+    weights = tokens * wide(idf)[..., in_batch]
     pull = (F.softplus(-logits) * weights).sum(1) / weights.sum(1).clamp(min=1e-6)
     return (pull + others * masked_mean(F.softplus(logits), ~tokens)).mean()
 
@@ -141,6 +141,13 @@ class DocumentCounts(torch.nn.Module):
         *_, documents = self.counts
         self.penalty = df_penalty(self.counts[:-1] / documents.clamp(min=1), cutoff, steepness)
         self.counts.zero_()
+
+# %% ../../nbs/3_training/01_losses.ipynb #l0-mask
+def l0_mask(vectors: Tensor,  # [B, V]
+            threshold: int    # active terms up to which a text is not penalised; 0: every text is
+            ) -> Tensor:      # [B, V]; rows of zeros for the texts that are not
+    "What a penalty on density sees (Shen et al. 2025)."
+    return vectors * ((vectors > 0).sum(1, keepdim=True) > threshold) if threshold else vectors
 
 # %% ../../nbs/3_training/01_losses.ipynb #minimum-activation
 def minimum_activation(vectors: Tensor,  # [B, V]
@@ -219,7 +226,8 @@ class LossInputs:
     training_data: object     # `TrainingData`: idf [V], stopword [V], teacher embeddings, ...
 
 # %% ../../nbs/3_training/01_losses.ipynb #register-loss
-BUILT_IN = ('infonce margin margin_mse self positive flops language min_act kd context_kd pull').split()
+BUILT_IN = ('infonce margin margin_mse self positive flops language min_act kd context_kd pull '
+            'alignment').split()
 REGISTERED: dict[str, Callable[[LossInputs], Tensor]] = {}
 
 def register_loss(name: str  # as in `extra_losses`, `metrics.jsonl` and the report; a second time replaces the function

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['MarkIds', 'make_batch', 'contrastive_batches', 'batch_at', 'input_tokens', 'pass_through', 'encoded',
-           'ranking_queries', 'batch_scores', 'contrastive_terms', 'lexical_terms', 'density', 'sparse_terms',
-           'teacher_terms', 'extra_terms', 'weights_at', 'objective', 'step_loss', 'optimizer_for', 'ProcessGroup',
-           'backward', 'SavedBytes', 'widest_batch', 'vector_bytes', 'memory_plan']
+           'ranking_queries', 'batch_scores', 'contrastive_terms', 'lexical_terms', 'across_languages',
+           'alignment_term', 'density', 'sparse_terms', 'teacher_terms', 'extra_terms', 'weights_at', 'objective',
+           'step_loss', 'optimizer_for', 'ProcessGroup', 'backward', 'SavedBytes', 'widest_batch', 'vector_bytes',
+           'memory_plan']
 
 # %% ../../nbs/3_training/06_objective.ipynb #imports
-import json
+import functools, json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,11 +21,11 @@ from torch import Tensor
 # %% ../../nbs/3_training/06_objective.ipynb #imports-library
 from ..config.files import plain
 from ..config.settings import Settings, bigram_columns
-from ..data.tokenizer import batch
+from ..data.tokenizer import SpladeTokenizer, batch, masks
 from ..model.term_weights import bag_rows, scatter_counts
 from .curriculum import distillation_factor, mining_period, phase_at, ramp, sample
 from .dataset import TrainingData, pool
-from .losses import distillation, expansion, flops, idf_flops, info_nce, language_penalty, margin_mse
+from .losses import distillation, expansion, flops, idf_flops, info_nce, l0_mask, language_penalty, margin_mse
 from .losses import masked_mean, minimum_activation, positive_activation, self_reconstruction
 from .losses import LossInputs, extra_losses, score, score_unit, total, triplet_margin
 
@@ -154,11 +155,35 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     reached = expansion(document['logits'][:size, :width], query['own'][:, :width], training_data.idf[:width])
     return terms | {'positive': reached}
 
+# %% ../../nbs/3_training/06_objective.ipynb #across-languages
+@functools.lru_cache(1)
+def _scripts(tokenizer: SpladeTokenizer) -> tuple:  # [V] bool each
+    known = masks(tokenizer)
+    return torch.from_numpy(known['foreign']), torch.from_numpy(known['korean'])
+
+def across_languages(out: dict, tokenizer: SpladeTokenizer) -> Tensor:  # [B] bool
+    "Pairs whose texts are in different languages."
+    foreign, korean = (mask.to(out['query']['own'].device) for mask in _scripts(tokenizer))
+    def is_foreign(own): return (own & foreign).sum(1) > (own & korean).sum(1)
+    return is_foreign(out['query']['own']) != is_foreign(out['document']['own'][:len(out['query']['own'])])
+
+# %% ../../nbs/3_training/06_objective.ipynb #alignment-term
+def alignment_term(out: dict, training_data: TrainingData, settings: Settings) -> dict:
+    "Documents take the terms of their queries in the other language; nothing where the batch has no such pair."
+    if not settings.lambda_alignment: return {}
+    pairs = across_languages(out, training_data.tokenizer)
+    if not pairs.any(): return {}
+    logits = out['document']['logits'][:len(pairs)]
+    width = logits.shape[1] - bigram_columns(settings)
+    wanted = out['query']['vectors'].detach()[pairs, :width]
+    return {'alignment': expansion(logits[pairs, :width], wanted > 0, wanted)}
+
 # %% ../../nbs/3_training/06_objective.ipynb #density
 def density(vectors: Tensor, training_data: TrainingData, settings: Settings,
             measured: Tensor | None = None  # [V] weights by the model's own document frequencies; None: 1
             ) -> Tensor:
-    "FLOPS in the version's form."
+    "FLOPS in the version's form, of texts with more active terms than the threshold."
+    vectors = l0_mask(vectors, settings.flops_threshold)
     if settings.flops_form == 'plain': return flops(vectors)
     if settings.flops_form == 'df': return flops(vectors, 1.0 if measured is None else measured)
     return idf_flops(vectors, training_data.penalty, settings.flops_beta)
@@ -228,7 +253,7 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
     return {'infonce': phase.lambda_infonce, 'pull': settings.lambda_initialization, 'kd': kd,
             'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
             'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self,
-            'positive': settings.lambda_positive,
+            'positive': settings.lambda_positive, 'alignment': settings.lambda_alignment,
             'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, 2, settings.ramp_start),
             'language': settings.lambda_language * ramp(step, steps, settings.language_ramp, 1, settings.ramp_start),
             'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
@@ -242,7 +267,7 @@ def objective(out: dict, rows: dict, step: int, steps: int, training_data: Train
     phase, scores = phase_at(step, steps, settings), batch_scores(out, training_data, settings)
     terms = contrastive_terms(scores, out['same'], phase, settings) | lexical_terms(out, training_data, settings)
     terms |= sparse_terms(out, training_data, settings, measured) | teacher_terms(out, rows, training_data, settings)
-    terms |= extra_terms(out, rows, training_data, settings)
+    terms |= extra_terms(out, rows, training_data, settings) | alignment_term(out, training_data, settings)
     weights = weights_at(step, steps, settings)
     for name, factor in (damping or {}).items(): weights[name] = weights.get(name, 1.0) * factor
     return total({name: value for name, value in terms.items() if weights[name]}, weights)
