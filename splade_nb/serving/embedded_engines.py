@@ -401,8 +401,8 @@ class _QdrantServerBackend(_QdrantBackend):
 
     def exists(self): return self.client.collection_exists(self.name)
     def create(self, label):
-        dense = self.kinds.VectorParams(size=label.dense, distance=self.kinds.Distance.DOT) if label.dense else None
-        self.client.create_collection(self.name, vectors_config={'dense': dense} if dense else {}, metadata=asdict(label),
+        form = self.kinds.VectorParams(size=label.dense, distance=self.kinds.Distance.DOT) if label.dense else None
+        self.client.create_collection(self.name, vectors_config={'dense': form} if form else {}, metadata=asdict(label),
                                       sparse_vectors_config={'terms': self.kinds.SparseVectorParams()})
     def attach(self): return Label(**self.client.get_collection(self.name).config.metadata)
     def _upsert(self, points): self.client.upsert(self.name, points)
