@@ -395,16 +395,15 @@ class QdrantEdgeBackend(_QdrantBackend):
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #qdrant-server
 class _QdrantServerBackend(_QdrantBackend):
     def __init__(self, address, name, secret):
-        package = needs('qdrant_client', package='qdrant-client')
-        self.kinds, self.point, self.name = package.models, package.models.PointStruct, name
+        package, self.name = needs('qdrant_client', package='qdrant-client'), name
+        self.kinds, self.point = package.models, package.models.PointStruct
         self.client = package.QdrantClient(url=address, api_key=secret.partition(':')[2] or None)
 
     def exists(self): return self.client.collection_exists(self.name)
     def create(self, label):
-        kinds, sparse = self.kinds, {'terms': self.kinds.SparseVectorParams()}
-        dense = {'dense': kinds.VectorParams(size=label.dense, distance=kinds.Distance.DOT)} if label.dense else {}
-        options = dict(vectors_config=dense, sparse_vectors_config=sparse)
-        self.client.create_collection(self.name, **options, metadata=asdict(label))
+        form = self.kinds.VectorParams(size=label.dense, distance=self.kinds.Distance.DOT) if label.dense else None
+        self.client.create_collection(self.name, vectors_config={'dense': form} if form else {}, metadata=asdict(label),
+                                      sparse_vectors_config={'terms': self.kinds.SparseVectorParams()})
     def attach(self): return Label(**self.client.get_collection(self.name).config.metadata)
     def _upsert(self, points): self.client.upsert(self.name, points)
     def _remove(self, ids): self.client.delete(self.name, self.kinds.PointIdsList(points=ids))
