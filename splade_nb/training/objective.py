@@ -247,9 +247,8 @@ def step_loss(model, rows: dict, step: int, steps: int, training_data: TrainingD
     return *objective(out, rows, step, steps, training_data, settings), out
 
 # %% ../../nbs/3_training/06_objective.ipynb #optimizer
-def optimizer_for(model, settings: Settings,     # or what has the same fields: weight_decay, learning_rate, adam_*
-                  fused: bool = False            # one pass over all weights; rounds differently
-                 ) -> torch.optim.AdamW:
+def optimizer_for(model, settings: Settings,  # or `PretrainingSettings`
+                  fused: bool = False) -> torch.optim.AdamW:  # in one pass over all weights, which rounds differently
     "AdamW; no weight decay on biases and norms."
     parameters = list(model.parameters())
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
