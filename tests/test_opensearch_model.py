@@ -23,7 +23,7 @@ from splade_nb.model.load import save
 from splade_nb.serving.connector import LARGEST, LONGEST, MOST, add_connector
 from splade_nb.serving.index import label_of
 from splade_nb.serving.searcher import Encoder
-from splade_nb.serving.web import _valid_text, bounded
+from splade_nb.serving.web import _invalid_request, _valid_text, bounded
 
 FORMS = {  # what decides which files are written, and what the server would do wrongly
     'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
@@ -455,9 +455,11 @@ def rich(texts):
 @pytest.fixture(scope='module')
 def service(rich):
     from fastapi import FastAPI
+    from fastapi.exceptions import RequestValidationError
     from fastapi.testclient import TestClient
     async def at_once(call, *arguments): return call(*arguments)
     app = FastAPI()
+    app.add_exception_handler(RequestValidationError, _invalid_request)
     add_connector(app, rich, at_once, _valid_text, 'geheim')
     return TestClient(bounded(app))
 
