@@ -202,9 +202,9 @@ serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, P
 	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
 	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HYBRID,hybrid)
 
-export: $(ready)  ## Write MODEL for sentence-transformers, mlm or onnx (TO) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
+export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx or opensearch (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \
-	  --out="$$typed_EXPORT" --licence="$$typed_LICENCE" $(call option,PUSH,push)
+	  --out="$$typed_EXPORT" --licence="$$typed_LICENCE" $(call option,PUSH,push) $(if $(data_given),$(call option,DATA,data))
 
 opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }

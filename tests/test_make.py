@@ -105,7 +105,7 @@ def wanted(value: dict) -> list[list[str]]:
     board = [*papermill, 'nbs/studies/leaderboard.ipynb', 'outputs/studies/leaderboard.ipynb', '-p', 'measure', 'True',
              *pairs('-r', 'DATA', 'TEST', 'SYSTEMS', 'SEEDS', 'STEPS', 'RESULTS')]
     shown = lambda name: ['python', 'docs/report_html.py', *(f'outputs/studies/{name}.{kind}' for kind in ('ipynb', 'html'))]
-    written = given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH')
+    written = given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH', data='DATA')
     box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
     return [
         EXPORT, train, report('OUT', 'train'), EXPORT, [*train, '-p', 'resume', 'True'], report('OUT', 'train'),

@@ -5,13 +5,16 @@
 # ENGINE   of sparse_vector: lucene, or native (3.9); nothing: the server's default
 # INDEX    its name; it must not exist yet
 # MODELS   an address under which the server itself finds the zip files; nothing: they are uploaded in chunks
+# SERVICE  the address of `make serve`, and TOKEN, its SPLADE_NB_TOKEN, where this folder holds connectors: it becomes
+#          the only trusted address of connectors, which may be a private one (2.15)
 # SETTINGS keep: the settings of the cluster are left as they are
+# CHUNK    bytes of a chunk, at most 10000000
 # CURL_OPTIONS, such as --insecure; PATIENCE and PAUSE: seconds until a task has failed, and between two looks at it
 set -euo pipefail
 shopt -s inherit_errexit
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 server=${OPENSEARCH_URL:-http://localhost:9200} field=${FIELD:-rank_features} index=${INDEX:-splade}
-patience=${PATIENCE:-600} pause=${PAUSE:-2} chunk=10000000
+patience=${PATIENCE:-600} pause=${PAUSE:-2} chunk=${CHUNK:-10000000}
 server=${server%/}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -40,9 +43,9 @@ send() { call "$1" "$2" --header 'content-type: application/json' --data-binary 
 value() { sed -n "s/.*\"$1\" *: *\"\\([^\"]*\\)\".*/\\1/p" | head -n 1; }                # of a name in JSON
 
 wait_for() { # task; prints the id of its model
-  local state seconds
+  local state end=$((SECONDS + patience))
   [ -n "$1" ] || fail 'the server gave no task'
-  for ((seconds = 0; seconds < patience; seconds += pause)); do
+  while ((SECONDS < end)); do
     state=$(call GET "_plugins/_ml/tasks/$1")
     case $(value state <<< "$state") in
       COMPLETED) value model_id <<< "$state"; return ;;
@@ -73,9 +76,19 @@ fetch() { # name; prints the id of the model, which the server fetches
   wait_for "$(send POST _plugins/_ml/models/_register "$work/body" | value task_id)"
 }
 
+connect() { # name; prints the id of the model, which our service answers for
+  sed "s|{service}|${SERVICE%/}|; s|{token}|${TOKEN:-none}|" "$here/connector-$1.json" > "$work/body"
+  local connector
+  connector=$(send POST _plugins/_ml/connectors/_create "$work/body" | value connector_id)
+  sed "s|{connector}|$connector|" "$here/$1.json" > "$work/body"
+  wait_for "$(send POST _plugins/_ml/models/_register "$work/body" | value task_id)"
+}
+
 register() { # name; prints the id of the deployed model
   local id
-  if [ -n "${MODELS:-}" ]; then id=$(fetch "$1"); else id=$(upload "$1"); fi
+  if [ -e "$here/connector-$1.json" ]; then id=$(connect "$1")
+  elif [ -n "${MODELS:-}" ]; then id=$(fetch "$1")
+  else id=$(upload "$1"); fi
   [ -n "$id" ] || fail "$1: the server gave no id: $(cat "$work/answer")"
   wait_for "$(call POST "_plugins/_ml/models/$id/_deploy" | value task_id)" > "$work/done"
   echo "$id"
@@ -92,9 +105,17 @@ case ${ENGINE:-lucene} in lucene | native) ;; *) fail "ENGINE=$ENGINE: lucene or
 [[ $index =~ ^[a-z0-9][a-z0-9._-]*$ ]] || fail "INDEX=$index: lower case letters, digits, . _ - are expected"
 [ -e "$here/index-$field.json" ] || fail "$(cat "$here/no-$field.txt")"
 
+trusted=
+if [ -e "$here/connector-document.json" ]; then
+  [[ ${SERVICE:-} =~ ^https?://[][A-Za-z0-9.:_/-]+$ ]] || fail "SERVICE=${SERVICE:-}: the address of make serve is expected"
+  [[ ${TOKEN:-} =~ ^[A-Za-z0-9._~+/=-]*$ ]] || fail 'TOKEN: letters, digits and . _ ~ + / = - are expected'
+  trusted=$(sed 's|[].[]|\\\\&|g' <<< "${SERVICE%/}")
+  trusted=", \"plugins.ml_commons.trusted_connector_endpoints_regex\": [\"^$trusted/.*\$\"],
+    \"plugins.ml_commons.connector.private_ip_enabled\": true"
+fi
 if [ "${SETTINGS:-}" != keep ]; then
   printf '{"persistent": {"plugins.ml_commons.only_run_on_ml_node": false,
-    "plugins.ml_commons.allow_registering_model_via_url": true}}' > "$work/settings"
+    "plugins.ml_commons.allow_registering_model_via_url": true%s}}' "$trusted" > "$work/settings"
   send PUT _cluster/settings "$work/settings" > "$work/done"
 fi
 document=$(register document)
