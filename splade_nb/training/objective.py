@@ -154,12 +154,13 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     reached = expansion(document['logits'][:size, :width], query['own'][:, :width], training_data.idf[:width])
     return terms | {'positive': reached}
 
-# %% ../../nbs/3_training/06_objective.ipynb #across-languages
+# %% ../../nbs/3_training/06_objective.ipynb #scripts
 @functools.lru_cache(1)
 def _scripts(tokenizer: SpladeTokenizer) -> tuple:  # [V] bool each
     known = masks(tokenizer)
     return torch.from_numpy(known['foreign']), torch.from_numpy(known['korean'])
 
+# %% ../../nbs/3_training/06_objective.ipynb #across-languages
 def across_languages(out: dict, tokenizer: SpladeTokenizer) -> Tensor:  # [B] bool
     "Pairs whose texts are in different languages."
     foreign, korean = (mask.to(out['query']['own'].device) for mask in _scripts(tokenizer))
