@@ -30,6 +30,7 @@ from .evaluation.report import spell
 from .evaluation.retrieval import evaluate_context, evaluate_language, evaluate_model
 from .hub.export import EXPORTS, write_form
 from .hub.model_card import card, facts_of, push
+from .hub.opensearch_model import MEASURED
 from .serving.formats import write_vectors
 from .experiment import SETTINGS, run_version, scale_of
 
@@ -133,12 +134,16 @@ def export_model(folder: str,
                  out: str,
                  name: str = '',             # on the hub; empty: nothing is pushed
                  public: bool = False,
-                 licence: str = 'unknown'    # of the weights, as the hub spells it
+                 licence: str = 'unknown',   # of the weights, as the hub spells it
+                 data: str = ''              # a judged collection on which the losses of `MEASURED` forms are measured
                 ) -> dict:                   # what was written, and in what it differs from `encode`
     "A model for another library, with its card; pushed where a name is given. Raises `ConfigError`."
+    if data and form not in MEASURED:
+        raise ConfigError(f'data={data}: {", ".join(MEASURED)} measure on it, {form} does not')
     facts, title = facts_of(folder), name or Path(out).name
+    options = dict(data=data) if data else {}
     limits = write_form(*load_encoder(folder), form, out,
-                        lambda limits, there: card(facts, form, title, there, limits, licence))
+                        lambda limits, there: card(facts, form, title, there, limits, licence), **options)
     return dict(form=form, folder=out, limits=limits, hub=push(out, name, public) if name else None)
 
 # %% ../nbs/8_cli.ipynb #run-options
@@ -236,6 +241,7 @@ def _add_export_options(command) -> None:
     command.add_argument('--to', choices=tuple(EXPORTS), default='sentence-transformers')
     command.add_argument('--push', default='', metavar='NAME', help='on the hub: user/model')
     command.add_argument('--public', action='store_true', help='a repository that everybody sees')
+    command.add_argument('--data', default='', help=f'a judged collection: what {", ".join(MEASURED)} measure on')
     command.add_argument('--licence', default='unknown', help='of the weights, as the hub spells it')
 
 # %% ../nbs/8_cli.ipynb #data-options
@@ -297,7 +303,7 @@ def _run_command(command: str, options: dict) -> dict:  # what is printed as JSO
     if command == 'convert':
         return convert_shards(options['vectors'], options['format'], options['out'], options['data'])
     if command == 'evaluate': return _evaluate(**options)
-    return export_model(*(options[name] for name in ('model', 'to', 'out', 'push', 'public', 'licence')))
+    return export_model(*(options[name] for name in ('model', 'to', 'out', 'push', 'public', 'licence', 'data')))
 
 # %% ../nbs/8_cli.ipynb #main
 @exit_codes

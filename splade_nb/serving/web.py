@@ -7,7 +7,7 @@ __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'LIMIT', 'PATIENCE', 'term_spans', '
            'search_json', 'expansion_json', 'page', 'bounded', 'application', 'served_names', 'serve', 'main']
 
 # %% ../../nbs/6_serving/09_web.ipynb #imports
-import asyncio, base64, hashlib, re, sys
+import asyncio, base64, hashlib, os, re, sys
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -17,6 +17,8 @@ import numpy as np
 from ..config.command_line import exit_codes
 from ..config.files import ConfigError, needs
 from ..data.tokenizer import ENDINGS, PARTICLES
+from ..hub.opensearch_model import SIDES
+from .connector import LARGEST, add_connector
 from .searcher import Hit, Searcher, Term, command_options, full_text, saved_searcher
 
 # %% ../../nbs/6_serving/09_web.ipynb #patterns
@@ -93,13 +95,13 @@ HEADERS = {'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer'
 LIMIT, PATIENCE = 64 * 1024, 5  # bytes of a request's body, seconds until it has arrived
 
 # %% ../../nbs/6_serving/09_web.ipynb #read-body
-async def _read_body(receive): # None where it is larger than the limit
+async def _read_body(receive, limit): # None where it is larger
     body, more = b'', True
-    while more and len(body) <= LIMIT:
+    while more and len(body) <= limit:
         message = await receive()
         body += message.get('body', b'')
         more = message.get('more_body')
-    return body if len(body) <= LIMIT else None
+    return body if len(body) <= limit else None
 
 def _with_headers(send):
     from starlette.datastructures import MutableHeaders
@@ -116,10 +118,10 @@ def bounded(app):
 
     async def guarded(scope, receive, send):
         if scope['type'] != 'http': return await app(scope, receive, send)
-        answer, body = app, b''
-        try: body = await asyncio.wait_for(_read_body(receive), PATIENCE)
+        answer, body, limit = app, b'', LARGEST if scope['path'] in SIDES.values() else LIMIT
+        try: body = await asyncio.wait_for(_read_body(receive, limit), PATIENCE)
         except TimeoutError: answer = refusal(408, f'no whole request within {PATIENCE} s')
-        if body is None: answer = refusal(413, f'more than {LIMIT:,} bytes')
+        if body is None: answer = refusal(413, f'more than {limit:,} bytes')
         messages = iter([{'type': 'http.request', 'body': body}])
         async def replay(): return next(messages, None) or await receive()
         await answer(scope, replay, _with_headers(send))
@@ -184,7 +186,8 @@ async def _failed(request, error): # the reason names folders of this machine, s
 # %% ../../nbs/6_serving/09_web.ipynb #application
 def application(searcher: Searcher,
                 hosts: tuple[str, ...] = (), # names of this machine, besides localhost, under which the page is served
-                wait: float = 60             # seconds until a waiting request is answered with 503
+                wait: float = 60,            # seconds until a waiting request is answered with 503
+                token: str = ''              # of the connector of OpenSearch, which other machines reach only with one
                ):                            # ASGI application
     "The page and its JSON. Raises `ConfigError` where the packages are missing."
     app = needs('fastapi', 'serve').FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -195,7 +198,9 @@ def application(searcher: Searcher,
     health = dict(status='ok', texts=len(searcher), engine=searcher.index.engine, model=label.model)
     app.add_api_route('/', lambda: HTMLResponse(html, headers={'Content-Security-Policy': policy}))
     app.add_api_route('/api/health', lambda: health)
-    _add_routes(app, searcher, _CallQueue(wait))
+    queue = _CallQueue(wait)
+    _add_routes(app, searcher, queue)
+    if token or not hosts: add_connector(app, searcher.encoder, queue, _valid_text, token)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(ConfigError, _failed)
     names = ['127.0.0.1', 'localhost', '[::1]', *hosts]
@@ -214,9 +219,12 @@ def served_names(host: str) -> tuple[str, ...]:
 # %% ../../nbs/6_serving/09_web.ipynb #serve-searcher
 def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None:
     "Answer requests until Ctrl-C. Raises `ConfigError`."
-    app = application(searcher, served_names(host))
+    token = os.environ.get('SPLADE_NB_TOKEN', '')
+    app = application(searcher, served_names(host), token=token)
     warning = f'warning: everyone who reaches {host} can search these texts; there is no password'
     if served_names(host): print(warning, file=sys.stderr)
+    if served_names(host) and not token:
+        print('no connector for OpenSearch: SPLADE_NB_TOKEN is not set', file=sys.stderr)
     searcher.search('처음', 1)  # loads the morpheme analyser
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
     limits = dict(limit_concurrency=512, timeout_keep_alive=30, h11_max_incomplete_event_size=32_768)

@@ -155,12 +155,13 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     reached = expansion(document['logits'][:size, :width], query['own'][:, :width], training_data.idf[:width])
     return terms | {'positive': reached}
 
-# %% ../../nbs/3_training/06_objective.ipynb #across-languages
+# %% ../../nbs/3_training/06_objective.ipynb #scripts
 @functools.lru_cache(1)
 def _scripts(tokenizer: SpladeTokenizer) -> tuple:  # [V] bool each
     known = masks(tokenizer)
     return torch.from_numpy(known['foreign']), torch.from_numpy(known['korean'])
 
+# %% ../../nbs/3_training/06_objective.ipynb #across-languages
 def across_languages(out: dict, tokenizer: SpladeTokenizer) -> Tensor:  # [B] bool
     "Pairs whose texts are in different languages."
     foreign, korean = (mask.to(out['query']['own'].device) for mask in _scripts(tokenizer))
@@ -279,9 +280,8 @@ def step_loss(model, rows: dict, step: int, steps: int, training_data: TrainingD
     return *objective(out, rows, step, steps, training_data, settings), out
 
 # %% ../../nbs/3_training/06_objective.ipynb #optimizer
-def optimizer_for(model, settings: Settings,     # or what has the same fields: weight_decay, learning_rate, adam_*
-                  fused: bool = False            # one pass over all weights; rounds differently
-                 ) -> torch.optim.AdamW:
+def optimizer_for(model, settings: Settings,  # or `PretrainingSettings`
+                  fused: bool = False) -> torch.optim.AdamW:  # in one pass over all weights, which rounds differently
     "AdamW; no weight decay on biases and norms."
     parameters = list(model.parameters())
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
