@@ -15,7 +15,7 @@ from splade_nb.config.files import ConfigError
 from splade_nb.data.readers import load as load_data
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
-from splade_nb.hub.opensearch_model import FOLDED, HEAVIEST, SERVER_TOKENS, SMALLEST, to_opensearch, traced, write_zip
+from splade_nb.hub.opensearch_model import FOLDED, HEAVIEST, SMALLEST, traced, write_zip
 from splade_nb.hub.export import write_form
 from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
 from ..config.files import ConfigError, DataError, alternatives, read_json, replaced, root, write_json
-from .readers import Faults, load_collection, read_squad
+from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/10_collections.ipynb #forms
 FORMS = {'hub': 'tables of a hub data set', 'squad': 'one SQuAD-form file, as it is',

@@ -9,7 +9,7 @@ __all__ = ['LSA_MOST', 'rank_parts', 'Index', 'System', 'words_system', 'bm25_sy
 # %% ../../nbs/4_evaluation/07_systems.ipynb #imports
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from pathlib import Path
 import numpy as np
