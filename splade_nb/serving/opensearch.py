@@ -314,10 +314,12 @@ class _RequestSize: # documents a request: halved by trouble, growing again
     def shrink(self, sent, too_large): # for good where the request itself was too large, else after a pause
         self.size = max(1, sent // 2)
         if too_large: self.limit = self.size
-        else:
-            pause = min(self.bulk.longest, self.bulk.wait * 2 ** self.retries)
-            time.sleep(pause * random.uniform(0.5, 1))
-            self.retries += 1
+        else: self._pause()
+
+    def _pause(self): # twice as long each time
+        pause = min(self.bulk.longest, self.bulk.wait * 2 ** self.retries)
+        time.sleep(pause * random.uniform(0.5, 1))
+        self.retries += 1
 
 # %% ../../nbs/6_serving/04_opensearch.ipynb #write-chunk
 MAX_ID = 512  # bytes
@@ -378,16 +380,20 @@ def _all_ids(server):
         except helpers.ScanError as error:
             raise ConfigError(f'{server.place}: the list is not whole: {error}') from error
 
+# %% ../../nbs/6_serving/04_opensearch.ipynb #whole-answer
+def _whole_answer(server, body): # raises `ConfigError` for an answer of some shards
+    answer = server.ask(server.client.search, body=body, params=dict(allow_partial_search_results='false'))
+    if not (answer['timed_out'] or answer['_shards']['failed']): return answer
+    raise ConfigError(f"{server.place}: the answer is not whole: timed out: {answer['timed_out']},"
+                      f" shards failed: {answer['_shards']['failed']}")
+
 # %% ../../nbs/6_serving/04_opensearch.ipynb #search
 def _search(index, row, k): # [(id, score)]; of equal scores at the end the server chooses
     if not row.nnz: return []
     row, dense = split_rows(row, index.label)
     dense = dense[0] if dense.any() else None
     (body, scale), server = request(row, k, index.options, index.names, dense), index.server
-    answer = server.ask(server.client.search, body=body, params=dict(allow_partial_search_results='false'))
-    if answer['timed_out'] or answer['_shards']['failed']:
-        raise ConfigError(f"{server.place}: the answer is not whole: timed out: {answer['timed_out']},"
-                          f" shards failed: {answer['_shards']['failed']}")
+    answer = _whole_answer(server, body)
     offset = 0.0 if dense is None else float(np.linalg.norm(dense))
     return [(hit['_id'], hit['_score'] * scale - offset) for hit in answer['hits']['hits']]
 
