@@ -166,7 +166,7 @@ def prepare_corpus(settings: PretrainingSettings,
     stages = stages or Preparation()
     texts, key = stored_passages(stages, source)
     tokenizer = prepared_tokenizer(stages, model_settings(settings), texts, [], settings.tokenizer_texts, data=key)
-    rows = token_rows(stages, tokenizer, texts, data=key)
+    rows = token_rows(stages, tokenizer, texts)
     key = f'{key}-{tokenizer_key(tokenizer)}'
     sequences = _divided(rows, tokenizer, settings, seed)
     return PretrainingCorpus(tokenizer, texts, key, *_token_masks(tokenizer), *sequences)
