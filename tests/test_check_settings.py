@@ -128,8 +128,8 @@ def own_settings(*names: str) -> OwnSettings:
 def with_own_losses(monkeypatch, read) -> None:
     "The objective adds the mean weight of the queries' vectors for each name that `read(settings)` gives."
     true = objective.objective
-    def changed(out, rows, step, steps, training_data, settings, damping=None):
-        loss, parts = true(out, rows, step, steps, training_data, settings, damping)
+    def changed(out, rows, step, steps, training_data, settings, *more):
+        loss, parts = true(out, rows, step, steps, training_data, settings, *more)
         return loss + sum(len(name) * out['query']['vectors'].mean() for name in read(settings)), parts
     monkeypatch.setattr(objective, 'objective', changed)
 
@@ -202,6 +202,7 @@ ELSEWHERE = {
     **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'phonetic_keys', 'lead_boost', 'model1_threshold',
                      'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),
                     ('splade_ko', 'corrected', 'mini')),
+    **dict.fromkeys(('df_cutoff', 'df_steepness', 'df_steps'), ('v29', 'corrected', 'mini')),
     'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 # No constant stands for a backbone, which is another folder in every check; tuples of names have a test above.
