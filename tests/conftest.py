@@ -1,26 +1,10 @@
 """What the tests share: the project's folders, its notebooks, real data or data made in its place, a browser."""
-import functools, json, os, shutil, sys, tempfile
+import functools, json, os, sys, tempfile
 from contextlib import nullcontext
 from pathlib import Path
 import chromium
 import pytest
 pytest.register_assert_rewrite('faults')
-
-
-def folder_in_memory(place: Path = Path('/dev/shm'), least: int = 8 * 2 ** 30) -> Path | None:
-    "A new folder in memory; None where there is no such place, or too little of it."
-    if not place.is_dir() or shutil.disk_usage(place).free < least: return None
-    return Path(tempfile.mkdtemp(prefix='splade_nb-tests-', dir=place))
-
-
-# Hundreds of tests wait for the disk after every file, a kill at every write most of all. The processes that pytest
-# starts get the folder from the environment; the one that made it removes it.
-OURS = None if 'TMPDIR' in os.environ else folder_in_memory()
-if OURS: os.environ['TMPDIR'] = tempfile.tempdir = str(OURS)
-
-
-def pytest_unconfigure() -> None:
-    if OURS: shutil.rmtree(OURS, ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent/'shared'
