@@ -7,7 +7,6 @@ __all__ = ['SUFFIXES', 'text_files', 'write_passages', 'stored_passages', 'held_
            'sequence', 'positions_in', 'packed_batch']
 
 # %% ../../nbs/1_data/12_passages.ipynb #imports
-import hashlib
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..config.files import DataError, root
 from .prepared import Preparation, content_key
 from .readers import load_collection, text_stream
 from .stored import TextColumn
+from .triplets import file_hash
 
 # %% ../../nbs/1_data/12_passages.ipynb #text-files
 SUFFIXES = ('.txt', '.txt.xz')
@@ -53,8 +53,7 @@ def write_passages(file,         # open for writing bytes
 # %% ../../nbs/1_data/12_passages.ipynb #stored-passages
 def _digest(path: Path) -> str:
     "Raises `DataError` for a file that is not there."
-    try:
-        with open(path, 'rb') as file: return hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+    try: return file_hash(path)[:16]
     except OSError as error: raise DataError(path, None, 'file', error.strerror, 'a text file') from error
 
 # %% ../../nbs/1_data/12_passages.ipynb #stored-passages-function

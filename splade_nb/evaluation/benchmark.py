@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, machine, packages, peak_memory_mb, read_json, write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
+from ..data.prepared import digest
 from ..data.records import DataError
 from ..data.tokenizer import remembered
 from ..model.encode_shards import shard_notes
-from ..training.teacher import digest
 from .compare import percent
 from .metrics import paired_difference, recall_at, retrieval_metrics, summarise
 from .systems import System, bm25_systems, model_system, pretrained_system

@@ -27,7 +27,8 @@ from ..model.splade_doc import factor_for
 
 # %% ../../nbs/4_evaluation/07_systems.ipynb #imports-evaluation
 from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
-from ..training.teacher import digest, fit_teacher, identity, sentence_encoder, shards
+from ..data.prepared import digest
+from ..training.teacher import fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
 from .exact_search import encode_queries, normalize_for_scoring

@@ -23,13 +23,13 @@ from torch import nn
 from ..config.files import ConfigError, write_json
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
+from ..model.prune_vocabulary import as_config_error
+from ..model.splade_doc import query_weights, uses_count_factor
 from ..evaluation.exact_search import encode_queries
 from ..evaluation.metrics import active_terms, rank, retrieval_metrics
 from ..evaluation.retrieval import encode_collection
 from .export import Graph, beyond_pooling, limits_of, plain_attention, register_export, whole_tokenizer
 from .model_card import FORMATS
-from ..model.prune_vocabulary import as_config_error
-from ..model.splade_doc import query_weights, uses_count_factor
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #connector-form
 CONNECTOR = 'opensearch-connector'  # the form for a model that OpenSearch cannot run itself
@@ -266,7 +266,7 @@ def search_bodies(facts: dict) -> dict[str, dict]: # of `measured`
     return {field: dict(_source=['text'], query=query) for field, query in queries.items()}
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #folded
-FOLDED = 32_768 # ids that a clustered segment tells apart
+FOLDED = 32_768 # ids that a large segment tells apart: SparseConstants of the neural-search plugin
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #too-many-tokens
 def too_many_tokens(model: nn.Module, tokenizer: SpladeTokenizer) -> str: # '' where they are few enough

@@ -31,8 +31,8 @@ def _word_matrix(rows: list, places: dict) -> sparse.csr_matrix:  # [n, W] float
 
 # %% ../../nbs/2_model/13_static_embedding.ipynb #unit-rows
 def _unit(rows: np.ndarray) -> np.ndarray:  # [n, D] float32; a row of zeros stays
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
+    from sklearn.preprocessing import normalize
+    return normalize(rows)
 
 # %% ../../nbs/2_model/13_static_embedding.ipynb #static-embedding
 @dataclass(frozen=True)
@@ -68,11 +68,12 @@ def _encoded(embedding: StaticEmbedding, words: list, normalise: bool = True) ->
 def _idf_sums(embedding: StaticEmbedding, words: list) -> np.ndarray:  # [n] float32; words: of each query
     "The sum of the IDF of the distinct words of each query."
     unknown = idf(Frequencies(max(1, embedding.seen.documents), np.ones(1, np.int64)))[0]
-    rarity = dict(zip(embedding.words, embedding.rarity.tolist()))
-    return np.array([sum(rarity.get(word, unknown) for word in {*row}) for row in words], np.float32)
+    places, rarity = embedding.places, embedding.rarity
+    def sum_of(row): return sum(float(rarity[places[word]] if word in places else unknown) for word in {*row})
+    return np.array([*map(sum_of, words)], np.float32)
 
 # %% ../../nbs/2_model/13_static_embedding.ipynb #hybrid-queries
-WEIGHT = 0.3  # of the dense part, chosen on training queries
+WEIGHT = 0.3  # of the dense part; no study of this project has chosen it yet
 
 def hybrid_queries(embedding: StaticEmbedding, queries: list,
                    weight: float = WEIGHT  # w; 0 or more

@@ -27,6 +27,7 @@ from ..model.encode import encode, prepared_decoder
 from ..model.load import load_encoder
 from ..model.splade_doc import factor_for
 from ..model.static_embedding import StaticEmbedding, hybrid_queries, load_embedding, save_embedding
+from ..training.span_contrast import DIMENSIONS, learn_embedding
 from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
@@ -35,7 +36,6 @@ from .opensearch import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
 from .saved_copies import read_source, source_name, source_paths
-from ..training.span_contrast import DIMENSIONS, learn_embedding
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _name(tokenizer, column, hashed): # name, kind
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, bigram (of characters), phonetic, dense; collision: another bigram of the text
+    kind: str              # word, part, bigram (of characters), phonetic, dense; collision: another bigram has this column
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query

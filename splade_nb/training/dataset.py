@@ -83,7 +83,7 @@ def make_tokenizer(settings: Settings, texts: list) -> SpladeTokenizer:
 
 # %% ../../nbs/3_training/05_dataset.ipynb #prepared-tokenizer
 def prepared_tokenizer(stages: Preparation, settings: Settings, texts: Sequence, query_texts: Sequence,
-                       most: int = 200_000,        # texts that it is learned from
+                       most: int = 200_000,       # texts that it is learned from
                        **of) -> SpladeTokenizer:  # of: names the texts
     "The tokenizer of `make_tokenizer`, learned once where it is learned."
     from tokenizers import Tokenizer
@@ -91,8 +91,8 @@ def prepared_tokenizer(stages: Preparation, settings: Settings, texts: Sequence,
     def learned(_):
         made = make_tokenizer(settings, sentences_of([texts, query_texts], most))
         return json.loads(made.backend.backend_tokenizer.to_str())
-    of |= dict(most=most) if most != 200_000 else {}
-    of |= dict(vocabulary=settings.vocabulary, segment=settings.segment, made=[*map(version, ('sentencepiece', 'kiwipiepy'))])
+    of |= dict(vocabulary=settings.vocabulary, segment=settings.segment, most=most,
+               made=[*map(version, ('sentencepiece', 'kiwipiepy'))])
     [found] = stages.json('tokenizer', 1, learned, **of)
     return SpladeTokenizer(as_pretrained(Tokenizer.from_str(json.dumps(found))), **tokenizer_options(settings))
 

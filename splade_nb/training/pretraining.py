@@ -22,6 +22,7 @@ from ..data.passages import PackedSequences, packed_batch
 from ..data.tokenizer import join_words, save_tokenizer
 from .checkpoints import CheckpointError, alone, checkpoints, load_checkpoint, put_in_place
 from .checkpoints import save_checkpoint, tidy
+from .curriculum import linear_schedule
 from .masked_language import backbone_inputs, faster_precision, logits_at, masked_batch, masked_loss
 from .objective import optimizer_for
 from .pretraining_setup import PretrainingCorpus, PretrainingSettings, nearest_words
@@ -66,7 +67,7 @@ def new_run(backbone, corpus: PretrainingCorpus, settings: PretrainingSettings, 
 def rate_at(step: int, steps: int, settings: PretrainingSettings) -> float:
     "The learning rate: a linear rise over the warm-up, then a linear fall to zero."
     warm = max(1, round(settings.warmup_ratio * steps))
-    return settings.learning_rate * min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+    return settings.learning_rate * linear_schedule(step, steps, warm)
 
 # %% ../../nbs/3_training/14_pretraining.ipynb #batch-of
 def _batch(run: PretrainingRun, packed: PackedSequences, first: int, number: int, stream: int) -> dict:

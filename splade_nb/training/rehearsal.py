@@ -74,7 +74,7 @@ def _copy_share(source: Path, target: Path, share: float) -> int:  # lines writt
 def take_triplets(source: Path | str,   # folder with v24.0 and v27.0
                   target: Path | str,
                   number: int,          # triplets for training in both together; all where there are fewer
-                  judged: int = 30      # lines of each validation file
+                  judged: int = 10      # lines of each validation file
                  ) -> int:              # triplets for training that were written
     "Copy a smaller set of the same layout. Raises `ConfigError` for a folder without such files."
     train = sorted(Path(source).glob('v*/train*.jsonl'))
@@ -127,9 +127,10 @@ def settings_of(models: tuple,     # of `write_models`
                ) -> dict:
     "What the rehearsal changes in a version: sizes and local folders, and dense negatives so that both kinds are mined."
     backbone, teacher = map(str, models)
-    return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=4, accumulation=2, precision='fp32', dropout=0.0, gate_dropout=0.0,
+    return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=4, accumulation=2, precision='fp32',
+                dropout=0.0, gate_dropout=0.0,
                 max_length=64, query_length=32, teacher_max_length=64, mining_depth=20, bm25_negatives=2,
-                dense_negatives=1, negatives=3, validations=1, validation_documents=50, evaluation_documents=100,
+                dense_negatives=1, negatives=3, validations=1, validation_documents=20, evaluation_documents=40,
                 log_every=1, keep_checkpoints=1, gate_hidden=32, gate_heads=2)
 
 # %% ../../nbs/3_training/11_rehearsal.ipynb #command-of

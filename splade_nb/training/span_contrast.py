@@ -26,6 +26,7 @@ from ..data.idf import Frequencies, idf
 from ..data.tokenizer import morphemes
 from ..model.initialization import directions, window_counts
 from ..model.static_embedding import StaticEmbedding
+from .curriculum import linear_schedule
 from .losses import info_nce, score
 
 # %% ../../nbs/3_training/03_span_contrast.ipynb #text-words
@@ -203,8 +204,7 @@ def _sizes(texts: TextWords, steps: int, batch: int, passes: int) -> tuple:  # s
 # %% ../../nbs/3_training/03_span_contrast.ipynb #schedule
 def _rate(step: int, steps: int) -> float:  # 0 to 1
     "The learning rate's share of the highest: rises for a twentieth of the steps, then falls."
-    warm = max(1, steps // 20)
-    return min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+    return linear_schedule(step, steps, max(1, steps // 20))
 
 # %% ../../nbs/3_training/03_span_contrast.ipynb #train-words
 def train_words(model: WordModel, texts: TextWords,

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['teacher_label', 'fit_lsa', 'fit_teacher', 'pooling_modes', 'pooling_of', 'load_teacher', 'pool', 'sentence_encoder',
-           'digest', 'identity', 'shards', 'teacher_vectors']
+           'identity', 'shards', 'teacher_vectors']
 
 # %% ../../nbs/3_training/04_teacher.ipynb #imports
-import functools, hashlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 import numpy as np
@@ -163,13 +163,6 @@ def sentence_encoder(source: str,              # hub name or folder
             advance(len(batches[-1]))
         return torch.cat(batches)[np.argsort(order)].numpy()
     return encode
-
-# %% ../../nbs/3_training/04_teacher.ipynb #digest
-def digest(parts: list) -> str:  # 16 hex digits
-    "sha256 over strings in order."
-    hashed = hashlib.sha256()
-    for part in parts: hashed.update(f'{len(part)}:{part}'.encode())
-    return hashed.hexdigest()[:16]
 
 # %% ../../nbs/3_training/04_teacher.ipynb #identity
 def identity(source: str) -> str:
