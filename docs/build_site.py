@@ -27,7 +27,7 @@ GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path
 
 COMPARE = Path('compare.ipynb')
 LESSONS = ('search_in_five_minutes', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow
-STUDIES = ('leaderboard', 'training', 'initialization', 'gates', 'vocabulary', 'hybrid')  # likewise
+STUDIES = ('searches', 'leaderboard', 'training', 'initialization', 'gates', 'vocabulary', 'hybrid')  # likewise
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)
 HEADING = re.compile(r'^(#+) ', re.M)
@@ -237,14 +237,15 @@ def main(destination: str):
         place = lambda n: (first.index(stem) if (stem := n.stem.removesuffix('_ko')) in first else len(first), n)
         return sorted(section(folder), key=place)
     lessons = ordered('tutorials', LESSONS)
-    korean = [n for n in lessons if n.stem.endswith('_ko')]
+    studies = ordered('studies', STUDIES)
+    korean = [n for n in (*lessons, *studies) if n.stem.endswith('_ko')]
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
     told = lambda folder: address(p for p in files if Path(p).parts[0] == folder)
     trees = [toctree('Start', ['self', '한국어 <korean>', 'walks', 'commands']), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
              toctree('튜토리얼', address(map(page, korean))), *(toctree(package, address(map(page, found))) for package, found in packages.items()),
              toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
-             toctree('Studies', address(map(page, ordered('studies', STUDIES)))),
+             toctree('Studies', address(map(page, [n for n in studies if n not in korean]))),
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]
     index = pages.setdefault(Path('index.ipynb'), dict(
         cells=[markdown(f'# {CONFIG.title}\n\n> {CONFIG.description}', 'title')], metadata={}, nbformat=4, nbformat_minor=5))

@@ -20,8 +20,7 @@ import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import root, write_json
 from .config.stages import Stages, write_stages
-from .config.settings import EMBEDDED_TEACHERS
-from .config.settings import Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
+from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
 from .data.prepared import Preparation

@@ -386,9 +386,10 @@ def test_tables_show_what_the_results_say(script):
     assert done.returncode == 0, done.stderr or f'run {script}'
 
 
-def test_twins_of_tutorials_say_the_same():
+def test_twins_in_korean_say_the_same():
     "So that running the originals runs both."
-    originals = [path for path in NOTEBOOKS if path.parent.name == 'tutorials' and not path.stem.endswith('_ko')]
+    korean = {path for path in NOTEBOOKS if path.stem.endswith('_ko')}
+    originals = [path for path in NOTEBOOKS if path not in korean and (path.parent.name == 'tutorials' or path.with_stem(f'{path.stem}_ko') in korean)]
     code = lambda path: [(cell['id'], text(cell)) for cell in read(path)['cells'] if cell['cell_type'] == 'code']
     words = lambda path: [cell['id'] for cell in read(path)['cells'] if cell['cell_type'] == 'markdown']
     for path in originals:

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import real, real_or_made
+from conftest import real
 from splade_nb.serving.searcher import build_searcher
 from splade_nb.hub.model_card import push
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve_quietly
-from splade_nb.data.readers import load as load_data
 from splade_nb.model.encode import encode
 from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
 from splade_nb.hub.onnx import OnnxEncoder
@@ -31,13 +30,6 @@ FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
 # A graph takes seconds to make: the plainest form and the one that holds most are made by `make test` too.
 GRAPHS = [pytest.param(form, marks=[pytest.mark.slow] * (form in ('v22-mini', 'v28-mini'))) for form in FORMS]
-
-
-@pytest.fixture(scope='module')
-def texts():
-    "A hundred: long documents and short questions, real ones where they lie beside the project."
-    found = load_data(str(real_or_made('data/tydiqa_ko_goldp')))
-    return [*found.texts.values()][:50] + [query.text for query in found.queries.values()][:50]
 
 
 @pytest.fixture(scope='module')

@@ -9,10 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from conftest import real_or_made
 from splade_nb.cli import export_model, main
 from splade_nb.config.files import ConfigError
-from splade_nb.data.readers import load as load_data
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
 from splade_nb.hub.opensearch_model import FOLDED, HEAVIEST, SMALLEST, traced, write_zip
@@ -29,13 +27,6 @@ FORMS = {  # what decides which files are written, and what the server would do 
     'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
     'cosine': dict(similarity='cosine', mask_special=False),
     'counted': dict(term_frequency=True, log_twice=True)}
-
-
-@pytest.fixture(scope='module')
-def texts():
-    "A hundred: long documents and short questions, real ones where they lie beside the project."
-    found = load_data(str(real_or_made('data/tydiqa_ko_goldp')))
-    return [*found.texts.values()][:50] + [query.text for query in found.queries.values()][:50]
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,7 @@ __all__ = ['SEED', 'root', 'replaced', 'plain', 'write_json', 'read_json', 'near
            'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
-import difflib, glob, importlib, json, math, os, platform, resource, shutil, subprocess, sys
+import difflib, functools, glob, importlib, json, math, os, platform, resource, shutil, subprocess, sys
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -139,6 +139,7 @@ def folder_of(source: str, **options) -> Path:  # options: of `huggingface_hub.s
     return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, **options))
 
 # %% ../../nbs/0_config/01_files.ipynb #packages
+@functools.cache
 def packages() -> dict:  # name -> version
     "Versions of what a result depends on."
     names = ('torch', 'transformers', 'numpy', 'scikit-learn', 'kiwipiepy', 'bm25s', 'sentencepiece')

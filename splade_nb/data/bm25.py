@@ -18,6 +18,7 @@ from importlib.metadata import version
 import numpy as np
 from tqdm import tqdm
 from ..config.files import alternatives
+from .analyzers import cjk, nori
 from .prepared import Rows, Preparation, content_key, part_keys
 from .tokenizer import bigrams, clean, morphemes
 
@@ -27,13 +28,13 @@ def whitespace(texts: list) -> list:  # for each text its words
     return [clean(text).split() for text in texts]
 
 # %% ../../nbs/1_data/07_bm25.ipynb #tokenizers
-TOKENIZERS = {'kiwi': morphemes, 'whitespace': whitespace, 'bigrams': bigrams}
+TOKENIZERS = {'kiwi': morphemes, 'whitespace': whitespace, 'bigrams': bigrams, 'nori': nori, 'cjk': cjk}
 
 # %% ../../nbs/1_data/07_bm25.ipynb #split
 def split(texts: Sequence,          # documents or queries, in memory or on disk
-          tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams
+          tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams, nori, cjk
           chunk: int = 1000) -> list:  # for each text its words, in order
-    "Texts to words; equal words are one object. Raises ValueError on an unknown tokenizer."
+    "Texts to words; equal words are one object. Raises ValueError on an unknown tokenizer, `ConfigError` as `nori` does."
     if tokenizer not in TOKENIZERS:
         raise ValueError(f'unknown tokenizer {tokenizer!r}: {alternatives(tokenizer, TOKENIZERS)}')
     starts = tqdm(range(0, len(texts), chunk), desc=f'{tokenizer} words', delay=5, mininterval=10)
@@ -94,7 +95,7 @@ class _Ranker:
 class BM25(_Ranker):
     "BM25 by `bm25s` over documents in memory. Raises ValueError when no document holds a word."
     def __init__(self, texts: Mapping,           # {document: text}; a sequence of values is read a thousand at a time
-                 tokenizer: str = 'kiwi',        # kiwi, whitespace, bigrams
+                 tokenizer: str = 'kiwi',        # as of `split`
                  k1: float = 1.2, b: float = 0.75,
                  repeats: bool = False):         # count a word as often as the query has it
         bm25s = _bm25s()
@@ -120,11 +121,11 @@ BIGRAM_SHARE = 0.4  # of the bigrams' score
 
 # %% ../../nbs/1_data/07_bm25.ipynb #bigram-bm25
 class BigramBM25(_Ranker):
-    "BM25 over morphemes plus `share` times BM25 over pairs of characters. Raises ValueError as `BM25` does."
+    "BM25 over morphemes plus `share` times BM25 over pairs of characters, or other fields. Raises ValueError as `BM25` does."
     def __init__(self, texts: Mapping, share: float = BIGRAM_SHARE,
-                 words: BM25 | None = None):  # over the same texts, where it is there already
-        self.words_field, self.pairs_field, self.share = words or BM25(texts), BM25(texts, 'bigrams'), share
-        if self.words_field.ids != self.pairs_field.ids: raise ValueError('words: BM25 over other documents')
+                 words: BM25 | None = None, pairs: BM25 | None = None):  # over the same texts, where they are there already
+        self.words_field, self.pairs_field, self.share = words or BM25(texts), pairs or BM25(texts, 'bigrams'), share
+        if self.words_field.ids != self.pairs_field.ids: raise ValueError('words, pairs: BM25 over other documents')
         self.ids = self.pairs_field.ids
 
     @property
