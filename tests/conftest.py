@@ -120,8 +120,8 @@ def analysed_morphemes():
 @pytest.fixture(scope='session')
 def texts():
     "A hundred: long documents and short questions, real ones where they lie beside the project."
-    from splade_nb.data.readers import load_data
-    found = load_data(str(real_or_made('data/tydiqa_ko_goldp')))
+    from splade_nb.data.readers import load
+    found = load(str(real_or_made('data/tydiqa_ko_goldp')))
     return [*found.texts.values()][:50] + [query.text for query in found.queries.values()][:50]
 
 
