@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['BOARD', 'PARAMETERS', 'board_tasks', 'published_size', 'snapshot_task', 'collection_task', 'open_task', 'open_tasks',
-           'strictly_falling', 'model_meta', 'SearchModel', 'result_path', 'evaluate_task', 'evaluate_tasks',
-           'korean_parts', 'korean_score', 'task_table', 'overlap', 'board_table', 'own_row', 'trained_data']
+           'strictly_falling', 'model_meta', 'SearchModel', 'korean_parts', 'korean_score', 'result_path',
+           'evaluate_task', 'evaluate_tasks', 'task_table', 'overlap', 'board_table', 'own_row', 'trained_data']
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #imports
-import copy, os
+import copy
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from tqdm import tqdm
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #imports-library
-from ..config.files import ConfigError, alternatives, choose, needs, read_json, write_json
+from ..config.files import ConfigError, alternatives, choose, needs, read_json, replaced, write_json
 from ..data.corpus import Corpus, Texts, text_of
 from ..data.prepared import digest
 from ..data.readers import load_collection, own_cache
@@ -110,7 +110,8 @@ def open_task(source: str,         # name of the board, name=folder, or a judged
     if name in known: return _reached(known[name])
     try: return collection_task(load_collection(source), split)
     except DataError as error:
-        raise ConfigError(f'{source!r} is no task of {BOARD} ({alternatives(source, known)}) and no collection: {error}') from error
+        raise ConfigError(f'{source!r} is no task of {BOARD} ({alternatives(source, known)}) '
+                          f'and no collection: {error}') from error
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #open-task-2
 def _reached(task):
@@ -152,7 +153,8 @@ def model_meta(model, tokenizer, name: str): # `ModelMeta` of mteb
         release_date=None, languages=['kor-Hang'], n_parameters=sum(each.numel() for each in model.parameters()),
         memory_usage_mb=None, max_tokens=model.settings.max_length, embed_dim=len(model.special), license=None,
         open_weights=None, public_training_code=None, public_training_data=None, framework=['PyTorch'],
-        similarity_fn_name=model.settings.similarity, use_instructions=False, training_datasets=None, model_type=['sparse'])
+        similarity_fn_name=model.settings.similarity, use_instructions=False, training_datasets=None,
+        model_type=['sparse'])
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #search-model
 class SearchModel:
@@ -189,10 +191,21 @@ def _searched(model, tokenizer, corpus: Corpus, search: Search) -> dict: # the c
                 active_terms_per_query=float(search.statistics.active.mean()),
                 index_bytes=index_bytes(terms, len(corpus)), documents_cut=cut['texts'])
 
+# %% ../../nbs/4_evaluation/11_board.ipynb #korean-scores
+def korean_parts(result) -> list: # of the scores of a `TaskResult`, a dict for each split and part
+    "The scores of the parts whose documents and queries are Korean."
+    return [part | dict(split=split) for split, parts in result.scores.items() for part in parts
+            if all(language.startswith('kor') for language in part['languages'])]
+
+def korean_score(result, metric: str = 'main_score') -> float:
+    "The mean of a score over splits, Korean parts alone."
+    return float(np.mean([part[metric] for part in korean_parts(result)]))
+
 # %% ../../nbs/4_evaluation/11_board.ipynb #result-path
 def result_path(model: SearchModel, task, out: Path | str) -> Path:
     "Where the result of a model on a task lies."
-    return Path(needs('mteb', 'board').ResultCache(Path(out)).get_task_result_path(task.metadata.name, model.mteb_model_meta))
+    kept = needs('mteb', 'board').ResultCache(Path(out))
+    return Path(kept.get_task_result_path(task.metadata.name, model.mteb_model_meta))
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #stored-result
 def _stored(path: Path, task): # `TaskResult` of mteb, or None where there is no whole one of this data and version
@@ -213,8 +226,7 @@ def evaluate_task(model: SearchModel, task, out: Path | str): # `TaskResult` of 
                                               encode_kwargs=dict(batch_size=32)).task_results
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path.parent/'model_meta.json', model.mteb_model_meta.to_dict())
-    result.to_disk(beside := path.with_name(f'.{path.name}.{os.getpid()}'))
-    os.replace(beside, path)
+    with replaced(path) as beside: result.to_disk(Path(beside.name))
     return needs('mteb', 'board').results.TaskResult.from_disk(path)
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #evaluate-tasks
@@ -226,20 +238,11 @@ def evaluate_tasks(model: SearchModel, tasks: list, out: Path | str) -> list: # 
         print(f'{task.metadata.name}: nDCG@10 {korean_score(results[-1]):.4f}', flush=True)
     return results
 
-# %% ../../nbs/4_evaluation/11_board.ipynb #korean-scores
-def korean_parts(result) -> list: # of the scores of a `TaskResult`, a dict for each split and part
-    "The scores of the parts whose documents and queries are Korean."
-    return [part | dict(split=split) for split, parts in result.scores.items() for part in parts
-            if all(language.startswith('kor') for language in part['languages'])]
-
-def korean_score(result, metric: str = 'main_score') -> float:
-    "The mean of a score over splits, Korean parts alone."
-    return float(np.mean([part[metric] for part in korean_parts(result)]))
-
 # %% ../../nbs/4_evaluation/11_board.ipynb #task-table
 def _size(result, part: dict, tasks: dict) -> str: # documents and queries, and those of the board where they differ
     here = part['num_documents'], part['num_queries']
-    there = published_size(tasks[result.task_name], part['hf_subset'], part['split']) if result.task_name in tasks else here
+    task = tasks.get(result.task_name)
+    there = published_size(task, part['hf_subset'], part['split']) if task else here
     text = '{:,} / {:,}'.format(*here)
     return text if there in (here, None) else '{} (on the board {:,} / {:,})'.format(text, *there)
 
@@ -248,8 +251,8 @@ def task_table(results: list) -> pd.DataFrame:
     "A row for each Korean part of each task: quality, size and cost."
     tasks = board_tasks()
     return pd.DataFrame([{
-        'task': result.task_name, 'part': f'{part["hf_subset"]}, {part["split"]}', 'nDCG@10': percent(part['ndcg_at_10']),
-        'recall@10': percent(part['recall_at_10']), 'documents / queries': _size(result, part, tasks),
+        'task': result.task_name, 'part': f'{part["hf_subset"]}, {part["split"]}',
+        'nDCG@10': percent(part['ndcg_at_10']), 'recall@10': percent(part['recall_at_10']), 'documents / queries': _size(result, part, tasks),
         'terms of a query': f'{part["active_terms_per_query"]:.1f}',
         'terms of a document': f'{part["active_terms_per_document"]:.1f}',
         'index, MB': f'{part["index_bytes"] / 1e6:.2f}', 'documents cut': f'{part["documents_cut"]:,}'}
@@ -262,30 +265,36 @@ def overlap(trained_on: list | None, # tasks of the board; None: unknown
     return 'unknown' if trained_on is None else ', '.join(trained_on) or 'none'
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #board-table
-def board_table(published: dict,      # {board: {"metric", "rows": [...]}}
+def board_table(published: dict,         # {board: {"metric", "rows": [...]}}
                 board: str = BOARD,
                 ours: dict | None = None # of `own_row`
                ) -> pd.DataFrame:
     "Published systems on a board, and ours among them where it was measured on all of its tasks; best first."
     rows = sorted([*published[board]['rows'], *([ours] if ours else [])], key=lambda row: -(row['score'] or 0))
-    return pd.DataFrame([{
-        'system': row['system'], 'kind': row['kind'], 'parameters': f'{row["parameters"] / 1e6:,.0f} M' if row['parameters'] else '',
-        published[board]['metric']: percent(row['score']) if row['score'] else row['measured'],
-        'trained on': row.get('data') or overlap(row['trained_on']), 'terms, query / document': row.get('terms', 'not stated'),
-        'index, MB': row.get('index', 'not stated'), 'source': row.get('source', 'this run')} for row in rows])
+    return pd.DataFrame([_system_row(row, published[board]['metric']) for row in rows])
+
+def _system_row(row: dict, metric: str) -> dict: # what nobody stated is said to be so
+    size = f'{row["parameters"] / 1e6:,.1f} M' if row['parameters'] else 'not stated'
+    return {'system': row['system'], 'kind': row['kind'], 'parameters': size,
+            metric: percent(row['score']) if row['score'] else row['measured'],
+            'trained on': row.get('data') or overlap(row['trained_on']),
+            'terms, query / document': row.get('terms', 'not stated'), 'index, MB': row.get('index', 'not stated'),
+            'source': row.get('source', 'this run')}
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #own-row
-def own_row(model: SearchModel, results: list, data: str = '' # that it was trained on; '': unknown
+def own_row(model: SearchModel, results: list, data: str = '' # that it was trained on; empty: unknown
            ) -> dict:
-    "The row of a model measured here; its mean only of all tasks of the board."
+    "The row of a model measured here; its mean only of all tasks of the board, the index of one split of each."
     tasks = board_tasks()
     counted = [result for result in results if result.task_name in tasks]
-    def mean(metric): return float(np.mean([korean_score(result, metric) for result in counted])) if counted else float('nan')
-    size = sum(part['index_bytes'] for result in counted for part in korean_parts(result)[-1:])
-    return dict(system=model.name, kind='sparse', parameters=model.mteb_model_meta.n_parameters, trained_on=None, data=data,
-                score=mean('main_score') if len(counted) == len(tasks) else None, measured=f'{len(counted)} of {len(tasks)} tasks',
-                terms=f'{mean("active_terms_per_query"):.0f} / {mean("active_terms_per_document"):.0f}' if counted else '',
-                index=f'{size / 1e6:.2f}' if counted else '')
+    row = dict(system=model.name, kind='sparse', parameters=model.mteb_model_meta.n_parameters, trained_on=None, data=data,
+               score=None, measured=f'{len(counted)} of {len(tasks)} tasks')
+    if not counted: return row
+    def mean(metric): return float(np.mean([korean_score(result, metric) for result in counted]))
+    size = sum(korean_parts(result)[-1]['index_bytes'] for result in counted) / 1e6
+    terms = ' / '.join(f'{mean(f"active_terms_per_{side}"):.0f}' for side in ('query', 'document'))
+    score = mean('main_score') if len(counted) == len(tasks) else None
+    return row | dict(score=score, terms=terms, index=f'{size:.2f}')
 
 # %% ../../nbs/4_evaluation/11_board.ipynb #trained-data
 def trained_data(folder: str) -> str: # '' where it is unknown
