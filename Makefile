@@ -21,6 +21,8 @@ FULL    ?= outputs/full
 COLLECTIONS ?= ko_strategyqa,miracl_ko,mrtydi_ko
 SAMPLE  ?= 0
 DENSE   ?= BAAI/bge-m3
+BOARD   ?= outputs/board
+TASKS   ?=
 FORCE   ?=
 DAYS    ?= 30
 TEST    ?=
@@ -45,7 +47,7 @@ TOKENS  ?=
 BACKBONE ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -68,7 +70,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full compare study leaderboard rehearse data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard rehearse data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -164,6 +166,13 @@ evaluate-full: $(ready)  ## Judge MODEL, BM25 and DENSE on COLLECTIONS (SAMPLE=1
 	$(papermill) nbs/evaluate_full.ipynb "$(call path,FULL)/evaluate_full.ipynb" $(judged)
 	$(report) "$$typed_FULL/evaluate_full.ipynb" "$$typed_FULL/report.html"
 
+# The numbers that the board shows, computed by mteb itself.
+boarded = -r model "$$typed_MODEL" -r tasks "$$typed_TASKS" -r split "$$typed_SPLIT" -r out "$$typed_BOARD"
+evaluate-board: $(ready)  ## Run MTEB(kor, v2)'s retrieval tasks, or TASKS (also collections, SPLIT), on MODEL by mteb into BOARD/report.html
+	mkdir -p "$$typed_BOARD" && rm -f "$$typed_BOARD/report.html"
+	$(papermill) nbs/evaluate.ipynb "$(call path,BOARD)/evaluate.ipynb" $(boarded)
+	$(report) "$$typed_BOARD/evaluate.ipynb" "$$typed_BOARD/report.html"
+
 compare: $(ready)  ## Put the runs in outputs/ side by side in outputs/compare.html
 	mkdir -p outputs && rm -f outputs/compare.html
 	$(papermill) nbs/compare.ipynb outputs/compare.ipynb
@@ -254,7 +263,7 @@ tensorboard: $(ready)  ## Watch the curves of the runs in outputs/
 
 lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/python" -m pip install -q uv
-	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra cluster --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
+	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra board --extra cluster --extra docs --extra engines --extra export --extra serve --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 
@@ -280,7 +289,7 @@ $(ready):
 install:
 	$(own) || "$$typed_PYTHON" -m venv --clear "$$typed_VENV"
 	@printf 'installing into %s, once\n' "$$typed_VENV"
-	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[dev,docs,engines,export,serve]'
+	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[dev,board,docs,engines,export,serve]'
 	"$(bin)/python" -m compileall -qq -j 0 -x /tests/ "$$typed_VENV/lib" || true  # what pip does on one core
 	pwd -P > "$$typed_VENV/.ready"
 

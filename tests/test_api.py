@@ -144,7 +144,7 @@ def test_the_earlier_surgery_prunes(tmp_path):
 
 MAKE = ['train', 'test', 'search QUERY=한복', "train OUT=outputs/mine SETTINGS={}", 'compare', 'train DATA=path OUT=outputs/mine',
         'train VERSION=splade_ko OUT=outputs/ko', 'train VERSION=v28 SCALE=full', 'resume-v28',  # further names: test_make.py
-        'evaluate-full MODEL=outputs/v28 SAMPLE=10000', 'evaluate MODEL=outputs/v28 DATA=mini', 'search QUERY=택배 ENGINE=seismic',
+        'evaluate-full MODEL=outputs/v28 SAMPLE=10000', 'evaluate-board MODEL=outputs/v28 TASKS=LawIRKo', 'evaluate MODEL=outputs/v28 DATA=mini', 'search QUERY=택배 ENGINE=seismic',
         'serve', 'clean-search', 'export MODEL=outputs/v28 TO=onnx', 'opensearch', 'bench', 'leaderboard', 'lab', 'docs', 'test-all']
 
 

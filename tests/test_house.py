@@ -63,7 +63,7 @@ def order() -> dict[str, tuple]:
     return {module: (PACKAGES.index(module.split('.')[0]), places[module]) for module in modules()}
 
 
-PARAMETERISED = ('train', 'pretrain', 'compare', 'evaluate_full')  # what papermill runs
+PARAMETERISED = ('train', 'pretrain', 'compare', 'evaluate', 'evaluate_full')  # what papermill runs
 STUDIES = sorted(f'studies/{path.stem}' for path in (ROOT/'nbs/studies').glob('*.ipynb'))  # and these, with their outputs
 
 

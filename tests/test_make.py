@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full study leaderboard data search serve export bench gpu pretrain resume-pretrain'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full evaluate-board study leaderboard data search serve export bench gpu pretrain resume-pretrain'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -99,6 +99,7 @@ def wanted(value: dict) -> list[list[str]]:
     judge = [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'),
              *pairs('-r', 'MODEL', 'COLLECTIONS'), *pairs('-p', 'SAMPLE'), *pairs('-r', 'DENSE'),
              '-r', 'out', value['FULL']]
+    on_board = [*papermill, 'nbs/evaluate.ipynb', notebook('BOARD', 'evaluate'), *pairs('-r', 'MODEL', 'TASKS', 'SPLIT'), '-r', 'out', value['BOARD']]
     braced = value['STUDY'].replace('{', '{{').replace('}', '}}')
     study = [*papermill, f'nbs/studies/{braced}.ipynb', f'outputs/studies/{braced}.ipynb', '-y', value['SETTINGS'],
              '-p', 'measure', 'True']
@@ -112,7 +113,7 @@ def wanted(value: dict) -> list[list[str]]:
         EXPORT, *distributed(), report('OUT', 'train'), EXPORT, *distributed('--resume'), report('OUT', 'train'),
         finished, report('OUT', 'train'),
         ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT', what='WHAT', hybrid='HYBRID')],
-        judge, report('FULL', 'evaluate_full'),
+        judge, report('FULL', 'evaluate_full'), on_board, report('BOARD', 'evaluate'),
         study, shown(value['STUDY']), board, shown('leaderboard'),
         ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID')],
@@ -129,7 +130,7 @@ def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}
 def check_calls(shop: Workshop, done: subprocess.CompletedProcess, value: dict) -> None:
     assert done.returncode == 0, done.stderr
     assert shop.calls() == wanted(value)
-    assert shop.intruders() == [] and {path.name for path in shop.folder.iterdir()} >= {value['OUT'], value['FULL']}
+    assert shop.intruders() == [] and {path.name for path in shop.folder.iterdir()} >= {value['OUT'], value['FULL'], value['BOARD']}
 
 
 @each_text

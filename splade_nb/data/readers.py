@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'HUB', 'SOURCES', 'metadata', 'read_documents', 'read_queries', 'score', 'read_judgments', 'read_beir',
-           'read_squad', 'hub_tables', 'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'load',
+           'read_squad', 'own_cache', 'hub_tables', 'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'load',
            'load_collection', 'iterate_texts', 'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/02_readers.ipynb #imports
@@ -198,7 +198,7 @@ def _hub_missing(name: str, error: Exception) -> DataError:
     return DataError(name, None, 'hub data set', f'it cannot be loaded ({first})', way)
 
 # %% ../../nbs/1_data/02_readers.ipynb #own-cache
-def _own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
+def own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
     "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
     import datasets
     files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
@@ -217,7 +217,7 @@ def hub_tables(name: str) -> dict[str, dict]:  # table: split: rows
         names = get_dataset_config_names(name)
         chosen = {table: next((form for form in forms if form in names), None) for table, forms in HUB.items()}
         if None not in chosen.values():
-            return {table: load_dataset(name, form, **_own_cache(name)) for table, form in chosen.items()}
+            return {table: load_dataset(name, form, **own_cache(name)) for table, form in chosen.items()}
     except Exception as error: raise _hub_missing(name, error) from error
     raise DataError(name, None, 'configurations', ', '.join(names), 'corpus, queries, and qrels or default (BEIR form)')
 
