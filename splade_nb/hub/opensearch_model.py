@@ -6,8 +6,8 @@
 __all__ = ['CONNECTOR', 'SERVER_TOKENS', 'HEAVIEST', 'SMALLEST', 'RATIOS', 'MOST_LOST', 'EXAMPLE', 'FOLDED', 'SIDES', 'BATCH',
            'FORMATS', 'outside_network', 'served_tokenizers', 'token_names', 'idf_table', 'ServedModel', 'traced',
            'write_zip', 'registration', 'as_rank_features', 'as_bytes', 'by_max_ratio', 'best_ceiling', 'measured',
-           'index_bodies', 'pipeline_body', 'search_bodies', 'too_many_tokens', 'write_script', 'to_opensearch',
-           'connector_body', 'to_connector']
+           'index_bodies', 'pipeline_body', 'search_bodies', 'too_many_tokens', 'write_script', 'djl_limits',
+           'to_opensearch', 'connector_body', 'to_connector']
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports
 import hashlib, io, json, warnings, zipfile
@@ -332,10 +332,14 @@ def _loss_lines(facts): # sentences of the card
             f'{lost("rank_features", ratio):+.4f} with prune_ratio={ratio:g}, which the pipeline sets, and '
             f'{lost("sparse_vector", ratio):+.4f} by sparse_vector where its clusters act, with ceilings of {ceilings}.']
 
+def djl_limits(model: nn.Module) -> list[str]:
+    "`limits_of`, under the tokens that DJL reads."
+    limits = limits_of(model)
+    if model.settings.max_length <= SERVER_TOKENS: return limits
+    return [f'Of a text, the first {SERVER_TOKENS} tokens are read.', *limits[1:]]
+
 def _server_limits(model, facts, factor, refused):
-    limits = [*limits_of(model), *_loss_lines(facts)]
-    if model.settings.max_length > SERVER_TOKENS:
-        limits[0] = f'Of a text, the first {SERVER_TOKENS} tokens are read.'
+    limits = [*djl_limits(model), *_loss_lines(facts)]
     if model.query_shift is not None: limits += [f'Of a query, the first {SERVER_TOKENS} tokens are read.']
     if factor > 1: limits += [f'Query weights are divided by {factor:g}: Lucene takes {HEAVIEST:g} at most.']
     return limits + [refused] * bool(refused)
