@@ -198,17 +198,17 @@ def sides_of(model: nn.Module, tokenizer: SpladeTokenizer) -> dict[str, nn.Modul
 class ElasticModel(nn.Module):
     "A model as Elasticsearch calls it."
     server, operations = 'Elasticsearch', Operations
-    def __init__(self, side: nn.Module,    # of `sides_of`
-                 more: int = 0,            # arguments after ids and mask that are not read
-                 left_out: list[int] = ()  # ids of `doubled`
+    def __init__(self, side: nn.Module,  # of `sides_of`
+                 more: int = 0,          # arguments after ids and mask that are not read
+                 left_out: torch.Tensor | None = None  # [V] bool, tokens without weight
                 ):
         super().__init__()
-        self.side, self.more, self.left_out = side, more, list(left_out)
+        self.side, self.more = side, more
+        self.register_buffer('left_out', left_out)
 
     def forward(self, input_ids, attention_mask, *_): # [1, L] -> [1, V]
         vectors = self.side.vectors(input_ids, attention_mask)
-        if not self.left_out: return vectors
-        return vectors * torch.ones(vectors.shape[1]).index_fill(0, torch.tensor(self.left_out), 0)
+        return vectors if self.left_out is None else vectors.masked_fill(self.left_out, 0)
 
     def arguments(self, inputs: dict) -> tuple:
         return *inputs.values(), *[torch.zeros_like(inputs['input_ids'])] * self.more
@@ -218,7 +218,10 @@ MORE = dict(xlm_roberta=0, bert=2)  # arguments of a call after ids and mask
 
 def elastic_script(model: nn.Module, tokenizer: SpladeTokenizer, side: str) -> bytes: # side: of `sides_of`
     "One side as TorchScript that Elasticsearch accepts. Raises `ConfigError`."
-    served = ElasticModel(sides_of(model, tokenizer)[side], MORE[kind_of(tokenizer)], doubled(tokenizer.names))
+    left_out = torch.zeros(len(tokenizer), dtype=torch.bool)
+    left_out[doubled(tokenizer.names)] = True
+    more = MORE[kind_of(tokenizer)]
+    served = ElasticModel(sides_of(model, tokenizer)[side], more, left_out if left_out.any() else None)
     script = traced(model, wrap=lambda model, document: served)
     if unknown := unknown_operations(script):
         raise ConfigError(f'Elasticsearch refuses models with {", ".join(unknown)}, which this one needs. {INSTEAD}')
