@@ -44,6 +44,8 @@ def tokenizers(texts):
     table = normalizers.Precompiled(b64decode(xlmr_charsmap()))
     unigram = train_unigram([table.normalize_str(text) for text in texts], 1200)
     unigram.backend_tokenizer.normalizer = table
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme='always')]
+    unigram.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
     pieces = Tokenizer(models.WordPiece(unk_token='<unk>'))
     pieces.normalizer, pieces.pre_tokenizer = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
     pieces.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=1200, special_tokens=['<cls>', '<sep>', '<pad>', '<unk>', '<mask>'], show_progress=False))

@@ -24,7 +24,8 @@ from ..data.tokenizer import SpladeTokenizer, padded
 from ..model.splade_doc import query_weights, uses_count_factor
 from .export import limits_of, register_export, whole_tokenizer
 from .model_card import FORMATS
-from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, measured, outside_network, traced, write_script
+from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, measured, outside_network, traced
+from .opensearch_model import write_script
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #kinds
 KINDS = {  # tokenization of Elasticsearch: its model, and the names of begin, end, padding, unknown and mask
@@ -139,7 +140,7 @@ def _add_at(x, dim, index, values): # dim: 1
     return x.index_put_((torch.arange(x.shape[0])[:, None].expand_as(index), index), values, accumulate=True)
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #replaced-attention
-def _attention(query, key, value, size, heads, weight, bias, *rest, key_padding_mask=None, **_): # [L, B, H] as in PyTorch
+def _attention(query, key, value, size, heads, weight, bias, *rest, key_padding_mask=None, **_): # [L, B, H]
     parts = zip((query, key, value), weight.chunk(3), bias.chunk(3))
     query, key, value = (nn.functional.linear(*part) for part in parts)
     query, key, value = (x.reshape(*x.shape[:2], heads, size // heads).permute(1, 2, 0, 3) for x in (query, key, value))

@@ -7,6 +7,7 @@ __all__ = ['SCHEMA', 'VespaModel', 'write_vespa_graph', 'services', 'vespa_searc
 
 # %% ../../nbs/5_hub/07_vespa_model.ipynb #imports
 import json
+from importlib.resources import files
 from pathlib import Path
 import torch
 from torch import nn
@@ -48,6 +49,8 @@ _COMPONENT = """
       <max-tokens>{length}</max-tokens>
       <term-score-threshold>0</term-score-threshold>
     </component>"""
+
+# %% ../../nbs/5_hub/07_vespa_model.ipynb #services-form
 _SERVICES = """<?xml version="1.0" encoding="utf-8"?>
 <services version="1.0">
   <container id="default" version="1.0">
@@ -72,38 +75,7 @@ def services(sides: list[str], # names of `sides_of`
     return _SERVICES.format(components=''.join(_COMPONENT.format(side=side, length=length) for side in sides))
 
 # %% ../../nbs/5_hub/07_vespa_model.ipynb #schema
-SCHEMA = """schema doc {
-    document doc {
-        field text type string {
-            indexing: index | summary
-            index: enable-bm25
-        }
-    }
-    field vector type tensor<float>(token{}) {
-        indexing: input text | embed splade_document | attribute
-    }
-    rank-profile exact {
-        inputs {
-            query(q) tensor<float>(token{})
-        }
-        first-phase {
-            expression: sum(query(q) * attribute(vector))
-        }
-    }
-    rank-profile rerank {
-        inputs {
-            query(q) tensor<float>(token{})
-        }
-        first-phase {
-            expression: bm25(text)
-        }
-        second-phase {
-            expression: sum(query(q) * attribute(vector))
-            rerank-count: 100
-        }
-    }
-}
-"""
+SCHEMA = files('splade_nb.hub').joinpath('doc.sd').read_text(encoding='utf-8')
 
 # %% ../../nbs/5_hub/07_vespa_model.ipynb #vespa-searches
 def vespa_searches(side: str # of `sides_of`: what encodes queries
@@ -145,6 +117,7 @@ def _use_vespa(name: str, folder: Path) -> str: # code of the model card
     return """import os, subprocess
 
 addresses = dict(VESPA_URL='http://localhost:8080', VESPA_CONFIG_URL='http://localhost:19071')
-subprocess.run(['bash', 'deploy.sh'], env=dict(os.environ, **addresses), check=True)  # its head lists what can be set"""
+environment = dict(os.environ, **addresses)  # the head of deploy.sh lists what else can be set
+subprocess.run(['bash', 'deploy.sh'], env=environment, check=True)"""
 
 FORMATS['vespa'] = ('vespa', 'feature-extraction', _use_vespa)
