@@ -207,6 +207,19 @@ def test_the_server_gives_our_scores(form, exports, texts):
     assert (folder/'query.pt').exists() == (form != 'cosine') and any('divided by 2' in limit for limit in limits) == (form == 'looked-up')
 
 
+@pytest.mark.parametrize('form', FORMS)
+def test_padding_changes_nothing(form, exports, texts):
+    "The windows of a semantic_text field come padded to the longest."
+    tokenizer, models = exports(form)[1], opened(exports(form)[2])
+    for model in models:
+        ids = torch.tensor([model.ids(texts[60])])
+        longer = nn.functional.pad(ids, (0, 5), value=tokenizer.pad)
+        with torch.inference_mode():
+            rows = [model.script(*arguments, *[torch.zeros_like(arguments[0])] * (2 * (model.kind == 'bert')))
+                    for arguments in ((ids, torch.ones_like(ids)), (longer, (torch.arange(longer.shape[1]) < ids.shape[1]).long()[None]))]
+        assert (rows[0] - rows[1]).abs().max() < 1e-5 and rows[0].any()
+
+
 @pytest.mark.parametrize('kind', ('xlm_roberta', 'bert'))
 def test_the_tokenizer_of_the_server_is_made_right(kind, tokenizers, texts):
     "`elastic_tokenizer` gives what the Java code gives, also for texts that ours reads otherwise."
@@ -219,6 +232,7 @@ def test_the_tokenizer_of_the_server_is_made_right(kind, tokenizers, texts):
     assert differing(tokenizer, texts, LENGTH) == []
 
 
+@pytest.mark.slow
 def test_xlm_roberta_is_read_as_it_is(texts):
     tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(real('tokenizers/xlm-roberta-base')))
     java = Unigram(vocabulary_body(tokenizer))

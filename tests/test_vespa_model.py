@@ -23,6 +23,7 @@ onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')
 FORMS = {'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
          'cosine': dict(similarity='cosine', mask_special=False)}
+GRAPHS = [pytest.param('looked-up', marks=pytest.mark.slow), 'cosine'] # a graph takes seconds to make, and the first has two
 LENGTH = 48
 
 
@@ -103,7 +104,7 @@ class Application:
 def opened(folder: Path) -> Application: return Application(lambda path: (folder/'application'/path).read_bytes())
 
 
-@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('form', GRAPHS)
 def test_the_embedder_gives_our_scores(form, exports, tokenizer, texts):
     model, folder, limits = exports(form)
     if form == 'looked-up': texts = [first_window(tokenizer, text) for text in texts] # `encode` counts what it does not read
@@ -172,7 +173,7 @@ def deploy(folder: Path, address: str, **environment) -> subprocess.CompletedPro
     return subprocess.run(['bash', folder/'deploy.sh'], env=known | dict(VESPA_URL=address, VESPA_CONFIG_URL=address, PAUSE='0.01', PATIENCE='20') | environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize('form, search', [('looked-up', 'exact'), ('cosine', 'rerank')])
+@pytest.mark.parametrize('form, search', [pytest.param('looked-up', 'exact', marks=pytest.mark.slow), ('cosine', 'rerank')])
 def test_the_script_deploys_and_finds(form, search, exports, serve): # noqa: F811
     server = serve(VespaServer())
     done = deploy(exports(form)[1], server.address + '/', SEARCH=search)

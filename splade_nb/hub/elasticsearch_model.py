@@ -179,7 +179,7 @@ class QueryTable(nn.Module):
     def __init__(self, model: nn.Module, tokenizer: SpladeTokenizer):
         super().__init__()
         weights = query_weights(model).detach().clone()
-        weights[[tokenizer.begin, tokenizer.end, tokenizer.pad]] = 0
+        weights[[id for id in (tokenizer.begin, tokenizer.end, tokenizer.pad) if id is not None]] = 0
         self.factor = max(1.0, weights.max().item() / HEAVIEST) # what all weights are divided by
         self.register_buffer('weights', weights / self.factor)
 
