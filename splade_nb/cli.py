@@ -28,9 +28,9 @@ from .model.load import load_encoder
 from .training.check_settings import check_settings
 from .evaluation.report import spell
 from .evaluation.retrieval import evaluate_context, evaluate_language, evaluate_model
-from .hub.export import EXPORTS, write_form
+from .hub import elasticsearch_model, opensearch_model, vespa_model  # each adds its forms to EXPORTS
+from .hub.export import EXPORTS, MEASURED, write_form
 from .hub.model_card import card, facts_of, push
-from .hub.opensearch_model import MEASURED
 from .serving.formats import write_vectors
 from .experiment import SETTINGS, run_version, scale_of
 

@@ -11,36 +11,12 @@
 # CHUNK    bytes of a chunk, at most 10000000
 # CURL_OPTIONS, such as --insecure; PATIENCE and PAUSE: seconds until a task has failed, and between two looks at it
 set -euo pipefail
-shopt -s inherit_errexit
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+source "$here/request.sh"
 server=${OPENSEARCH_URL:-http://localhost:9200} field=${FIELD:-rank_features} index=${INDEX:-splade}
-patience=${PATIENCE:-600} pause=${PAUSE:-2} chunk=${CHUNK:-10000000}
+chunk=${CHUNK:-10000000}
 server=${server%/}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() { echo "$*" >&2; exit 1; }
-
-# The password stands in a file that others cannot read, not among the arguments that every user of a machine sees.
-login=()
-if [ -n "${OPENSEARCH_USER:-}" ]; then
-  quoted=$(sed 's/[\\"]/\\&/g' <<< "$OPENSEARCH_USER:${OPENSEARCH_PASSWORD:-}")
-  (umask 077; printf 'user = "%s"\n' "$quoted" > "$work/login")
-  login=(--config "$work/login")
-fi
-
-call() { # method, path, more options of curl; prints the answer
-  local method=$1 path=$2 status
-  shift 2
-  # shellcheck disable=SC2086
-  status=$(curl --silent --show-error --max-time "$patience" "${login[@]}" ${CURL_OPTIONS:-} --request "$method" \
-    --output "$work/answer" --write-out '%{http_code}' "$@" "$server/$path") || fail "$server does not answer"
-  [[ $status == 2* ]] || fail "$method $path: $status: $(cat "$work/answer")"
-  cat "$work/answer"
-}
-
-send() { call "$1" "$2" --header 'content-type: application/json' --data-binary "@$3"; } # method, path, file of JSON
-value() { sed -n "s/.*\"$1\" *: *\"\\([^\"]*\\)\".*/\\1/p" | head -n 1; }                # of a name in JSON
+log_in "${OPENSEARCH_USER:-}" "${OPENSEARCH_PASSWORD:-}"
 
 wait_for() { # task; prints the id of its model
   local state end=$((SECONDS + patience))
@@ -63,7 +39,7 @@ upload() { # name; prints the id of the model
   sed "1s|{|{\"total_chunks\": $total,|" "$here/$1.json" > "$work/body"
   id=$(send POST _plugins/_ml/models/_register_meta "$work/body" | value model_id)
   for ((number = 0; number < total; number++)); do
-    dd if="$zip" of="$work/chunk" bs="$chunk" skip="$number" count=1 status=none
+    split_off "$zip" "$number" "$chunk"
     call POST "_plugins/_ml/models/$id/upload_chunk/$number" --header 'content-type: application/octet-stream' \
       --data-binary "@$work/chunk" > "$work/done"
   done
@@ -102,7 +78,7 @@ filled() { # file of JSON; prints another with the ids of the models
 
 case $field in rank_features | semantic | sparse_vector) ;; *) fail "FIELD=$field: rank_features, semantic or sparse_vector" ;; esac
 case ${ENGINE:-lucene} in lucene | native) ;; *) fail "ENGINE=$ENGINE: lucene or native" ;; esac
-[[ $index =~ ^[a-z0-9][a-z0-9._-]*$ ]] || fail "INDEX=$index: lower case letters, digits, . _ - are expected"
+check_index "$index"
 [ -e "$here/index-$field.json" ] || fail "$(cat "$here/no-$field.txt")"
 
 trusted=
