@@ -2,7 +2,7 @@
 import math, statistics
 from pathlib import Path
 from splade_nb.config.files import read_json
-from measure import HERE, ratios, spread, table
+from measure import HERE, gigabytes, ratios, spread, table
 
 DOCS = HERE.parent/'docs'
 CLAIMS = (  # what no CPU shows, stage, what of it is proven without a GPU
@@ -46,9 +46,6 @@ def spelled(times: dict, slow: str, fast: str) -> str:
     if slow not in times or fast not in times: return ''
     values = spread(ratios(times, slow, fast, 'wall'))
     return f'{values["median"]:.2f}x ({values["low"]:.2f} to {values["high"]:.2f})'
-
-
-def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
 
 
 def small_number(value: float) -> str: return f'{value:.0e}' if value else '0'

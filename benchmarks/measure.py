@@ -114,6 +114,12 @@ def table(columns: list, rows) -> str:  # Markdown, numbers to the right
     return '\n'.join([line(columns), line(['---', *['--:'] * (len(columns) - 1)]), *map(line, rows)])
 
 
+def megabytes(value: float) -> str: return f'{value / 1e6:,.0f} MB'
+
+
+def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
+
+
 def log_axes(axis, sizes: list, x: str, y: str) -> None:
     "Name the axes of a log-log plot and write the measured sizes in full."
     from matplotlib.ticker import LogLocator

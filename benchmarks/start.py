@@ -22,8 +22,8 @@ from measure import say
 REPORTED = {'DTAI-KULeuven/robbert-2023-dutch-large': ((3.7151, 3.7273, 3.6776), (0.0643, 0.0669, 0.0666)),
             'klue/roberta-large': ((1.9932, 1.8510, 1.9265), (0.4493, 0.5236, 0.4439))}  # means, deviations
 WEIGHTS = dict(document_regularizer_weight=3e-5, query_regularizer_weight=5e-5)
-FULL = dict(vocabulary=2_000, hidden=64, pairs=64, steps=100, rate=1e-3, terms=60)
-SMALL = dict(vocabulary=1_300, hidden=32, pairs=16, steps=30, rate=1e-3, terms=30)
+FULL = dict(vocabulary=1_300, hidden=32, pairs=64, steps=50, rate=1e-3, terms=30)
+SMALL = FULL | dict(pairs=16, steps=5)
 BATCH, SHOWN = 16, 32  # pairs of a step; documents that `calibrate` reads
 
 
@@ -78,7 +78,7 @@ def train(model: SparseEncoder, pairs: list, steps: int, rate: float) -> list:  
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 
