@@ -110,7 +110,8 @@ def step_table(result: dict) -> str:
         return [label, f'{seconds * 1e3:,.0f} ms', spelled(result['rounds'], 'pooling', name),
                 f'{result["operations"] / result["rate"] / seconds:.0%}', gigabytes(result['peaks'][name]), f'{result["loss"][name]:.5f}']
     columns = [f'step, {result["pairs"]} pairs, L{result["length"]}', 'time', 'over sentence-transformers', 'of the limit', 'peak', 'loss']
-    return table(columns, [row('pooling', 'sentence-transformers'), row('rows', 'here')])
+    names = dict(pooling='sentence-transformers', drop_in='the same with SpladeMaxPooling', rows='here')
+    return table(columns, [row(name, label) for name, label in names.items() if name in result['rounds']])
 
 
 def version_table(result: dict) -> str:

@@ -30,13 +30,13 @@ rows = Dataset.from_dict(dict(query=[query for query, _ in pairs], document=[doc
 
 ## Out of memory
 
-> XLM-R large does not fit into 48 GB ([3441]({threads}/issues/3441)); larger batches need a cached loss
+> XLM-R large with a router runs out of 48 GB ([3441]({threads}/issues/3441)); larger batches need a cached loss
 > ([3670]({threads}/pull/3670)).
 
 `SpladePooling` reads the logits of every token: {texts} documents of {length} tokens over {vocabulary:,} entries are
-{logits} in float32, and a training step holds them several times. `chunk_size` divides them only after they were
-made. `SpladeMaxPooling` computes the largest logit of each text and entry in blocks of the vocabulary, and in the
-backward pass multiplies only where a logit was the largest. The vectors, losses and gradients are the same.
+{logits} in float32, and a training step holds them several times. Its `chunk_size` divides them only after they
+were made. `SpladeMaxPooling` computes the largest logit of each text and entry in blocks of the vocabulary, and passes its
+gradient to the token that had it. The vectors, losses and gradients are the same.
 
 ```python
 from sentence_transformers import SparseEncoder
@@ -106,10 +106,9 @@ computes in bfloat16.
 
 ## Queries without a model
 
-> Queries reach the wrong route ([3695]({threads}/issues/3695)); a router needs more memory than SPLADE alone
-> ([3441]({threads}/issues/3441)).
+> With `max_active_dims`, queries went to the route of documents ([3695]({threads}/pull/3695), merged since).
 
-The pooling works in a `Router` too. Name the route of each column, or every text goes to the default one:
+The pooling works as a route of a `Router` too. `router_mapping` names the route of each column in training:
 
 ```python
 from sentence_transformers.sparse_encoder.modules import Router, SparseStaticEmbedding

@@ -193,6 +193,7 @@ def calibrate(model: nn.Module,    # `SparseEncoder` with a `SpladeMaxPooling`, 
     logits = text_logits(model, texts, batch_size)
     decoder = next(part.decoder for part in model.modules() if isinstance(part, SpladeMaxPooling))
     if decoder.bias is None: raise ConfigError('the decoder has no bias to shift; allowed: one with bias=True')
+    if torch.finfo(decoder.bias.dtype).bits < 32: raise ConfigError(f'bias in {decoder.bias.dtype}: allowed: torch.float32')
     shift = shift_for(logits, terms)
     with torch.no_grad(): decoder.bias -= shift
     active = (logits > shift).sum(1)
