@@ -1,4 +1,4 @@
-"""One training step of sentence-transformers with its `SpladePooling` and with `SpladeMaxPooling`; all else is theirs."""
+"""One training step of sentence-transformers, with its `SpladePooling` and with `SpladeMaxPooling`."""
 from contextlib import ExitStack
 from measure import alternately, in_process, ratios, say, spread
 from models import FULL, SMALL, model_folder

@@ -1,6 +1,7 @@
 """docs/xlmr_one_gpu.md from benchmarks/results; `report.py` calls it."""
 from measure import gigabytes, megabytes, ratios, spread, table
 from models import FULL
+from step import QUERY
 
 THREADS = 'https://github.com/huggingface/sentence-transformers'
 PAGE = """# XLM-R SPLADE on one small GPU
@@ -35,8 +36,8 @@ rows = Dataset.from_dict(dict(query=[query for query, _ in pairs], document=[doc
 
 `SpladePooling` reads the logits of every token: {texts} documents of {length} tokens over {vocabulary:,} entries are
 {logits} in float32, and a training step holds them several times. Its `chunk_size` divides them only after they
-were made. `SpladeMaxPooling` computes the largest logit of each text and entry in blocks of the vocabulary, and passes its
-gradient to the token that had it. The vectors, losses and gradients are the same.
+were made. `SpladeMaxPooling` computes the largest logit of each text and entry in blocks of the vocabulary, and
+passes its gradient to the token that had it. The vectors, losses and gradients are the same.
 
 ```python
 from sentence_transformers import SparseEncoder
@@ -75,8 +76,8 @@ from splade_nb.hub.pooling import calibrate, level_of, text_logits
 print(level_of(text_logits(model, documents[:64])))
 ```
 
-`active` near 1 or 0, or a `cosine` near 1, is such a start. `calibrate` subtracts one number from the decoder's bias, so
-that documents have the wanted number of terms on average:
+`active` near 1 or 0, or a `cosine` near 1, is such a start. `calibrate` subtracts one number from the decoder's
+bias, so that documents have the wanted number of terms on average:
 
 ```python
 print(calibrate(model, documents[:64], terms=150))
@@ -139,32 +140,40 @@ without a head and heads that do more than one product with the decoder are refu
 """
 
 
+def both_measured(head: dict) -> list:  # shapes whose peaks are known with both
+    return [row for row in head['memory'] if {'pooling', 'dense'} <= row['peaks'].keys()]
+
+
 def head_table(head: dict) -> str:
     "The head alone: both poolings from the same states, forward and backward."
-    rows = [[f'{row["texts"]} documents of {row["length"]} tokens', megabytes(row['peaks']['pooling']),
-             megabytes(row['peaks']['dense']), f'{row["peaks"]["pooling"] / row["peaks"]["dense"]:.1f}x']
-            for row in head['memory'] if {'pooling', 'dense'} <= row['peaks'].keys()]
-    times = {(row['texts'], row['length']): spread(ratios(row['rounds'], 'pooling', 'dense')) for row in head['times']
-             if row['activity'] == 0.001 and not row['ragged']}
-    spent = [f'{times[row["texts"], row["length"]]["median"]:.1f}x' for row in head['memory']
-             if {'pooling', 'dense'} <= row['peaks'].keys()]
-    columns = ['the head alone, forward and backward', 'SpladePooling', 'SpladeMaxPooling', 'less memory by', 'faster by']
-    return table(columns, [[*row, faster] for row, faster in zip(rows, spent)])
+    times = {(row['texts'], row['length']): spread(ratios(row['rounds'], 'pooling', 'dense'))['median']
+             for row in head['times'] if row['activity'] == 0.001 and not row['ragged']}
+    rows = []
+    for row in both_measured(head):
+        theirs, ours = row['peaks']['pooling'], row['peaks']['dense']
+        rows.append([f'{row["texts"]} documents of {row["length"]} tokens', megabytes(theirs), megabytes(ours),
+                     f'{theirs / ours:.1f}x', f'{times[row["texts"], row["length"]]:.1f}x'])
+    return table(['the head alone, forward and backward', 'SpladePooling', 'SpladeMaxPooling', 'less memory by',
+                  'faster by'], rows)
 
 
 def step_table(found: dict | None) -> str:
-    "A whole step, everything but the pooling being theirs."
+    "A whole step; only the pooling differs."
     if not found: return 'Not measured yet: `make bench PART=pooling`.'
-    rows = [[f'{row["pairs"]} pairs, documents of {row["length"]} tokens', gigabytes(row['peaks']['theirs']),
-             gigabytes(row['peaks']['drop_in'])] for row in found['memory']]
-    times = {(row['pairs'], row['length']): row for row in found['times']}
-    for row, given in zip(rows, found['memory']):
-        timed = times.get((given['pairs'], given['length']))
-        ratio = spread(ratios(timed['rounds'], 'pooling', 'drop_in')) if timed else None
-        row.append(f'{ratio["median"]:.1f}x' if ratio else '')
-        row.append(f'{abs(timed["loss"]["pooling"] - timed["loss"]["drop_in"]):.0e}' if timed else '')
-    return table(['float32, queries of 16 tokens', 'SpladePooling', 'SpladeMaxPooling', 'faster by',
+    times, rows = {(row['pairs'], row['length']): row for row in found['times']}, []
+    for row in found['memory']:
+        timed, peaks = times.get((row['pairs'], row['length'])), row['peaks']
+        rows.append([f'{row["pairs"]} pairs, documents of {row["length"]} tokens', gigabytes(peaks['theirs']),
+                     gigabytes(peaks['drop_in']), f'{peaks["theirs"] / peaks["drop_in"]:.1f}x', *step_times(timed)])
+    return table([f'float32, queries of {QUERY} tokens', 'SpladePooling', 'SpladeMaxPooling', 'less memory by', 'faster by',
                   'difference of the loss'], rows)
+
+
+def step_times(timed: dict | None) -> list:  # empty where only memory was measured
+    if not timed: return ['', '']
+    loss = timed['loss']
+    return [f'{spread(ratios(timed["rounds"], "pooling", "drop_in"))["median"]:.1f}x',
+            f'{abs(loss["pooling"] - loss["drop_in"]):.0e}']
 
 
 def start_table(start: dict | None) -> str:
@@ -184,18 +193,17 @@ def about_start(start: dict | None) -> str:
     size = start['size']
     levels = '; '.join(f'{name}: {sum(means) / len(means):.2f} ± {sum(spreads) / len(spreads):.2f}'
                        for name, (means, spreads) in start['reported'].items())
-    return (f'Small backbones with random weights at the levels that were published (weights of untrained backbones: {levels}), '
-            f'and one at the opposite of the highest; {size["steps"]} steps of 16 pairs of the embedded set, judged on '
+    return (f'Small backbones with random weights at published levels (weights of untrained backbones: {levels}), and '
+            f'one at the opposite of the highest; {size["steps"]} steps on pairs of the embedded set, judged on '
             f'{size["pairs"]} other pairs. The loss is that of the ranking, without regularizers. '
             f'`make bench PART=start` measures it.')
 
 
 def page(results: dict) -> str:  # part -> result, of head, step, pooling and start
     head, size = results['head'], FULL
-    shape = next(row for row in head['memory'] if {'pooling', 'dense'} <= row['peaks'].keys() and row['length'] > 64)
+    shape = max(both_measured(head), key=lambda row: row['texts'] * row['length'])
     return PAGE.format(
         threads=THREADS, texts=shape['texts'], length=shape['length'], vocabulary=size['vocabulary'],
         logits=gigabytes(4 * shape['texts'] * shape['length'] * size['vocabulary']), head=head_table(head),
         gradient=megabytes(4 * size['vocabulary'] * size['hidden']), step=step_table(results.get('pooling')),
-        start=start_table(results.get('start')),
-        about_start=about_start(results.get('start')))
+        start=start_table(results.get('start')), about_start=about_start(results.get('start')))

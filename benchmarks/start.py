@@ -102,6 +102,7 @@ def measure(small=False) -> dict:
             after = judge(model, held)
             rows.append(dict(backbone=name, start=kind, level=level, deviation=deviation, calibration=shift,
                              before=before, after=after, losses=losses))
-            say(f'  {name}, {kind}: {before["terms"]:.0f} to {after["terms"]:.0f} of {len(tokenizer)} terms, '
-                f'loss {before["loss"]:.2f} to {after["loss"]:.2f}, first {before["first"]:.2f} to {after["first"]:.2f}')
+            told = {part: f'{before[part]:.2f} to {after[part]:.2f}' for part in ('terms', 'loss', 'first')}
+            say(f'  {name}, {kind}: {told["terms"]} terms of {len(tokenizer)}, loss {told["loss"]}, '
+                f'right document first {told["first"]}')
     return dict(size=size | dict(vocabulary=len(tokenizer)), reported=REPORTED, rows=rows)

@@ -298,11 +298,14 @@ def test_plain_training_stays_dense_or_dead_and_a_calibrated_start_learns(name, 
 
 # The benchmark and the page
 
+@pytest.mark.slow
 def test_a_step_of_the_benchmark_gives_one_loss_both_ways(capsys):
-    import pooling
+    import pooling, pooling_page
     with models.model_folder(models.SMALL) as path: rows = pooling.times(path, models.SMALL)
     assert [row['loss']['drop_in'] for row in rows] == pytest.approx([row['loss']['pooling'] for row in rows], rel=1e-6)
     assert all(set(row['rounds']) == {'pooling', 'drop_in'} for row in rows) and 'times faster' in capsys.readouterr().out
+    shown = pooling_page.step_table(dict(times=rows, memory=[dict(pairs=4, length=length, peaks=dict(theirs=3e9, drop_in=1e9)) for length in (64, 96)]))
+    assert '| 4 pairs, documents of 64 tokens | 3.0 GB | 1.0 GB | 3.0x | ' in shown and shown.endswith('| 3.0 GB | 1.0 GB | 3.0x |  |  |')
 
 
 def page() -> str: return (ROOT/'docs'/'xlmr_one_gpu.md').read_text(encoding='utf-8')

@@ -24,8 +24,8 @@ def decoder_of(transformer: nn.Module) -> nn.Linear: # transformer: a `Transform
     task, model = getattr(transformer, 'transformer_task', None), transformer.auto_model
     found = getattr(model, 'get_output_embeddings', lambda: None)() if task == 'fill-mask' else None
     if isinstance(found, nn.Linear): return found
-    raise ConfigError(f'{type(model).__name__} with transformer_task={task!r} has no linear decoder of a masked language '
-                      "model; allowed: Transformer(name, transformer_task='fill-mask') with backend='torch'")
+    raise ConfigError(f'{type(model).__name__} with transformer_task={task!r} has no linear decoder of a masked '
+                      "language model; allowed: Transformer(name, transformer_task='fill-mask') with backend='torch'")
 
 # %% ../../nbs/5_hub/08_pooling.ipynb #probe
 @torch.no_grad()
@@ -45,11 +45,11 @@ def take_states(transformer: nn.Module) -> nn.Linear:
     decoder.forward = nn.Identity().forward
     states = _probe(model)
     if states.shape[-1] == decoder.in_features:
-        again = F.linear(states, decoder.weight, decoder.bias)
-        if torch.allclose(again, logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()), equal_nan=True): return decoder
+        again, near = F.linear(states, decoder.weight, decoder.bias), 1e-4 * float(logits.abs().max())
+        if torch.allclose(again, logits, rtol=1e-4, atol=near, equal_nan=True): return decoder
     del decoder.forward
-    raise ConfigError(f'{type(model).__name__}: its logits are not weight times state plus bias of its output embeddings; '
-                      'allowed: such heads, as those of BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA and ModernBERT')
+    raise ConfigError(f'{type(model).__name__}: its logits are not weight times state plus bias of its output '
+                      'embeddings; allowed: heads that are, as of BERT, RoBERTa, XLM-R, DistilBERT and ModernBERT')
 
 # %% ../../nbs/5_hub/08_pooling.ipynb #tokens-of
 def tokens_of(features: dict) -> tuple[Tensor, list[int]]: # states [T, E] without padding, tokens of each text
@@ -75,11 +75,11 @@ def _transformer_before(model, pooling): # the nearest `Transformer` in the sequ
         for place in (i for i, part in enumerate(parts) if part is pooling):
             before = [part for part in parts[:place] if hasattr(part, 'auto_model')]
             if before: return before[-1]
-    raise ConfigError('SpladeMaxPooling: found no Transformer before it; allowed: SparseEncoder(modules=[Transformer(name, '
-                      "transformer_task='fill-mask'), SpladeMaxPooling()]), or such a pair as a route of a Router")
+    raise ConfigError('SpladeMaxPooling: found no Transformer before it; allowed: SparseEncoder(modules=[Transformer('
+                      "name, transformer_task='fill-mask'), SpladeMaxPooling()]), or such a pair as a route of Router")
 
 # %% ../../nbs/5_hub/08_pooling.ipynb #base-class
-_Module = needs('sentence_transformers.base.modules', 'export').Module  # `SparseEncoder` calls `on_model_ready` of these
+_Module = needs('sentence_transformers.base.modules', 'export').Module # a model calls its `on_model_ready`
 
 # %% ../../nbs/5_hub/08_pooling.ipynb #pooling
 class SpladeMaxPooling(_Module):
@@ -130,14 +130,17 @@ CLASSES = dict(SpladePooling='sentence_transformers.sparse_encoder.modules.splad
 _ANY_CLASS = re.compile(r'"[\w.]+\.(?:SpladePooling|SpladeMaxPooling)"')
 
 # %% ../../nbs/5_hub/08_pooling.ipynb #name-pooling
-def name_pooling(folder: Path | str, name: str) -> None: # of `CLASSES`: SpladePooling to publish, SpladeMaxPooling to train on
+def name_pooling(folder: Path | str, # of a saved `SparseEncoder`
+                 name: str           # of `CLASSES`: SpladePooling to publish, SpladeMaxPooling to train on
+                 ) -> None:
     "Change the pooling that a saved `SparseEncoder` names. Raises `DataError` where it names none."
     address = f'"{CLASSES[choose("pooling", name, tuple(CLASSES))]}"'
-    files = [path for path in sorted(Path(folder).rglob('*.json')) if path.name in ('modules.json', 'router_config.json')]
-    texts = {path: path.read_text(encoding='utf-8') for path in files}
+    files = [path for path in Path(folder).rglob('*.json') if path.name in ('modules.json', 'router_config.json')]
+    texts = {path: path.read_text(encoding='utf-8') for path in sorted(files)}
     named = {path: text for path, text in texts.items() if _ANY_CLASS.search(text)}
     if not named:
-        raise DataError(folder, None, 'modules', f'{len(files)} files that name modules, none a pooling', ' or '.join(CLASSES))
+        found = f'{len(files)} files that name modules, none a pooling'
+        raise DataError(folder, None, 'modules', found, ' or '.join(CLASSES))
     for path, text in named.items():
         with replaced(path) as file: file.write(_ANY_CLASS.sub(address, text))
 
@@ -193,7 +196,8 @@ def calibrate(model: nn.Module,    # `SparseEncoder` with a `SpladeMaxPooling`, 
     logits = text_logits(model, texts, batch_size)
     decoder = next(part.decoder for part in model.modules() if isinstance(part, SpladeMaxPooling))
     if decoder.bias is None: raise ConfigError('the decoder has no bias to shift; allowed: one with bias=True')
-    if torch.finfo(decoder.bias.dtype).bits < 32: raise ConfigError(f'bias in {decoder.bias.dtype}: allowed: torch.float32')
+    if torch.finfo(decoder.bias.dtype).bits < 32:
+        raise ConfigError(f'bias in {decoder.bias.dtype}: allowed: torch.float32')
     shift = shift_for(logits, terms)
     with torch.no_grad(): decoder.bias -= shift
     active = (logits > shift).sum(1)
