@@ -36,6 +36,13 @@ def _probe(model): # what the model gives for three tokens: [1, 3, V], or [1, 3,
 
 def _set_aside(decoder): return isinstance(getattr(decoder.forward, '__self__', None), nn.Identity)
 
+def _all_it_does(decoder, model, logits): # whether the decoder makes these logits of what the model gives without it
+    try: states = _probe(model)
+    except (RuntimeError, ValueError): return False
+    if states.shape[-1] != decoder.in_features: return False
+    again, near = F.linear(states, decoder.weight, decoder.bias), 1e-4 * float(logits.abs().max())
+    return torch.allclose(again, logits, rtol=1e-4, atol=near, equal_nan=True)
+
 # %% ../../nbs/5_hub/08_pooling.ipynb #take-states
 def take_states(transformer: nn.Module) -> nn.Linear:
     "Let a `Transformer` return what its decoder reads; returns the decoder. Raises `ConfigError`."
@@ -43,10 +50,7 @@ def take_states(transformer: nn.Module) -> nn.Linear:
     if _set_aside(decoder): return decoder
     logits = _probe(model)
     decoder.forward = nn.Identity().forward
-    states = _probe(model)
-    if states.shape[-1] == decoder.in_features:
-        again, near = F.linear(states, decoder.weight, decoder.bias), 1e-4 * float(logits.abs().max())
-        if torch.allclose(again, logits, rtol=1e-4, atol=near, equal_nan=True): return decoder
+    if _all_it_does(decoder, model, logits): return decoder
     del decoder.forward
     raise ConfigError(f'{type(model).__name__}: its logits are not weight times state plus bias of its output '
                       'embeddings; allowed: heads that are, as of BERT, RoBERTa, XLM-R, DistilBERT and ModernBERT')
@@ -85,6 +89,7 @@ _Module = needs('sentence_transformers.base.modules', 'export').Module # a model
 class SpladeMaxPooling(_Module):
     "`SpladePooling` without logits [B, L, V]. Raises `ConfigError` for what it cannot do."
     config_keys = ['pooling_strategy', 'activation_function', 'embedding_dimension']
+    config_key_renames = dict(word_embedding_dimension='embedding_dimension') # in folders of earlier versions
 
     def __init__(self, pooling_strategy: str = 'max',       # a sum over tokens needs every logit
                  activation_function: str = 'relu',         # or log1p_relu, a second logarithm
@@ -135,8 +140,9 @@ def name_pooling(folder: Path | str, # of a saved `SparseEncoder`
                  ) -> None:
     "Change the pooling that a saved `SparseEncoder` names. Raises `DataError` where it names none."
     address = f'"{CLASSES[choose("pooling", name, tuple(CLASSES))]}"'
-    files = [path for path in Path(folder).rglob('*.json') if path.name in ('modules.json', 'router_config.json')]
-    texts = {path: path.read_text(encoding='utf-8') for path in sorted(files)}
+    places = ('modules.json', 'router_config.json', '*/router_config.json')
+    files = [path for place in places for path in sorted(Path(folder).glob(place))]
+    texts = {path: path.read_text(encoding='utf-8') for path in files}
     named = {path: text for path, text in texts.items() if _ANY_CLASS.search(text)}
     if not named:
         found = f'{len(files)} files that name modules, none a pooling'
