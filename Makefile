@@ -240,7 +240,7 @@ trial: $(ready)
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
 
-bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, encode or engines; FORCE=1 again) and write docs/benchmarks.md, docs/engines.md
+bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 	"$(bin)/python" benchmarks/run.py $${typed_FORCE:+--force} $${typed_PART:+-- "$$typed_PART"}
 
 gpu: $(ready)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md

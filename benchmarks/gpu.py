@@ -19,7 +19,7 @@ from encode import Encoders
 from gpu_kernel import LEAST, Chunked, kernel_stage, peak_of, speed_stage
 from measure import HERE, alternately, once, ratios, say, spread, write_result
 from models import FULL, SHARED, SMALL, model_folder, sparse_encoder
-from step import QUERY, batch, mine, theirs
+from step import QUERY, batch, drop_in, mine, theirs
 
 NUMBER, BATCH, BUDGET = 2_000, 64, 32_768  # texts; texts of their batch; tokens of ours
 PAIRS, LENGTH, STEPS = 24, 192, 300
@@ -71,7 +71,7 @@ def step_stage(device: str, small: bool, left) -> dict:
     size, (pairs, length) = (SMALL, (2, 16)) if small else (FULL, (PAIRS, LENGTH))
     sides, result = batch(size['vocabulary'], pairs, length, device), dict(peaks={}, rounds={}, loss={})
     with model_folder(size) as folder:
-        for name, side in dict(pooling=theirs, rows=mine).items():
+        for name, side in dict(pooling=theirs, rows=mine, drop_in=drop_in).items():
             with ExitStack() as stack:
                 step = side(folder, stack, device, half=True)
                 result['loss'][name] = float(step(sides))

@@ -2,7 +2,7 @@
 import math, statistics
 from pathlib import Path
 from splade_nb.config.files import read_json
-from measure import HERE, ratios, spread, table
+from measure import HERE, gigabytes, ratios, spread, table
 
 DOCS = HERE.parent/'docs'
 CLAIMS = (  # what no CPU shows, stage, what of it is proven without a GPU
@@ -46,9 +46,6 @@ def spelled(times: dict, slow: str, fast: str) -> str:
     if slow not in times or fast not in times: return ''
     values = spread(ratios(times, slow, fast, 'wall'))
     return f'{values["median"]:.2f}x ({values["low"]:.2f} to {values["high"]:.2f})'
-
-
-def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
 
 
 def small_number(value: float) -> str: return f'{value:.0e}' if value else '0'
@@ -113,7 +110,8 @@ def step_table(result: dict) -> str:
         return [label, f'{seconds * 1e3:,.0f} ms', spelled(result['rounds'], 'pooling', name),
                 f'{result["operations"] / result["rate"] / seconds:.0%}', gigabytes(result['peaks'][name]), f'{result["loss"][name]:.5f}']
     columns = [f'step, {result["pairs"]} pairs, L{result["length"]}', 'time', 'over sentence-transformers', 'of the limit', 'peak', 'loss']
-    return table(columns, [row('pooling', 'sentence-transformers'), row('rows', 'here')])
+    names = dict(pooling='sentence-transformers', drop_in='the same with SpladeMaxPooling', rows='here')
+    return table(columns, [row(name, label) for name, label in names.items() if name in result['rounds']])
 
 
 def version_table(result: dict) -> str:

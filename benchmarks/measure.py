@@ -7,7 +7,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 import torch
-from splade_nb.config.files import write_json
+from splade_nb.config.files import revision, write_json
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ('torch', 'transformers', 'sentence-transformers', 'tokenizers', 'numpy', 'scipy')
@@ -97,10 +97,10 @@ def machine() -> dict:
 
 
 def write_result(path: Path, began: float, **result) -> None:
-    "The result of one part with date, machine and versions."
+    "The result of one part with date, machine, versions and revision."
     versions = dict(python=platform.python_version(), **{name: version(name) for name in PACKAGES})
     about = dict(part=path.stem, date=date.today().isoformat(), command=f'make bench PART={path.stem}')
-    about |= dict(machine=machine(), versions=versions, seconds=round(time.monotonic() - began))
+    about |= dict(machine=machine(), versions=versions, seconds=round(time.monotonic() - began), revision=revision())
     write_json(path, about | result)
 
 
@@ -112,6 +112,12 @@ def say(text: str) -> None: print(text, flush=True)
 def table(columns: list, rows) -> str:  # Markdown, numbers to the right
     def line(cells): return f'| {" | ".join(cells)} |'
     return '\n'.join([line(columns), line(['---', *['--:'] * (len(columns) - 1)]), *map(line, rows)])
+
+
+def megabytes(value: float) -> str: return f'{value / 1e6:,.0f} MB'
+
+
+def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
 
 
 def log_axes(axis, sizes: list, x: str, y: str) -> None:

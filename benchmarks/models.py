@@ -66,20 +66,20 @@ def splade(source, device: str = 'cpu', **settings) -> SpladeDoc:
     return SpladeDoc(backbone, settings, special=[]).to(device)
 
 
-def sparse_encoder(folder, device: str = 'cpu'):
-    "sentence-transformers' model from the same folder."
+def sparse_encoder(folder, device: str = 'cpu', pooling=None):
+    "sentence-transformers' model from the same folder, with its own pooling or the given one."
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     transformer = Transformer(str(folder), transformer_task='fill-mask', max_seq_length=LONGEST)
-    return SparseEncoder(modules=[transformer, SpladePooling()], device=device)
+    return SparseEncoder(modules=[transformer, pooling or SpladePooling()], device=device)
 
 
 @torch.no_grad()
 def limit_terms(model: SpladeDoc, rows: dict, active: int) -> None:
     "Lower the decoder's bias until a text has about `active` terms."
-    logits = model.eval()(**rows)[1]
-    model.decoder.bias -= logits.flatten().kthvalue(logits.numel() - active * len(logits)).values
+    from splade_nb.hub.pooling import shift_for
+    model.decoder.bias -= shift_for(model.eval()(**rows)[1], active)
 
 
 def random_rows(vocabulary: int, number: int, length: int, seed: int = 0, device: str = 'cpu') -> dict:

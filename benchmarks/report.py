@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md, docs/gpu.md, docs/engines.md and their figures from benchmarks/results.
+"""Write docs/benchmarks.md, docs/gpu.md, docs/engines.md, docs/xlmr_one_gpu.md and their figures from benchmarks/results.
 
     python benchmarks/report.py [--check]
 """
@@ -6,9 +6,10 @@ import statistics, sys
 from pathlib import Path
 import engines_page
 import gpu_page
+import pooling_page
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg
-from measure import HERE, log_axes, ratios, spread, table
+from measure import HERE, gigabytes, log_axes, megabytes, ratios, spread, table
 
 DOCS = HERE.parent/'docs'
 PAGE = """# How fast it is
@@ -54,6 +55,10 @@ either.
 
 {step_memory}
 
+With [`SpladeMaxPooling`](xlmr_one_gpu.md) in place of `SpladePooling`, in a step that is otherwise theirs:
+
+{pooling}
+
 ## Encoding
 
 {encode}
@@ -75,12 +80,6 @@ def single(value: float) -> dict: return spread([value])
 
 
 def median_time(rounds: list, clock: str) -> float: return statistics.median(each[clock] for each in rounds)
-
-
-def megabytes(value: float) -> str: return f'{value / 1e6:,.0f} MB'
-
-
-def gigabytes(value: float) -> str: return f'{value / 1e9:.1f} GB'
 
 
 def row_with(rows: list, **wanted) -> dict: return next(row for row in rows if wanted.items() <= row.items())
@@ -318,17 +317,20 @@ def page(results: dict) -> str:
         machines=machines(results), goals=goals(results), head=section('head', head_table),
         head_memory=section('head', head_memory), growth=section('head', growth), gather=section('head', gather),
         step=section('step', step_table), step_memory=section('step', step_memory),
+        pooling=section('pooling', pooling_page.step_table),
         encode=section('encode', encode_table))
 
 
 def read(folder: Path) -> dict:
-    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'encode')}
+    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'pooling', 'start', 'encode')}
     return {part: read_json(path) for part, path in paths.items() if path.exists()}
 
 
 def pages(folder: Path) -> dict:  # file -> text
     measured = engines_page.read(folder)
-    written = {'benchmarks.md': page(read(folder)), 'gpu.md': gpu_page.page(gpu_page.read(folder/'gpu'))}
+    results = read(folder)
+    written = {'benchmarks.md': page(results), 'gpu.md': gpu_page.page(gpu_page.read(folder/'gpu'))}
+    if 'head' in results: written['xlmr_one_gpu.md'] = pooling_page.page(results)
     return written | ({'engines.md': engines_page.page(measured)} if measured else {})
 
 

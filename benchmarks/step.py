@@ -43,16 +43,22 @@ def mine(folder, stack: ExitStack, device='cpu', half=False, **settings):
     return stepper(model, lambda sides: objective(*(model(**side)[0] for side in sides)), device, half, True)
 
 
-def theirs(folder, stack: ExitStack, device='cpu', half=False):
+def theirs(folder, stack: ExitStack, device='cpu', half=False, pooling=None):
     "A step of sentence-transformers, also with its logits in chunks."
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
-    model = sparse_encoder(folder, device).train()
+    model = sparse_encoder(folder, device, pooling).train()
     loss_of = SpladeLoss(model, SparseMultipleNegativesRankingLoss(model), WEIGHTS['document'], WEIGHTS['query'])
     step = stepper(model, lambda sides: sum(loss_of([dict(side) for side in sides]).values()), device, half)
     def chunked_step(sides, chunk_size=None):
         model[1].chunk_size = chunk_size
         return step(sides)
     return chunked_step
+
+
+def drop_in(folder, stack: ExitStack, device='cpu', half=False):
+    "A step of sentence-transformers with `SpladeMaxPooling` in place of its pooling."
+    from splade_nb.hub.pooling import SpladeMaxPooling
+    return theirs(folder, stack, device, half, SpladeMaxPooling())
 
 
 def times(folder, size: dict) -> list:
@@ -76,7 +82,7 @@ def peak_of(folder, side, pairs, length, vocabulary, **options) -> int:  # bytes
     "Weights, gradients, optimizer and activations."
     base = process_memory('VmRSS')
     with ExitStack() as stack:
-        step = dict(mine=mine, theirs=theirs)[side](folder, stack, **options)
+        step = dict(mine=mine, theirs=theirs, drop_in=drop_in)[side](folder, stack, **options)
         step(batch(vocabulary, 2, 8))  # the first step allocates the optimizer's moments
         return peak(lambda: step(batch(vocabulary, pairs, length)), base)
 
