@@ -46,7 +46,7 @@ report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vec
 index.search(encode_queries(model, tokenizer, ['제주도 여행 어디가 좋아요'], factor), k=10)
 ```
 
-`load_encoder` gives `model` and `tokenizer`, `encode` the `vectors`; [retrieval](../nbs/4_evaluation/02_retrieval.ipynb) shows `encode_queries` and the `factor` of a collection.
+`load_encoder` gives `model` and `tokenizer`, `encode` the `vectors`; [retrieval](../nbs/4_evaluation/04_retrieval.ipynb) shows `encode_queries` and the `factor` of a collection.
 
 ## Whose documents
 

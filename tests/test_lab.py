@@ -7,7 +7,7 @@ from chromium import HANGS, until
 from conftest import ROOT, read
 
 TOKEN = 'tests'
-NOTEBOOK = '04_phonetic_keys.ipynb'
+NOTEBOOK = '09_phonetic_keys.ipynb'
 
 
 def listening(runtime: Path) -> str | None:
