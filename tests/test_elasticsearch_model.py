@@ -234,7 +234,9 @@ def test_the_tokenizer_of_the_server_is_made_right(kind, tokenizers, texts):
 
 @pytest.mark.slow
 def test_xlm_roberta_is_read_as_it_is(texts):
-    tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(real('tokenizers/xlm-roberta-base')))
+    folder = real('tokenizers/xlm-roberta-base')
+    tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(folder))
+    assert json.loads((folder/'tokenizer.json').read_text(encoding='utf-8'))['normalizer']['precompiled_charsmap'] == xlmr_charsmap()
     java = Unigram(vocabulary_body(tokenizer))
     for text, ours in zip(texts[45:55], tokenizer.ids(texts[45:55])):
         assert [id for word in java.words(text) for id in java.cut(word)] == ours
