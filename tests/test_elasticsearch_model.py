@@ -234,7 +234,9 @@ def test_the_tokenizer_of_the_server_is_made_right(kind, tokenizers, texts):
 
 @pytest.mark.slow
 def test_xlm_roberta_is_read_as_it_is(texts):
-    tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(real('tokenizers/xlm-roberta-base')))
+    folder = real('tokenizers/xlm-roberta-base')
+    tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(folder))
+    assert json.loads((folder/'tokenizer.json').read_text(encoding='utf-8'))['normalizer']['precompiled_charsmap'] == xlmr_charsmap()
     java = Unigram(vocabulary_body(tokenizer))
     for text, ours in zip(texts[45:55], tokenizer.ids(texts[45:55])):
         assert [id for word in java.words(text) for id in java.cut(word)] == ours
@@ -267,6 +269,22 @@ def test_every_operation_is_known(exports, tokenizers, monkeypatch):
     assert unknown_operations(content) == [] and not {'aten::as_strided', 'aten::sigmoid', 'aten::log1p'} & KNOWN
     for name in ('log1p', 'sigmoid', 'amax'): monkeypatch.delitem(__import__('splade_nb.hub.elasticsearch_model', fromlist='x').REPLACED, name)
     with pytest.raises(ConfigError, match='refuses models with aten::amax, aten::log1p, aten::sigmoid, which'): elastic_script(exports('counted')[0], tokenizer, 'document')
+
+
+@pytest.mark.skipif('TORCH_2_5' not in os.environ, reason='TORCH_2_5 names no folder with torch 2.5.1, whose libtorch Elasticsearch 9.0 loads')
+@pytest.mark.parametrize('form', FORMS)
+def test_the_libtorch_of_elasticsearch_loads_the_model(form, exports, texts, tmp_path):
+    folder, script = exports(form)[2], tmp_path/'run.py'
+    script.write_text('import json, sys, torch\nids = torch.tensor([json.loads(sys.argv[2])])\nmodel = torch.jit.load(sys.argv[1]).eval()\n'
+                      'with torch.inference_mode(): row = model(ids, torch.ones_like(ids), *[torch.zeros_like(ids)] * int(sys.argv[3]))[0]\n'
+                      'print(json.dumps([torch.__version__, row.tolist()]))')
+    for side, model in zip(('document', 'query'), dict.fromkeys(opened(folder))):
+        done = subprocess.run(['python3', script, folder/f'{side}.pt', json.dumps(model.ids(texts[0])), str(2 * (model.kind == 'bert'))],
+                              env=os.environ | dict(PYTHONPATH=os.environ['TORCH_2_5']), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        version, row = json.loads(done.stdout)
+        wanted = model.infer(texts[0])
+        assert version.startswith('2.5.1') and np.allclose(row, [wanted.get(name, 0) for name in model.names], atol=1e-5)
 
 
 # What is refused, by name

@@ -129,7 +129,7 @@ masked_fill_ matmul max mean min mul mul_ ne neg new_ones new_zeros norm ones pa
 rsqrt rsub scaled_dot_product_attention select sign silu sin size slice softmax split sqrt squeeze stack sub sum tanh
 tensor to transpose triu type_as unsqueeze view where zeros'''.split()] + ['prim::' + name for name in '''
 Constant DictConstruct GetAttr If ListConstruct ListUnpack Loop NumToTensor TupleConstruct TupleUnpack device dtype max
-min'''.split()])  # of the native process of 9.4 (CSupportedOperations)
+min'''.split()])  # of the native process (ml-cpp, CSupportedOperations)
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #replaced-operations
 def _unflatten(x, dim, sizes):
