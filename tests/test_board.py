@@ -80,6 +80,7 @@ def test_a_query_that_finds_nothing_counts_zero(model, toy_result, tmp_path, mon
     assert values.iloc[0] > 0 and found.get_score() == pytest.approx(values.iloc[1:].sum() / len(values), abs=1e-4) and found.get_score() < toy_result[1].get_score()
 
 
+@pytest.mark.slow
 def test_the_export_for_sentence_transformers_scores_alike_in_mteb_s_own_wrapper(tmp_path):
     pytest.importorskip('sentence_transformers')
     from sentence_transformers import SparseEncoder
