@@ -174,6 +174,10 @@ def test_what_opensearch_cannot_run_is_refused_with_the_connector(texts, tmp_pat
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_limit_by_the_length_is_refused_by_name(tokenizer):
+    with pytest.raises(ConfigError, match='expansion_limit reads the length'): traced(toy_model(len(tokenizer), expansion_limit=0.5, context_gate=False))
+
+
 def test_a_large_vocabulary_is_refused_for_clusters_only(exports, tokenizer, tmp_path, monkeypatch):
     import splade_nb.hub.opensearch_model as module
     monkeypatch.setattr(module, 'FOLDED', len(tokenizer) - 1)

@@ -123,8 +123,9 @@ def _check_lengths(script, served, model): # Raises `ConfigError` where a length
                          for each in (script(*arguments), served(*arguments)))
         far = (found - wanted).abs().max().item()
         if not far < 1e-4:
+            reader = 'expansion_limit' if model.settings.expansion_limit else f'a layer of {type(model.backbone).__name__}'
             raise ConfigError(f'the traced model differs by {far:.1e} at {length} tokens: '
-                              f'a layer of {type(model.backbone).__name__} reads the length while it is traced')
+                              f'{reader} reads the length while it is traced')
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #without-sources
 def _without_sources(script: bytes) -> bytes: # entries that name files of this machine are left out
