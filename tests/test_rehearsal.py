@@ -54,3 +54,26 @@ def test_the_study_tells_what_holds(tmp_path, scale, failed):
     table = study['stage_table']('v26', 1)
     assert list(table.columns) == ['stage', '10,000', '100,000', 'exponent'] and (table['exponent'] == '1.00').all() == (scale == 1.0)
     assert json.dumps(study['finding']()).count('Not met') == bool(failed)
+
+
+def test_a_part_that_was_interrupted_keeps_its_whole_runs(tmp_path, monkeypatch):
+    from splade_nb.training import rehearsal
+    calls, fails = [], {'v27'}
+    def run_one(version, data, out, processes, settings):
+        calls.append(version)
+        if version in fails: raise RuntimeError('stopped')
+        out.mkdir(parents=True)
+        write_json(out/'record.json', dict(version=version))
+        return dict(version=version)
+    monkeypatch.setattr(rehearsal, 'run_one', run_one)
+    monkeypatch.setattr(rehearsal, 'record_of', lambda out: json.loads((out/'record.json').read_text()))
+    monkeypatch.setattr(rehearsal, 'write_models', lambda *_: ('backbone', 'teacher'))
+    write_made(tmp_path/'made', 100)
+    given = dict(data=str(tmp_path/'made'), sizes='50', processes='1', fresh='50', measure=True,
+                 work=str(tmp_path/'work'), results=str(tmp_path/'kept'))
+    with pytest.raises(RuntimeError, match='stopped'): run_cells('studies/rehearsal.ipynb', **given)
+    fails.clear()
+    with pytest.raises(KeyError): run_cells('studies/rehearsal.ipynb', **given)  # these records have no stages to show
+    assert calls == ['v26', 'v27', 'v27', 'v28'] and not [*(tmp_path/'work'/'runs').glob('*')]
+    kept = json.loads((tmp_path/'kept'/'0000050-1.json').read_text())
+    assert [run['version'] for run in kept['runs'].values()] == ['v26', 'v27', 'v28']
