@@ -40,7 +40,7 @@ def part(size, number, scale=1.0):
     def rank(): return {stage: dict(seconds=scale * size / 1e4, cpu_seconds=scale * size / 1e4, peak_mb=int(900 * scale), private_mb=int(400 * scale))
                         for stage in ('reading', 'mining', 'training', 'judging')}
     run = dict(stages=[rank() for _ in range(number)], losses=[9.0, 8.0], parts={'infonce': 9.0 * scale}, pairs=size, steps=2,
-               planned=size, documents=size, metrics={}, seconds=1.0)
+               planned=size, documents=size, pools=dict(evaluation_documents=40, validation_documents=20, validations=1), metrics={}, seconds=1.0)
     return dict(size=size, processes=number, real=True, cores=2, date='2026-01-01', revision='abc', runs=dict.fromkeys(DATA, run))
 
 
