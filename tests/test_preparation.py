@@ -13,7 +13,7 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.data import bm25, prepared, tokenizer as tokenizers
 from splade_nb.data.bm25 import BM25, best
 from splade_nb.data.readers import load
-from splade_nb.data.records import toy_corpus
+from splade_nb.data.records import collect, toy_corpus
 from splade_nb.training import bags, dataset, negatives, teacher
 from splade_nb.training.curriculum import adopt, curriculum_key
 from splade_nb.training.objective import batch_at
@@ -111,6 +111,35 @@ def test_further_data_prepares_only_what_it_adds(store, monkeypatch):
     assert calls == [10, 10, 5] and [row.tolist() for row in few] == [row.tolist() for row in more[:20]]
 
 
+def with_more_queries(number: int):
+    "The toy corpus with further training queries at the end."
+    toy = toy_corpus()
+    more = {f'q{n}': replace(toy.queries['q00'], id=f'q{n}', text=f'시장 {n}번 가게') for n in range(30, 30 + number)}
+    return collect('more', toy.documents, toy.queries | more, toy.qrels | {id: toy.qrels['q00'] for id in more})
+
+
+def test_further_queries_leave_the_prepared_ones(store, monkeypatch):
+    "Though the dev split is drawn from a longer list, and leaves other queries out."
+    learned, encoder = tokenizers.SpladeTokenizer(tokenizers.train_unigram([*toy_corpus().texts.values()], 300)), []
+    def vectors(texts, *_): return encoder.append(len(texts)) or [[float(len(text)), 1] for text in texts]
+    monkeypatch.setattr(dataset, 'prepared_tokenizer', lambda *_, **of: learned)
+    monkeypatch.setattr(teacher, 'sentence_encoder', lambda *_: vectors)
+    for name in ('rows', 'arrays'):
+        def small(self, stage, number, some, size=4, *given, real=getattr(prepared.Preparation, name), **named):
+            return real(self, stage, number, some, 4, *given, **named)
+        monkeypatch.setattr(prepared.Preparation, name, small)
+    setups, parts = [], []
+    for number in (0, 5):
+        setups.append(dataset.prepare(settings(teacher='some/encoder'), with_more_queries(number), 42, None, 'cpu'))
+        parts.append({stage: len([*store.glob(f'{stage}/*/part.*')]) for stage in ('tokens', 'words', 'teacher')})
+    assert setups[0].dev_queries != setups[1].dev_queries
+    few, more = parts
+    assert few == dict.fromkeys(few, 4 + 4) and more == dict.fromkeys(few, 4 + 4 + 2), '14 documents, 16 queries and 5 more'
+    data, texts = setups[1].training_data, [query.text for id, query in with_more_queries(5).split('train').items() if id not in setups[1].dev_queries]
+    assert [row.tolist() for row in data.queries] == learned.ids(texts) and data.teacher[0][:][:, 0].tolist() == [*map(len, texts)]
+    assert len(data.mined['bm25']) == len(data.mined['dense']) == len(texts) == 19
+
+
 def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, monkeypatch):
     calls, ids, token_rows = [], tokenizers.SpladeTokenizer.ids, prepared.Preparation.rows
     monkeypatch.setattr(prepared.Preparation, 'rows', lambda self, stage, number, some, size=4, *given, **named:
@@ -123,7 +152,7 @@ def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, mo
     with pytest.raises(KeyboardInterrupt): prepare(tmp_path)
     assert len([*store.glob('tokens/*/part.arrow')]) == 2 and not [*store.rglob('*.part')]
     prepare(tmp_path)
-    assert calls[3:] == [4, 2, 4, 4, 4, 3], 'two parts of the documents, and four of the queries'
+    assert calls[3:] == [4, 2, 4, 4, 4, 4], 'two parts of the documents, and four of the train split'
 
 
 def contents(data) -> str:

@@ -6,7 +6,7 @@
 __all__ = ['STATUS', 'peak_mb', 'Stages', 'write_stages']
 
 # %% ../../nbs/0_config/05_stages.ipynb #imports
-import time
+import ctypes, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -21,9 +21,15 @@ def _status(name: str) -> int | None:  # MB; None where the system does not tell
     sizes = [line.split()[1] for line in STATUS.read_text().splitlines() if line.startswith(f'{name}:')]
     return int(sizes[0]) // 1024 if sizes else None
 
+# %% ../../nbs/0_config/05_stages.ipynb #give-back
+def _give_back() -> None:
+    "Return freed memory to the system, where the C library is glibc."
+    if sys.platform == 'linux' and hasattr(libc := ctypes.CDLL(None), 'malloc_trim'): libc.malloc_trim(0)
+
 # %% ../../nbs/0_config/05_stages.ipynb #reset-peak
 def _reset_peak() -> None:
-    "Let Linux count the largest resident size anew."
+    "Let Linux count the largest resident size anew, without what is freed."
+    _give_back()
     try: Path('/proc/self/clear_refs').write_text('5')
     except OSError: pass  # not Linux, or not permitted: the peak is that of the process so far
 

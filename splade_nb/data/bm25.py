@@ -20,7 +20,7 @@ from tqdm import tqdm
 from ..config.files import alternatives
 from .analyzers import cjk, nori
 from .prepared import Rows, Preparation, content_key, part_keys
-from .tokenizer import bigrams, clean, morphemes
+from .tokenizer import bigrams, clean, kiwi, morphemes
 
 # %% ../../nbs/1_data/13_bm25.ipynb #whitespace
 def whitespace(texts: list) -> list:  # for each text its words
@@ -143,8 +143,9 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
 
 # %% ../../nbs/1_data/13_bm25.ipynb #word-rows
 def word_rows(stages: Preparation, texts: Sequence,
-              tokenizer: str = 'kiwi'  # kiwi, whitespace, bigrams
-             ) -> Rows:        # for each text the numbers of its words, in order, int64
+              tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams
+              chosen: np.ndarray | None = None  # places of the texts that are returned; None: all
+             ) -> Sequence:    # for each text the numbers of its words, in order, int64
     "The words of texts, prepared once for all who rank by them."
     def some(first, last):
         number = cache(word_number)
@@ -152,7 +153,9 @@ def word_rows(stages: Preparation, texts: Sequence,
             rows = TOKENIZERS[tokenizer](texts[start:min(last, start + 1000)])
             yield from ([*map(number, words)] for words in rows)
     made = version('kiwipiepy') if tokenizer == 'kiwi' else ''
-    return stages.rows('words', len(texts), some, 10_000, np.int64, texts, tokenizer=tokenizer, made=made)
+    found = stages.rows('words', len(texts), some, 10_000, np.int64, texts, chosen, tokenizer=tokenizer, made=made)
+    if len(texts) > 10_000: kiwi.cache_clear()  # of a large collection: the analyser holds 300 MB, and loads in seconds
+    return found
 
 # %% ../../nbs/1_data/13_bm25.ipynb #word-holders
 def _holders(rows: list) -> np.ndarray:  # [W, 2]: numbers of words, rising, and how many documents hold each

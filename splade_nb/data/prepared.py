@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'write_rows', 'Rows', 'content_key', 'prepared_root', 'prepared_folder', 'digest', 'part_keys', 'fill',
-           'Parts', 'Preparation', 'clean_prepared', 'main']
+           'Parts', 'Chosen', 'Preparation', 'clean_prepared', 'main']
 
 # %% ../../nbs/1_data/02_prepared.ipynb #imports
 import hashlib, json, os, re, shutil, sys, time
@@ -141,6 +141,19 @@ class Parts(Sequence):
             rows[mine] = self.arrays[part][places[mine] - self.starts[part]]
         return rows
 
+# %% ../../nbs/1_data/02_prepared.ipynb #chosen
+class Chosen(Sequence):
+    "Members of a sequence by their places."
+    def __init__(self, values: Sequence, places: Iterable):
+        self.values, self.places = values, np.asarray(places)
+    def __len__(self) -> int: return len(self.places)
+    def __getitem__(self, place):  # a number: a member; a slice or numbers: a list, of `Parts` an array
+        places = self.places[place if isinstance(place, slice) else np.asarray(place)]
+        if not places.ndim: return self.values[int(places)]
+        return self.values[places] if isinstance(self.values, Parts) else [self.values[n] for n in places.tolist()]
+
+def _of(values: Sequence, places: np.ndarray | None) -> Sequence: return values if places is None else Chosen(values, places)
+
 # %% ../../nbs/1_data/02_prepared.ipynb #format
 FORMAT = 1  # of all stages; to be raised when the code of a stage gives something else from the same
 
@@ -170,11 +183,12 @@ class _StageLists(_StageFiles):
              size: int = 20_000,      # rows in a part
              kind: type = np.int32,
              texts: Sequence | None = None,  # that each row follows from, with `of`; None: from all of `of`
-             **of) -> Rows:
+             chosen: np.ndarray | None = None,  # places of the rows that are returned; None: all
+             **of) -> Rows | Chosen:
         "Lists of numbers, made in parts."
         def make(part, file): write_rows(file, some(part * size, min(number, (part + 1) * size)), kind)
         keys = None if texts is None else part_keys(texts, size)
-        return Rows(self.paths(stage, -(-number // size), make, texts=keys, size=size, **of))
+        return _of(Rows(self.paths(stage, -(-number // size), make, texts=keys, size=size, **of)), chosen)
 
     def json(self, stage: str, parts: int,
              some: Callable,          # number of the part -> what JSON can hold
@@ -189,12 +203,12 @@ class Preparation(_StageLists):
     def arrays(self, stage: str, number: int,
                some: Callable,        # (first, last) -> array [n, D]
                size: int = 20_000,
-               texts: Sequence | None = None,  # see `rows`
-               **of) -> Parts:
+               texts: Sequence | None = None, chosen: np.ndarray | None = None,  # see `rows`
+               **of) -> Parts | Chosen:
         "An array [number, D], made in parts."
         def make(part, file): np.save(file, some(part * size, min(number, (part + 1) * size)), allow_pickle=False)
         keys = None if texts is None else part_keys(texts, size)
-        return Parts(self.paths(stage, -(-number // size), make, 'npy', texts=keys, size=size, **of))
+        return _of(Parts(self.paths(stage, -(-number // size), make, 'npy', texts=keys, size=size, **of)), chosen)
 
     def array(self, stage: str, whole: Callable, **of) -> np.ndarray:  # memory-mapped
         "An array that the first process makes."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CODES', 'DistinctTexts', 'TextColumn', 'write_table', 'read_table', 'Stored', 'StoredTexts', 'StoredDocuments',
-           'Tables', 'StoredQueries', 'StoredJudgments', 'StoredTriplets', 'Chosen', 'StoredCollection', 'open_stored']
+           'Tables', 'StoredQueries', 'StoredJudgments', 'StoredTriplets', 'StoredCollection', 'open_stored']
 
 # %% ../../nbs/1_data/04_stored.ipynb #imports
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 
 # %% ../../nbs/1_data/04_stored.ipynb #imports-library
 from ..config.files import alternatives, read_json
-from .prepared import Rows
+from .prepared import Chosen, Rows
 from .records import SPLITS, Collection, Document, Query, Triplet, content_hash
 
 # %% ../../nbs/1_data/04_stored.ipynb #distinct-texts
@@ -151,16 +151,6 @@ class StoredTriplets(Sequence):
         text, kind = tables.texts[int(tables.text[query])], tables.kinds[tables.kind[query]]
         return Triplet(text, tables.documents[positive], tuple(map(tables.documents.__getitem__, wrong)), kind,
                        f'q{query}', f'd{positive}', tuple(f'd{row}' for row in wrong))
-
-# %% ../../nbs/1_data/04_stored.ipynb #chosen
-class Chosen(Sequence):
-    "Members of a sequence by their places."
-    def __init__(self, values: Sequence, places: Iterable):
-        self.values, self.places = values, np.asarray(places)
-    def __len__(self) -> int: return len(self.places)
-    def __getitem__(self, place):  # a number: a member; a slice: list
-        if isinstance(place, slice): return [self.values[n] for n in self.places[place].tolist()]
-        return self.values[int(self.places[place])]
 
 # %% ../../nbs/1_data/04_stored.ipynb #triplet-collection
 @dataclass(frozen=True, repr=False)

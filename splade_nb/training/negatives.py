@@ -74,7 +74,7 @@ def searched_blocks(relevant: Sequence,  # for each query its documents
 
 # %% ../../nbs/3_training/03_negatives.ipynb #bm25-candidates
 def bm25_candidates(stages: Preparation,
-                    asked: Rows, words: Rows,  # of the queries, of the documents: `word_rows`
+                    asked: Sequence, words: Rows,  # of the queries, of the documents: `word_rows`
                     relevant: Sequence,        # for each query its documents
                     depth: int = 100,          # results before relevant ones are removed
                     duplicate: float = 0.8,    # see `not_relevant`

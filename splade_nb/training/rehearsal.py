@@ -74,14 +74,14 @@ def _copy_share(source: Path, target: Path, share: float) -> int:  # lines writt
 def take_triplets(source: Path | str,   # folder with v24.0 and v27.0
                   target: Path | str,
                   number: int,          # triplets for training in both together; all where there are fewer
-                  judged: int = 10      # lines of each validation file
+                  judged: int = 10      # lines of each file for validation or test
                  ) -> int:              # triplets for training that were written
     "Copy a smaller set of the same layout. Raises `ConfigError` for a folder without such files."
     train = sorted(Path(source).glob('v*/train*.jsonl'))
     if not train: raise ConfigError(f'{source}: no v*/train_*.jsonl. Make them with: make data NAME=triplets')
     share = min(1.0, number / sum(map(_lines, train)))
     def place(path): return Path(target)/path.parent.name/path.name
-    for path in sorted(Path(source).glob('v*/val*.jsonl')):
+    for path in sorted([*Path(source).glob('v*/val*.jsonl'), *Path(source).glob('v*/test*.jsonl')]):
         _copy_share(path, place(path), min(1.0, judged / max(1, _lines(path))))
     return sum(_copy_share(path, place(path), share) for path in train)
 
@@ -105,9 +105,9 @@ def made_triplets(number: int, seed: int = 7, vocabulary: int = 50_000) -> Itera
 
 # %% ../../nbs/3_training/14_rehearsal.ipynb #write-made
 def write_made(folder: Path | str, number: int, parts: int = 4) -> Path:
-    "Made triplets in the design documents' layout: a tenth of them as travel data, 200 more for validation."
-    folder, triplets = Path(folder), made_triplets(number + 200)
-    sizes = {'v24.0/val.jsonl': 200, 'v27.0/train_travel_0.jsonl': number // 10}
+    "Made triplets in the design documents' layout: a tenth of them as travel data, 200 more each for validation and test."
+    folder, triplets = Path(folder), made_triplets(number + 400)
+    sizes = {'v24.0/val.jsonl': 200, 'v24.0/test.jsonl': 200, 'v27.0/train_travel_0.jsonl': number // 10}
     left = number - number // 10
     sizes |= {f'v24.0/train_{n}.jsonl': left * (n + 1) // parts - left * n // parts for n in range(parts)}
     for name, size in sizes.items():

@@ -222,14 +222,15 @@ def teacher_vectors(stages: Preparation,
                     max_length: int = 512,  # tokens; lsa reads whole texts
                     normalise: bool = True,
                     size: int = 4096,       # texts in a part
-                    data: str = '', asked: str = ''  # hashes that name documents and queries
+                    data: str = '', asked: str = '',  # hashes that name documents and queries
+                    chosen: np.ndarray | None = None  # places of the queries that are returned; None: all
                    ) -> tuple:              # [Q, D], [N, D] float32, memory-mapped
     "Embeddings of queries and documents by one teacher, made in parts. Raises `ConfigError` for a missing one."
     both = dict(data=data, queries=asked)
     encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both)
     of = dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
     if name in EMBEDDED_TEACHERS: of |= both  # what it was fitted on
-    def side(texts):
+    def side(texts, chosen=None):
         def some(first, last): return np.asarray(encode(texts[first:last]), dtype=np.float32)
-        return stages.arrays('teacher', len(texts), some, texts=texts, **of)
-    return side(queries), side(documents)
+        return stages.arrays('teacher', len(texts), some, texts=texts, chosen=chosen, **of)
+    return side(queries, chosen), side(documents)
