@@ -20,6 +20,7 @@ from scipy import sparse
 from ..config.files import ConfigError, read_json, write_json
 from ..config.settings import Settings
 from ..data.bm25 import BM25, BigramBM25, best
+from ..data.prepared import digest
 from ..model.encode import prepared_decoder
 from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
 from ..model.load import load_encoder, named_config
@@ -27,7 +28,6 @@ from ..model.splade_doc import factor_for
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports-evaluation
 from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
-from ..data.prepared import digest
 from ..training.teacher import fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion

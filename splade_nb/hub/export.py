@@ -228,7 +228,7 @@ def write_graph(graph: nn.Module, file: Path,
     fixed = [value.name for value in program.model.graph.inputs
              if sizes[value.name] and any(isinstance(size, int) for size in value.shape)]
     if fixed: raise ConfigError(f'the ONNX graph would take one size only of {", ".join(fixed)}: '
-                                f'a layer reads it while it is traced')
+                                'a layer reads it while it is traced')
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-onnx
 def to_onnx(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
