@@ -10,10 +10,6 @@ import functools, re, unicodedata
 from collections.abc import Iterator
 from ..config.files import ConfigError
 
-# %% ../../nbs/1_data/11_analyzers.ipynb #stop-tags
-# E and J stand for every ending and every particle: EP, EF, EC, ETN, ETM, and JKS to JX
-STOP_TAGS = {'IC', 'MAG', 'MAJ', 'MM', 'SP', 'SSC', 'SSO', 'SC', 'SE', 'XPN', 'XSA', 'XSN', 'XSV', 'UNA', 'NA', 'VSV'}
-
 # %% ../../nbs/1_data/11_analyzers.ipynb #mecab
 @functools.cache
 def _mecab():
@@ -29,6 +25,10 @@ def _parts(morpheme) -> list:  # (form, tag)
     if feature.type and feature.expression:
         return [tuple(part.split('/')[:2]) for part in re.split(r'(?<=[^/])\+(?=[^/+])', feature.expression)]
     return [(feature.reading or morpheme.surface, feature.pos)]
+
+# %% ../../nbs/1_data/11_analyzers.ipynb #stop-tags
+# E and J stand for every ending and every particle: EP, EF, EC, ETN, ETM, and JKS to JX
+STOP_TAGS = {'IC', 'MAG', 'MAJ', 'MM', 'SP', 'SSC', 'SSO', 'SC', 'SE', 'XPN', 'XSA', 'XSN', 'XSV', 'UNA', 'NA', 'VSV'}
 
 # %% ../../nbs/1_data/11_analyzers.ipynb #kept
 def _kept(form: str, tag: str) -> bool:
@@ -59,6 +59,9 @@ _CJK = re.compile(f'[{_IDEOGRAPH}{_KATAKANA}{_HANGUL}]+')
 CJK_STOP = set('a and are as at be but by for if in into is it no not of on or s such t that the their then there '
                'these they this to was will with www'.split())
 
+# %% ../../nbs/1_data/11_analyzers.ipynb #pairs
+def _pairs(run: str) -> list: return [run[i:i + 2] for i in range(max(1, len(run) - 1))] if run else []
+
 # %% ../../nbs/1_data/11_analyzers.ipynb #cjk-words
 def _cjk_terms(text: str) -> Iterator[str]:
     run, end = '', 0  # Korean, Chinese and Japanese words that touch
@@ -70,9 +73,6 @@ def _cjk_terms(text: str) -> Iterator[str]:
         if _CJK.fullmatch(word[0]): run += word[0]
         elif word[0] not in CJK_STOP and word[0].strip('_'): yield word[0]
     yield from _pairs(run)
-
-# %% ../../nbs/1_data/11_analyzers.ipynb #pairs
-def _pairs(run: str) -> list: return [run[i:i + 2] for i in range(max(1, len(run) - 1))] if run else []
 
 # %% ../../nbs/1_data/11_analyzers.ipynb #cjk
 def cjk(texts: list) -> list:  # for each text its terms
