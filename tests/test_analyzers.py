@@ -2,9 +2,7 @@
 import json, sys
 from pathlib import Path
 import pytest
-from conftest import run_cells
-from test_studies import small, write_beir  # noqa: F401
-from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.files import ConfigError
 from splade_nb.data import analyzers
 from splade_nb.data.analyzers import cjk, nori
 from splade_nb.data.bm25 import BM25
@@ -36,15 +34,3 @@ def test_two_fields_are_added_and_a_repeated_word_counts_twice():
     both, words, pairs = (words_system(texts, name) for name in ('kiwi+cjk', 'kiwi', 'cjk'))
     assert both.scores(['지하철'])[0].tolist() == pytest.approx((words.scores(['지하철']) + pairs.scores(['지하철']))[0].tolist())
     assert BM25(texts, 'cjk', repeats=True).scores(['첫차 첫차'])[0, 0] == pytest.approx(2 * BM25(texts, 'cjk').scores(['첫차 첫차'])[0, 0])
-
-
-@pytest.mark.slow
-def test_the_study_of_searches_measures_every_system(tmp_path, small):  # noqa: F811
-    pytest.importorskip('mecab')
-    source = write_beir(tmp_path/'few')
-    given = dict(data=source, seeds='42', steps=2, measure=True, timed=2, models=str(tmp_path/'models'), results=str(tmp_path/'kept'))
-    study = run_cells('studies/searches.ipynb', **given)
-    record = read_json(tmp_path/'kept'/'few-42.json')
-    assert set(record['systems']) == set(study['SYSTEMS']) and record['queries'] == len(study['values_of']('nori'))
-    assert all(each['ms'] > 0 and each['bytes'] > 0 for each in record['systems'].values())
-    assert record['systems']['splade_ko + static embedding']['bytes'] > record['systems']['splade_ko']['bytes']

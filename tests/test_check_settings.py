@@ -20,10 +20,10 @@ LIKE = {(version, 'corrected', 'mini'): (PARENTS[version], 'corrected', 'mini')
         for version in VERSIONS if (version, 'corrected', 'mini') not in WHOLE}
 
 
-def identities(runs, slow): return [pytest.param(run, id=' '.join(run), marks=[pytest.mark.slow] * slow(run)) for run in runs]
+def identities(runs, slow=False): return [pytest.param(run, id=' '.join(run), marks=[pytest.mark.slow] * (slow and run != FIRST)) for run in runs]
 
 
-@pytest.mark.parametrize('run', identities(WHOLE, lambda run: run != FIRST))
+@pytest.mark.parametrize('run', identities(WHOLE, slow=True))
 def test_every_setting_acts(run):
     "At full scale, backbone and teacher are read from folders, by the code that reads hub names."
     settings = resolve_quietly(*run)
@@ -32,7 +32,7 @@ def test_every_setting_acts(run):
     assert {check.name for check in found if check.state == 'off'} == set(checks.idle_settings(settings))
 
 
-@pytest.mark.parametrize('run', identities(LIKE, lambda run: False))
+@pytest.mark.parametrize('run', identities(LIKE))
 def test_what_differs_from_a_run_that_was_checked_acts(run):
     "Also what the other switches off. What they share is checked there, and for each run before its first step."
     settings, other = resolve_quietly(*run), resolve_quietly(*LIKE[run])

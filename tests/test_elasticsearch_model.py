@@ -9,11 +9,10 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from conftest import real, real_or_made
+from conftest import real
 from test_opensearch_model import MLServer, Refused, first_window, scores, serve # noqa: F401
 from splade_nb.cli import main
 from splade_nb.config.files import ConfigError
-from splade_nb.data.readers import load as load_data
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
 from splade_nb.hub.elasticsearch_model import KNOWN, Operations, differing, difference_line, doubled, elastic_script, elastic_tokenizer, unknown_operations, vocabulary_body, xlmr_charsmap
@@ -29,13 +28,6 @@ FORMS = {  # kind of vocabulary and settings
     'cosine': ('bert', dict(similarity='cosine', gate_pooler='heads'))}
 LENGTH = 48
 TRICKY = ['㎡ ½ … ＡＢ', 'a\tb\u3000c  d', '漢字와 한글', '.. ... __ a.b', '가\u200b나', '☃ 눈사람 🐶🐶', '<mask> 뒤', 'é e\u0301', '']
-
-
-@pytest.fixture(scope='module')
-def texts():
-    "A hundred: long documents and short questions, real ones where they lie beside the project."
-    found = load_data(str(real_or_made('data/tydiqa_ko_goldp')))
-    return [*found.texts.values()][:50] + [query.text for query in found.queries.values()][:50]
 
 
 @pytest.fixture(scope='module')

@@ -35,7 +35,7 @@ def test_two_devices_do_not_mix():
         away = torch.ones(3).to(PLACE)
         with pytest.raises(RuntimeError, match='two devices'): away + torch.ones(3)
         assert isinstance(away * 2, Elsewhere) and (away * 2).tolist() == [2, 2, 2] and type((away * 2).cpu()) is torch.Tensor
-        with pytest.raises((RuntimeError, TypeError, NotImplementedError)): away.numpy()
+        with pytest.raises(RuntimeError, match='numpy'): away.numpy()
 
 
 @pytest.fixture

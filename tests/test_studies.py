@@ -74,6 +74,18 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert found['weight, 20']['terms'] <= 20 < found['whole']['terms'] and len(found) == 1 + 2 * len(cut['KEPT_TERMS'])
 
 
+@pytest.mark.slow
+def test_the_study_of_searches_measures_every_system(tmp_path, small):
+    pytest.importorskip('mecab')
+    source = write_beir(tmp_path/'few')
+    given = dict(data=source, seeds='42', steps=2, measure=True, timed=2, models=str(tmp_path/'models'), results=str(tmp_path/'kept'))
+    study = run_cells('studies/searches.ipynb', **given)
+    record = read_json(tmp_path/'kept'/'few-42.json')
+    assert set(record['systems']) == set(study['SYSTEMS']) and record['queries'] == len(study['values_of']('nori'))
+    assert all(each['ms'] > 0 and each['bytes'] > 0 for each in record['systems'].values())
+    assert record['systems']['splade_ko + static embedding']['bytes'] > record['systems']['splade_ko']['bytes']
+
+
 @pytest.fixture(scope='module')
 def study(): return run_cells('studies/training.ipynb')
 

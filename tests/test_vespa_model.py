@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from conftest import real_or_made
 from test_opensearch_model import MLServer, Refused, first_window, scores, serve # noqa: F401
 from splade_nb.cli import main
 from splade_nb.config.files import ConfigError
-from splade_nb.data.readers import load as load_data
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
 from splade_nb.hub.export import write_form
@@ -25,13 +23,6 @@ FORMS = {'looked-up': dict(inference_free_query=True, min_input_logit=2.0, conte
          'cosine': dict(similarity='cosine', mask_special=False)}
 GRAPHS = [pytest.param('looked-up', marks=pytest.mark.slow), 'cosine'] # a graph takes seconds to make, and the first has two
 LENGTH = 48
-
-
-@pytest.fixture(scope='module')
-def texts():
-    "A hundred: long documents and short questions, real ones where they lie beside the project."
-    found = load_data(str(real_or_made('data/tydiqa_ko_goldp')))
-    return [*found.texts.values()][:50] + [query.text for query in found.queries.values()][:50]
 
 
 @pytest.fixture(scope='module')
