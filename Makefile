@@ -222,11 +222,13 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 # One thread a process, and three processes on two cores: none of them waits for the last notebook.
 test test-all: export OMP_NUM_THREADS = 1
 test: selected := -m 'not slow'
-test: $(ready)  ## Check what needs no GPU, but for slow proofs
-test-all: $(ready)  ## Check what needs no GPU, slow proofs too, as CI does
+test: checks := notebooks
+test: $(ready)  ## Check what needs no GPU in six minutes: notebooks, and tests but for slow proofs
+test-all: checks := docs trial notebooks
+test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does
 test test-all:
 	tests/in_step.sh "$(bin)"
-	$(MAKE) --no-print-directory --jobs 2 docs trial notebooks
+	$(MAKE) --no-print-directory --jobs 2 $(checks)
 	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(selected)
 
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.

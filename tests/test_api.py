@@ -100,6 +100,7 @@ print(terms(vector[0], pieces))''')
         assert f'is now splade_nb.{name}' in done.stderr
 
 
+@pytest.mark.slow
 def test_earlier_commands_encode_queries_and_convert(v28, tmp_path):
     (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     (tmp_path/'queries.jsonl').write_text(json.dumps(dict(_id='q', text='한복 입고 경복궁'), ensure_ascii=False) + '\n', encoding='utf-8')
@@ -112,6 +113,7 @@ def test_earlier_commands_encode_queries_and_convert(v28, tmp_path):
     assert json.loads(written.stdout)['documents'] == 3
 
 
+@pytest.mark.slow
 def test_the_earlier_command_evaluates_and_exports(v28, tmp_path):
     done = python('-m', 'splade_nb.run', 'evaluate', '--model', v28, '--data', 'toy')
     assert json.loads(done.stdout.splitlines()[-1])['ndcg@10'] == splade_nb.evaluate(v28, 'toy')['ndcg@10']

@@ -112,6 +112,7 @@ def papermill(folder: Path, **parameters) -> subprocess.CompletedProcess:
                           env=os.environ | {'HF_HOME': str(folder/'hf'), 'HF_HUB_OFFLINE': '1'})
 
 
+@pytest.mark.slow
 def test_the_notebook_judges_all_three(stand_ins, model, tmp_path):
     named = ','.join(f'{name}={stand_ins[known.source]}' for name, known in STANDARD.items())
     given = dict(model=model, collections=named, sample=150, dense='lsa', out=tmp_path/'full')

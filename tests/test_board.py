@@ -105,6 +105,7 @@ def test_korquad_is_judged_by_mteb_as_by_make_evaluate(model, tmp_path):
     assert part['num_queries'] == 5774 and 0.05 < part['ndcg_at_10'] < 1
 
 
+@pytest.mark.slow
 def test_the_board_s_copy_of_korquad_lacks_the_one_paragraph_without_a_question():
     "By the statistics that mteb ships: what remains has the same number of texts and of characters, the same shortest and longest."
     collection = load(real('data/korquad_v1'))

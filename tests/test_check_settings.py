@@ -32,6 +32,7 @@ def test_every_setting_acts(run):
     assert {check.name for check in found if check.state == 'off'} == set(checks.idle_settings(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('run', identities(LIKE))
 def test_what_differs_from_a_run_that_was_checked_acts(run):
     "Also what the other switches off. What they share is checked there, and for each run before its first step."
@@ -137,6 +138,7 @@ def states(settings: Settings, names: list) -> dict:
     return {check.name: check.state for check in checks.check_settings(settings, names, progress=False)}
 
 
+@pytest.mark.slow
 def test_own_losses_act_are_off_or_are_found_unused(monkeypatch):
     assert states(own_settings(), ['own_losses']) == {'own_losses': 'off'}
     with_own_losses(monkeypatch, lambda settings: settings.own_losses)
@@ -280,6 +282,7 @@ def reproducible(monkeypatch):
     monkeypatch.setattr(checks, 'require_reproducible', lambda *arguments: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version, names', unread())
 def test_a_setting_that_nothing_reads_is_found(version, names, reproducible):
     "Of all of them together; the check says so of the first."
@@ -290,6 +293,7 @@ def test_a_setting_that_nothing_reads_is_found(version, names, reproducible):
         assert states(settings, names[:1]) == dict.fromkeys(names[:1], 'dead')
 
 
+@pytest.mark.slow
 def test_a_field_of_a_phase_that_nothing_reads_is_found(reproducible):
     settings = resolve_quietly('v28')
     values = {name: getattr(settings.phases[0], name) for name in PHASE_FIELDS}

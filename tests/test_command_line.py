@@ -53,6 +53,7 @@ def test_several_sets_add_up():
     assert found == (dict(max_steps=60, out='x'), dict(lambda_flops='0.01', steps=7))
 
 
+@pytest.mark.slow
 def test_the_module_of_training_takes_several_sets(tmp_path):
     arguments = ['--set', 'scale=mini', 'data=toy', '--set', f'out={tmp_path}', '--set', 'steps=1', '--set', 'steps=2']
     command = [sys.executable, '-m', 'splade_nb.training', 'v28', *arguments]

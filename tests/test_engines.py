@@ -60,6 +60,7 @@ def recall(results: list, exact: list) -> float:
 
 # The same results
 
+@pytest.mark.slow
 def test_the_exact_index_is_the_product_of_all_with_all():
     _, ids, documents, queries = collection()
     scores = (queries.astype(np.float64) @ documents.T.astype(np.float64)).toarray()
@@ -109,6 +110,7 @@ CHANGES = [('add', NAMES[:200], DOCUMENTS[:200]), ('add', NAMES[100:], DOCUMENTS
            ('add', ['겹침', '겹침'], DOCUMENTS[:2]), ('add', [], DOCUMENTS[:0])]
 
 
+@pytest.mark.slow
 @each_engine
 def test_an_index_holds_what_was_added_and_not_deleted(engine, tmp_path):
     exact = ExactIndex(LABEL)
@@ -210,6 +212,7 @@ def ingest(engine: str, folder: Path, report: Path, number: int, watched: str) -
         add_batch(index, report)
 
 
+@pytest.mark.slow
 @each_engine
 def test_after_a_kill_nothing_is_lost_or_doubled(engine, tmp_path):
     "Killed at every moment of the making of an index, of opening it, and of adding to it and saving."
@@ -239,6 +242,7 @@ def fill_disk(engine: str, folder: Path, report: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 @each_engine
 def test_a_full_disk_is_reported_and_what_was_saved_stays(engine, tmp_path):
     folder, report = tmp_path/'색인', tmp_path/'report'

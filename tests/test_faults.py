@@ -9,8 +9,8 @@ from splade_nb.training.curriculum import epoch_at, phase_at
 from splade_nb.training.trainer import truncate_log
 
 
-SLOW = {faults.worker_dies: [pytest.mark.slow], faults.collapse: [pytest.mark.slow]} # twenty seconds each
-EACH = [pytest.param(fault, id=fault.__name__, marks=SLOW.get(fault, [])) for fault in faults.FAULTS]
+QUICK = faults.disk_full, faults.same_seed, faults.two_runs, faults.read_only  # the others start many processes
+EACH = [pytest.param(fault, id=fault.__name__, marks=[pytest.mark.slow] * (fault not in QUICK)) for fault in faults.FAULTS]
 
 
 @pytest.mark.parametrize('fault', EACH)
@@ -26,6 +26,7 @@ MOMENTS = {'the middle of an epoch': (dict(steps=50), 13, 2, 1),
            'the middle of a cached accumulation': (dict(steps=25, accumulation=4, gradient_cache=True), 6, 16, 11)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('moment', MOMENTS)
 def test_resumed_equals_uninterrupted(moment, tmp_path):
     changes, step, calls, more = MOMENTS[moment]
@@ -76,6 +77,7 @@ def clear_away(folder, number: int) -> None:
     checkpoints.tidy(folder)
 
 
+@pytest.mark.slow
 def test_a_clean_up_that_is_killed_anywhere_is_finished_by_the_next(tmp_path):
     target, left = tmp_path/'run', tmp_path/'left'
     assert exit_code(toy, target, dict(steps=9), dict(save_every=2, max_steps=6)) == 0

@@ -187,6 +187,7 @@ print(json.dumps({name: (peak(name, 2), peak(name, 16)) for name in names}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access('/proc/self/clear_refs', os.W_OK), reason='the kernel does not reset its figure here')
 def test_eight_times_the_documents_take_the_same_memory(tmp_path):
     plain = dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1',

@@ -14,6 +14,7 @@ def run(*arguments, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(called, cwd=ROOT, capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1') | environment)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')
 def test_without_a_gpu_it_says_so_in_one_line():
     done = run()

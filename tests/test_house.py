@@ -123,6 +123,7 @@ def test_a_module_imports_only_what_stands_before_it(module):
     if module in OUTSIDE: assert others <= set(OUTSIDE[module].split())
 
 
+@pytest.mark.slow
 def test_import_without_the_tools_of_development():
     script = ('import importlib, sys\n'
               f'for name in {modules()!r}: importlib.import_module(f"splade_nb.{{name}}")\n'

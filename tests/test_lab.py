@@ -44,6 +44,7 @@ def lab(tmp_path):
         process.wait(HANGS)
 
 
+@pytest.mark.slow
 def test_lab_opens_and_runs_a_notebook(lab, browser, tmp_path):
     assert not [said for said in browser.open(lab) if 'Document' in said]
     browser.wait("window.jupyterapp?.shell?.currentWidget?.context?.isReady && window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel?.status === 'idle'")

@@ -85,6 +85,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkey
     assert steps == [0] and kept(tmp_path, TRAINED)['facts']['steps'] == 2
 
 
+@pytest.mark.slow
 def test_every_kind_of_system_stands_beside_bm25(contest, tmp_path):
     names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-earlier']
     contest(*names)
@@ -124,6 +125,7 @@ def test_a_collection_that_changed_is_measured_again(contest, tmp_path):
 def study(): return run_cells(STUDY)
 
 
+@pytest.mark.slow
 def test_patterns_choose_and_refuse(study):
     chosen = study['chosen']
     assert chosen(['splade_ko', 'bm25*']) == ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-whitespace', 'bm25-bigrams', 'splade_ko']

@@ -92,6 +92,7 @@ def one_of_two(folder, way: str) -> None:
     torch.save(found, folder/f'{way}-{group.rank}.pt')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', DIVIDED)
 def test_two_processes_share_a_step_on_poor_queries(way, tmp_path):
     assert faults.in_processes(2, one_of_two, tmp_path, way) == [0, 0]

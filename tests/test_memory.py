@@ -68,6 +68,7 @@ def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:
     return vectors, largest.bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 def test_many_short_texts_take_no_more_than_the_bound(form, monkeypatch):
     model, bound = toy_model(VOCABULARY, **FORMS[form]), 2 ** 24

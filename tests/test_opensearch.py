@@ -214,6 +214,7 @@ LAYOUTS = {'rank_features': (Layout(), SearchOptions('neural_sparse')),
            'sparse_vector': (Layout('sparse_vector'), SearchOptions())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout, options', LAYOUTS.values(), ids=LAYOUTS)
 def test_the_exact_ranking_of_200_real_queries(place, embedded, layout, options):
     label, ids, vectors, queries, tokenizer = embedded
@@ -228,6 +229,7 @@ def test_the_exact_ranking_of_200_real_queries(place, embedded, layout, options)
         assert all(1 - 2 ** -8 <= ratio <= 1 + 1e-5 for ratio in ratios)
 
 
+@pytest.mark.slow
 def test_saturation_two_phases_and_clusters_lose(place, embedded):
     label, ids, vectors, queries, _ = embedded
     expected = page.exact(label, ids, vectors, queries)

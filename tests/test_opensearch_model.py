@@ -106,6 +106,7 @@ def first_window(tokenizer, text: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('key', ('WORD', 'TOKEN_ID'))
 def test_the_server_gives_our_scores(form, key, exports, tokenizer, texts):
@@ -391,6 +392,7 @@ def register(folder: Path, address: str, **environment) -> subprocess.CompletedP
     return subprocess.run(['bash', folder/'register.sh'], env=known | dict(OPENSEARCH_URL=address, PAUSE='0.01', PATIENCE='20') | environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form, field', [('looked-up', 'rank_features'), ('looked-up', 'sparse_vector'), ('counted', 'semantic'), ('cosine', 'rank_features')])
 def test_the_script_registers_deploys_and_finds(form, field, exports, serve):
     server, folder = serve(MLServer()), exports(form)[1]

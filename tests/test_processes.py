@@ -25,6 +25,7 @@ def exchange(folder: Path) -> None:
     (folder/f'{group.rank}.json').write_text(json.dumps(found), encoding='utf-8')
 
 
+@pytest.mark.slow
 def test_three_processes_exchange_rows_and_values(tmp_path):
     assert in_processes(3, exchange, tmp_path) == [0, 0, 0]
     wanted = dict(uneven=[[0.0], [10.0], [11.0], [20.0], [21.0], [22.0]], even=[[0.0], [10.0], [20.0]],
@@ -51,6 +52,7 @@ def keep_step(folder: Path, changes: dict) -> None:
     torch.save(step_of(changes, group), folder/f'{group.rank}.pt')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', DIVIDED)
 @pytest.mark.parametrize('number', (2, 3))
 def test_shares_that_do_not_divide_give_the_same_step(number, way, tmp_path):

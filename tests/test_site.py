@@ -11,7 +11,7 @@ from conftest import NOTEBOOKS, ROOT, name, read, text
 from splade_nb.config.versions import VERSIONS
 
 SITE = ROOT/'docs/_build/html'
-pytestmark = pytest.mark.skipif(not (SITE/'index.html').exists(), reason='no site: make docs')
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (SITE/'index.html').exists(), reason='no site: make docs')]
 
 
 class Page(HTMLParser):

@@ -20,6 +20,7 @@ def said(folder, *options) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('workers', ([], ['-n', '2']), ids=['alone', 'in workers'])
 def test_what_was_left_out_and_skipped_is_said(workers, tmp_path):
     for name in ('conftest.py', 'chromium.py'): shutil.copy(ROOT/'tests'/name, tmp_path)

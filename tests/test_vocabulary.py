@@ -52,6 +52,7 @@ def test_only_columns_of_queries_rank(study):
     assert np.allclose(of(found['mini']), whole, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_cut_vocabulary_splits_as_before(study):
     names = study(data='mini', tokenizers=str(real('tokenizers')))
     names['cut']('none')

@@ -85,6 +85,7 @@ async def ask_together(address: str, clients: int, rounds: int) -> list: # statu
             return [result.status_code if result.json()['hits'][0]['id'] == 'palace' else 'wrong' for result in results]
         return sum(await asyncio.gather(*map(one, range(clients))), [])
 
+@pytest.mark.slow
 
 def test_two_hundred_clients_at_once(served):
     process, address = served
