@@ -20,9 +20,9 @@ SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, interme
 
 # %% ../../nbs/3_training/14_rehearsal.ipynb #save-model
 def _save(kind: str, tokenizer, folder: Path) -> Path:
-    "A model of `transformers` with random weights and its tokenizer; a folder that is there stays."
+    "A model of `transformers` with random weights and its tokenizer; one that is there stays if it has these sizes."
     import torch, transformers
-    if (folder/'model.safetensors').exists(): return folder
+    if (folder/'model.safetensors').exists() and read_json(folder/'config.json').items() >= SIZES.items(): return folder
     torch.manual_seed(0)
     config = transformers.XLMRobertaConfig(vocab_size=len(tokenizer), **SIZES)
     getattr(transformers, kind)(config).save_pretrained(folder)
