@@ -223,7 +223,7 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 test test-all: export OMP_NUM_THREADS = 1
 test: selected := -m 'not slow'
 test: checks := notebooks
-test: $(ready)  ## Check what needs no GPU in six minutes: notebooks, and tests but for slow proofs
+test: $(ready)  ## Check what needs no GPU: notebooks, and tests but for slow proofs
 test-all: checks := docs trial notebooks
 test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does
 test test-all:
