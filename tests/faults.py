@@ -170,14 +170,12 @@ def toy_morphemes() -> dict:
     return known
 
 
-def begin(known: dict, target, *arguments) -> None:
-    "A child. A process dies here, never the machine: what the system holds is not lost, so nothing waits for the disk."
-    os.fsync = lambda handle: None
+def with_morphemes(known: dict, target, *arguments) -> None:
     with remembered(known): target(*arguments)
 
 
 def start(target, *arguments) -> multiprocessing.Process:
-    child = FORKSERVER.Process(target=begin, args=(toy_morphemes(), target, *arguments), daemon=True)
+    child = FORKSERVER.Process(target=with_morphemes, args=(toy_morphemes(), target, *arguments), daemon=True)
     child.start()
     return child
 
