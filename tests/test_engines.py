@@ -60,7 +60,6 @@ def recall(results: list, exact: list) -> float:
 
 # The same results
 
-@pytest.mark.slow
 def test_the_exact_index_is_the_product_of_all_with_all():
     _, ids, documents, queries = collection()
     scores = (queries.astype(np.float64) @ documents.T.astype(np.float64)).toarray()
@@ -110,7 +109,6 @@ CHANGES = [('add', NAMES[:200], DOCUMENTS[:200]), ('add', NAMES[100:], DOCUMENTS
            ('add', ['겹침', '겹침'], DOCUMENTS[:2]), ('add', [], DOCUMENTS[:0])]
 
 
-@pytest.mark.slow
 @each_engine
 def test_an_index_holds_what_was_added_and_not_deleted(engine, tmp_path):
     exact = ExactIndex(LABEL)

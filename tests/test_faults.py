@@ -26,8 +26,7 @@ MOMENTS = {'the middle of an epoch': (dict(steps=50), 13, 2, 1),
            'the middle of a cached accumulation': (dict(steps=25, accumulation=4, gradient_cache=True), 6, 16, 11)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('moment', MOMENTS)
+@pytest.mark.parametrize('moment', [pytest.param(name, marks=[pytest.mark.slow] * ('epoch' not in name)) for name in MOMENTS])
 def test_resumed_equals_uninterrupted(moment, tmp_path):
     changes, step, calls, more = MOMENTS[moment]
     settings, options = faults.settings_of(**changes), dict(save_every=step, max_steps=step + 5)

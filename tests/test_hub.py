@@ -84,7 +84,6 @@ def card_code(folder: Path) -> str: return re.search(r'```python\n(.*?)```', (fo
 
 # Ours in sentence-transformers
 
-@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 def test_a_sparse_encoder_gives_our_vectors(form, models, texts, tmp_path):
     model, tokenizer = load_encoder(models(form))
@@ -137,7 +136,6 @@ def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tm
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('form', GRAPHS)
 def test_onnx_gives_our_vectors(form, models, graphs, texts):
     (model, tokenizer), (folder, told) = load_encoder(models(form)), graphs(form)

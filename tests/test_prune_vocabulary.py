@@ -62,7 +62,6 @@ def xlmr(tmp_path_factory):
     return source, folder/'cut', texts, prune(source, texts, folder/'cut'), load_tokenizer(source)
 
 
-@pytest.mark.slow
 def test_xlmr_splits_its_corpus_as_before(xlmr):
     source, cut, texts, report, tokenizer = xlmr
     own = report['coverage']['corpus']

@@ -35,7 +35,6 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_number_28_means_v28_and_a_pipe_takes_the_notebook(run):
     summary = json.loads((run/'summary.json').read_text(encoding='utf-8'))
     assert summary['version'] == 'v28' and summary['steps'] == 6

@@ -92,7 +92,6 @@ def done(tmp_path_factory) -> dict:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_a_searcher_killed_at_every_step_ends_as_one_that_never_was(done):
     assert done['killed'] == done['whole'] and done['whole'][0][0][0][0] == 'palace'
 
