@@ -1,5 +1,5 @@
 """Training data are prepared once: the same as from plain lists, shared by processes, resumed part by part."""
-import json, os, subprocess, sys
+import functools, json, os, subprocess, sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,9 +119,9 @@ def with_more_queries(number: int):
 
 
 def test_further_queries_leave_the_prepared_ones(store, monkeypatch):
-    "Though the dev split is drawn from a longer list, and leaves other queries out."
-    learned, encoder = tokenizers.SpladeTokenizer(tokenizers.train_unigram([*toy_corpus().texts.values()], 300)), []
-    def vectors(texts, *_): return encoder.append(len(texts)) or [[float(len(text)), 1] for text in texts]
+    "They are read again, although the dev split is drawn from a longer list and takes out other queries."
+    learned = tokenizers.SpladeTokenizer(tokenizers.train_unigram([*toy_corpus().texts.values()], 300))
+    def vectors(texts): return [[float(len(text)), 1] for text in texts]
     monkeypatch.setattr(dataset, 'prepared_tokenizer', lambda *_, **of: learned)
     monkeypatch.setattr(teacher, 'sentence_encoder', lambda *_: vectors)
     for name in ('rows', 'arrays'):
@@ -135,9 +135,21 @@ def test_further_queries_leave_the_prepared_ones(store, monkeypatch):
     assert setups[0].dev_queries != setups[1].dev_queries
     few, more = parts
     assert few == dict.fromkeys(few, 4 + 4) and more == dict.fromkeys(few, 4 + 4 + 2), '14 documents, 16 queries and 5 more'
-    data, texts = setups[1].training_data, [query.text for id, query in with_more_queries(5).split('train').items() if id not in setups[1].dev_queries]
+    data, train = setups[1].training_data, setups[1].collection.split('train')
+    texts = [query.text for id, query in train.items() if id not in setups[1].dev_queries]
     assert [row.tolist() for row in data.queries] == learned.ids(texts) and data.teacher[0][:][:, 0].tolist() == [*map(len, texts)]
     assert len(data.mined['bm25']) == len(data.mined['dense']) == len(texts) == 19
+
+
+def test_the_analyser_goes_after_the_words_of_a_large_collection(store, monkeypatch):
+    loaded, stages = functools.cache(object), prepared.Preparation()
+    monkeypatch.setattr(bm25, 'kiwi', loaded)
+    monkeypatch.setitem(bm25.TOKENIZERS, 'kiwi', lambda texts: [[text] for text in texts])
+    monkeypatch.setattr(bm25, 'WORDS_PART', 3)
+    for number, kept in ((3, 1), (4, 0)):
+        loaded()
+        bm25.word_rows(stages, ['김치'] * number)
+        assert loaded.cache_info().currsize == kept
 
 
 def test_a_run_that_was_killed_makes_the_missing_parts_alone(store, tmp_path, monkeypatch):

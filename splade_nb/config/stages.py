@@ -22,9 +22,11 @@ def _status(name: str) -> int | None:  # MB; None where the system does not tell
     return int(sizes[0]) // 1024 if sizes else None
 
 # %% ../../nbs/0_config/05_stages.ipynb #give-back
-def _give_back() -> None:
-    "Return freed memory to the system, where the C library is glibc."
-    if sys.platform == 'linux' and hasattr(libc := ctypes.CDLL(None), 'malloc_trim'): libc.malloc_trim(0)
+def _give_back() -> bool:  # whether the C library is glibc
+    "Return freed memory to the system."
+    libc = ctypes.CDLL(None) if sys.platform == 'linux' else None
+    if known := hasattr(libc, 'malloc_trim'): libc.malloc_trim(0)
+    return known
 
 # %% ../../nbs/0_config/05_stages.ipynb #reset-peak
 def _reset_peak() -> None:

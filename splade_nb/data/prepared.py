@@ -152,7 +152,7 @@ class Chosen(Sequence):
         if not places.ndim: return self.values[int(places)]
         return self.values[places] if isinstance(self.values, Parts) else [self.values[n] for n in places.tolist()]
 
-def _of(values: Sequence, places: np.ndarray | None) -> Sequence: return values if places is None else Chosen(values, places)
+def _view(values: Sequence, places: np.ndarray | None) -> Sequence: return values if places is None else Chosen(values, places)
 
 # %% ../../nbs/1_data/02_prepared.ipynb #format
 FORMAT = 1  # of all stages; to be raised when the code of a stage gives something else from the same
@@ -188,7 +188,7 @@ class _StageLists(_StageFiles):
         "Lists of numbers, made in parts."
         def make(part, file): write_rows(file, some(part * size, min(number, (part + 1) * size)), kind)
         keys = None if texts is None else part_keys(texts, size)
-        return _of(Rows(self.paths(stage, -(-number // size), make, texts=keys, size=size, **of)), chosen)
+        return _view(Rows(self.paths(stage, -(-number // size), make, texts=keys, size=size, **of)), chosen)
 
     def json(self, stage: str, parts: int,
              some: Callable,          # number of the part -> what JSON can hold
@@ -208,7 +208,7 @@ class Preparation(_StageLists):
         "An array [number, D], made in parts."
         def make(part, file): np.save(file, some(part * size, min(number, (part + 1) * size)), allow_pickle=False)
         keys = None if texts is None else part_keys(texts, size)
-        return _of(Parts(self.paths(stage, -(-number // size), make, 'npy', texts=keys, size=size, **of)), chosen)
+        return _view(Parts(self.paths(stage, -(-number // size), make, 'npy', texts=keys, size=size, **of)), chosen)
 
     def array(self, stage: str, whole: Callable, **of) -> np.ndarray:  # memory-mapped
         "An array that the first process makes."

@@ -230,7 +230,7 @@ def teacher_vectors(stages: Preparation,
     encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both)
     of = dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
     if name in EMBEDDED_TEACHERS: of |= both  # what it was fitted on
-    def side(texts, chosen=None):
+    def side(texts, places=None):
         def some(first, last): return np.asarray(encode(texts[first:last]), dtype=np.float32)
-        return stages.arrays('teacher', len(texts), some, texts=texts, chosen=chosen, **of)
+        return stages.arrays('teacher', len(texts), some, texts=texts, chosen=places, **of)
     return side(queries, chosen), side(documents)
