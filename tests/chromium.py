@@ -49,9 +49,10 @@ class Chromium:
         elif about == 'Log.entryAdded' and found['entry']['level'] == 'error': self.said.append(f'{found["entry"]["text"]} {found["entry"].get("url", "")}')
         elif about == 'Network.loadingFailed' and not found.get('canceled'): self.said.append(f'not loaded: {found["type"]} {found["errorText"]}')
 
-    def open(self, address: str) -> list:
+    def open(self, address: str, width: int = 0) -> list:
         "Go to a page, wait until it has loaded; the errors that it reported."
         for page in ('about:blank', address):  # what the last page says, also as it is left, is not said of this one
+            if page == address and width: self.resize(width)  # an empty page is laid out at once
             self.value('0'); self.events.clear(); self.said.clear()
             self.call('Page.navigate', url=page)
             while not self.seen('Page.loadEventFired'): self.heard(json.loads(self.socket.recv()))
@@ -105,8 +106,7 @@ DRAWN = "!document.querySelector('pre.mermaid') || [...document.querySelectorAll
 
 def faults(browser: Chromium, address: str, widths: tuple = (1280, 390)) -> dict:
     "What a person would find wrong with a page: script errors, missing pictures, broken formulae and diagrams, boxes for Hangul, text beyond the edge."
-    browser.resize(widths[0])
-    said = list(browser.open(address))
+    said = list(browser.open(address, widths[0]))
     browser.wait(DRAWN)
     found = browser.value(LOOK)
     for width in widths:

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
-from moments import TEXTS, die_at_change
+from moments import CHILDREN, TEXTS, die_at_change
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.training import objective
@@ -36,12 +36,6 @@ from splade_nb.data.tokenizer import morphemes, remembered
 SMALL = dict(scale='mini', data='toy', steps=10, hidden=64, layers=1, vocabulary=300, batch_size=8, log_every=1)
 FOREVER = 100_000  # steps: until something ends the run
 HANGS = 600  # seconds: only a process that hangs takes so long, on any machine
-# Imports happen once, in a process that never trains; every child is forked from it within a tenth of a second.
-FORKSERVER = multiprocessing.get_context('forkserver')
-FORKSERVER.set_forkserver_preload([
-    'splade_nb.cli', 'accelerate', 'torch.utils.tensorboard', 'safetensors.torch', 'sklearn.preprocessing',
-    'sklearn.decomposition', 'sentencepiece', 'pytrec_eval', 'bm25s', 'kiwipiepy',
-    'transformers.convert_slow_tokenizer', 'transformers.models.xlm_roberta.modeling_xlm_roberta'])
 
 
 @dataclass(frozen=True)
@@ -175,7 +169,7 @@ def with_morphemes(known: dict, target, *arguments) -> None:
 
 
 def start(target, *arguments) -> multiprocessing.Process:
-    child = FORKSERVER.Process(target=with_morphemes, args=(toy_morphemes(), target, *arguments), daemon=True)
+    child = CHILDREN.Process(target=with_morphemes, args=(toy_morphemes(), target, *arguments), daemon=True)
     child.start()
     return child
 

@@ -1,9 +1,18 @@
-"""Every moment at which a program may be killed while it writes: a child counts its changes on the disk, one is its last."""
-import functools, itertools, os, signal
+"""Children that die at every moment at which a program may be killed while it writes: a child counts its changes on the disk, one is its last."""
+import functools, itertools, multiprocessing, os, signal
 from pathlib import Path
 
 CHANGES = 'mkdir', 'fsync', 'replace', 'unlink', 'rmdir'  # of os: what a writer does beside filling files
 TEXTS = (Path, 'write_text', 0)  # what fills a file: owner, name, and which of its arguments is the path
+
+# Imports happen once, in a process that never trains or opens an index; every child is forked from it within a tenth of a
+# second. A process has one such server: a second list would take the place of the first, and children would import again.
+CHILDREN = multiprocessing.get_context('forkserver')
+CHILDREN.set_forkserver_preload([  # installed modules alone: the server does not find what lies beside a test
+    'splade_nb.cli', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'accelerate', 'torch.utils.tensorboard',
+    'safetensors.torch', 'sklearn.preprocessing', 'sklearn.decomposition', 'sentencepiece', 'pytrec_eval', 'bm25s', 'kiwipiepy',
+    'transformers.convert_slow_tokenizer', 'transformers.models.xlm_roberta.modeling_xlm_roberta', 'pymilvus', 'milvus_lite',
+    'qdrant_edge', 'seismic', 'pytest'])
 
 
 def plain_function(target, *first):

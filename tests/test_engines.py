@@ -1,11 +1,11 @@
 """Every engine against the exact index over a real collection, and an index whose files, process or disk fail."""
-import functools, multiprocessing, os, random, resource, shutil, sys
+import functools, os, random, resource, shutil, sys
 from pathlib import Path
 import numpy as np
 import pytest
 from scipy import sparse
 from conftest import real_or_made
-from moments import die_at_change, every_moment
+from moments import CHILDREN, die_at_change, every_moment
 from splade_nb.config.files import ConfigError
 from splade_nb.data import readers
 from splade_nb.data.idf import count, idf
@@ -170,12 +170,6 @@ def test_a_damaged_file_is_named(engine, damage, tmp_path):
 
 
 # A process that is killed, a disk that is full: in children of a process that has imported the engines and begun none
-
-CHILDREN = multiprocessing.get_context('forkserver')
-CHILDREN.set_forkserver_preload([  # installed modules alone: a forkserver does not find what lies beside a test
-    'splade_nb.data.readers', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'pymilvus', 'milvus_lite',
-    'qdrant_edge', 'seismic', 'pytest'])
-
 
 def run_child(program, *arguments) -> int:  # exit code
     process = CHILDREN.Process(target=program, args=arguments)

@@ -367,6 +367,12 @@ def test_constraints_fit_the_dependencies():
     assert [str(r) for r in wanted if not r.specifier.contains(pins.get(canonicalize_name(r.name), '0'), prereleases=True)] == [], 'make lock'
 
 
+def test_children_are_forked_from_one_server():
+    "A second list of what the server imports takes the place of the first, and every child imports all by itself."
+    sets = re.compile(r'set_forkserver_preload\(')
+    assert [path.name for path in (ROOT/'tests').glob('*.py') if sets.search(path.read_text(encoding='utf-8'))] == ['moments.py']
+
+
 def test_no_machine_in_a_file():
     listed = program('git', 'ls-files', '-co', '--exclude-standard')
     if listed.returncode: pytest.skip('not a git checkout')
