@@ -125,7 +125,9 @@ def test_a_module_imports_only_what_stands_before_it(module):
 
 @pytest.mark.slow
 def test_import_without_the_tools_of_development():
-    script = ('import importlib, sys\n'
+    "Nor does a command wait for torch's compiler, whose import takes as long as torch's own."
+    script = ('import importlib, sys, splade_nb.cli\n'
+              'assert "torch._dynamo" not in sys.modules\n'
               f'for name in {modules()!r}: importlib.import_module(f"splade_nb.{{name}}")\n'
               'print(sorted({"nbdev", "fastcore", "execnb"} & set(sys.modules)))')
     done = program(sys.executable, '-c', script)
