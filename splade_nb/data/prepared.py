@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 from ..config.files import plain, read_json, replaced, root
-from ..config.stages import Stages
+from ..config.stages import Stages, mapped, mapped_array
 
 # %% ../../nbs/1_data/02_prepared.ipynb #record-batch
 def _record_batch(rows: list, schema, kind: type):  # pyarrow's record batch
@@ -48,7 +48,7 @@ class Rows(Sequence):
     "Lists of numbers in Arrow files, memory-mapped."
     def __init__(self, paths: Iterable):  # of `write_rows`, in order
         import pyarrow as pa
-        tables = [pa.ipc.open_stream(pa.memory_map(str(path))).read_all().column('values').chunks for path in paths]
+        tables = [pa.ipc.open_stream(pa.py_buffer(mapped(path))).read_all().column('values').chunks for path in paths]
         self.chunks = [chunk for chunks in tables for chunk in chunks]
         self.values = [chunk.values.to_numpy() for chunk in self.chunks]
         self.offsets = [chunk.offsets.to_numpy() for chunk in self.chunks]
@@ -127,7 +127,7 @@ def fill(paths: list,            # of all parts, in order
 class Parts(Sequence):
     "Arrays [n, D] in the order of their files, memory-mapped and read as one [N, D]."
     def __init__(self, paths: Iterable):  # .npy
-        self.arrays = [np.load(path, mmap_mode='r') for path in paths]
+        self.arrays = [mapped_array(path) for path in paths]
         self.starts = _starts(self.arrays)
     def __len__(self) -> int: return int(self.starts[-1])
     def __getitem__(self, places) -> np.ndarray:  # [D] of a number, [n, D] of many
@@ -213,7 +213,7 @@ class Preparation(_StageLists):
     def array(self, stage: str, whole: Callable, **of) -> np.ndarray:  # memory-mapped
         "An array that the first process makes."
         def make(_, file): np.save(file, whole(), allow_pickle=False)
-        return np.load(*self.paths(stage, 1, make, 'npy', **of), mmap_mode='r')
+        return mapped_array(*self.paths(stage, 1, make, 'npy', **of))
 
 # %% ../../nbs/1_data/02_prepared.ipynb #remove-stage
 def _remove(folder: Path) -> int:  # bytes freed

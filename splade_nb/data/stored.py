@@ -16,6 +16,7 @@ import numpy as np
 
 # %% ../../nbs/1_data/04_stored.ipynb #imports-library
 from ..config.files import alternatives, read_json
+from ..config.stages import mapped
 from .prepared import Chosen, Rows
 from .records import SPLITS, Collection, Document, Query, Triplet, content_hash
 
@@ -46,7 +47,7 @@ class TextColumn(Sequence):
     "The texts of Arrow files with a column `text`, such as those of `DistinctTexts`, memory-mapped."
     def __init__(self, *paths: Path):
         import pyarrow as pa
-        read = (pa.ipc.open_stream(pa.memory_map(str(path))).read_all().column('text') for path in paths)
+        read = (pa.ipc.open_stream(pa.py_buffer(mapped(path))).read_all().column('text') for path in paths)
         self.chunks = [chunk for column in read for chunk in column.chunks]
         self.starts = np.cumsum([0, *map(len, self.chunks)]).tolist()
     def __len__(self) -> int: return self.starts[-1]
@@ -69,7 +70,7 @@ def write_table(file, /, **columns) -> None:  # columns: name -> array
 def read_table(path: Path) -> dict:  # name -> array
     "The columns, memory-mapped."
     import pyarrow as pa
-    table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    table = pa.ipc.open_stream(pa.py_buffer(mapped(path))).read_all()
     return {name: table.column(name).chunk(0).to_numpy() for name in table.column_names}
 
 # %% ../../nbs/1_data/04_stored.ipynb #codes

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 # %% ../../nbs/3_training/04_span_contrast.ipynb #imports-library
 from ..config.files import SEED, ConfigError, read_json, replaced, write_json
+from ..config.stages import mapped
 from ..data.idf import Frequencies, idf
 from ..data.tokenizer import morphemes
 from ..model.initialization import directions, window_counts
@@ -57,7 +58,7 @@ def _number_words(texts: Iterable, file) -> tuple:  # {word: number}, lengths [N
 # %% ../../nbs/3_training/04_span_contrast.ipynb #mapped
 def _mapped(path: Path) -> np.ndarray:  # [T] int32
     "A file of numbers, memory-mapped; an empty one cannot be."
-    return np.memmap(path, np.int32, 'r') if path.stat().st_size else np.zeros(0, np.int32)
+    return np.frombuffer(mapped(path), np.int32) if path.stat().st_size else np.zeros(0, np.int32)
 
 # %% ../../nbs/3_training/04_span_contrast.ipynb #choose-words
 def _chosen(ids: np.ndarray, number: int, most: int) -> np.ndarray:  # [number] new number, or -1
