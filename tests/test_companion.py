@@ -1,5 +1,5 @@
 "A static embedding beside a sparse model: learned from texts alone, one score in every engine, a teacher."
-import itertools, json
+import itertools, json, mmap
 from dataclasses import replace
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_texts_may_come_as_a_stream_and_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(span_contrast._parts, '__defaults__', (7,))
     parts = read_words(iter(texts), tmp_path/'parts')
     assert parts.words == whole.words and parts.starts.tolist() == whole.starts.tolist()
-    assert parts.ids.tolist() == whole.ids.tolist() and isinstance(parts.ids, np.memmap)
+    assert parts.ids.tolist() == whole.ids.tolist() and isinstance(parts.ids.base.obj, mmap.mmap)
     assert parts.seen.counts.tolist() == whole.seen.counts.tolist() == [
         sum(word in text.split() for text in texts) for word in whole.words]
     assert sorted(path.name for path in (tmp_path/'parts').iterdir()) == ['ids.bin', 'starts.npz', 'words.json']
