@@ -219,7 +219,7 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
 	docker compose -f deploy/compose.yaml up --detach --build --wait
 
-# One thread a process. No check needs a hub, whose client tries a missing network for 25 seconds each time.
+# One thread a process. No check asks a hub: without a network its client would try for 25 seconds.
 test test-all: export OMP_NUM_THREADS = 1
 test test-all notebooks: export HF_HUB_OFFLINE = 1
 test: selected := -m 'not slow'

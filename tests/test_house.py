@@ -124,8 +124,8 @@ def test_a_module_imports_only_what_stands_before_it(module):
 
 
 @pytest.mark.slow
-def test_import_without_the_tools_of_development():
-    "Nor does a command wait for torch's compiler, whose import takes as long as torch's own."
+def test_import_loads_neither_the_tools_of_development_nor_torchs_compiler():
+    "The package does without the first; the second takes as long to import as torch itself."
     script = ('import importlib, sys, splade_nb.cli\n'
               'assert "torch._dynamo" not in sys.modules\n'
               f'for name in {modules()!r}: importlib.import_module(f"splade_nb.{{name}}")\n'

@@ -1,6 +1,8 @@
 """Every kind of checkpoint through the whole life of a model: create, step, save, load in another process."""
 import copy, json, threading
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,15 @@ from conftest import SHARED, is_real, real_or_made
 from faults import program
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import Settings
+from splade_nb.data.tokenizer import load_tokenizer
 from splade_nb.model.initialization import create, toy_model
 from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
-from splade_nb.model.load import load, save
+from splade_nb.model.load import load, named_config, open_checkpoint_folder, pretrained_backbone, save
 from splade_nb.model.splade_doc import decoder_for, sparse_batch, token_weights
 from splade_nb.model.term_weights import TermWeight, bag_rows, register_term_weight
 from splade_nb.model.xlmr import create_splade_xlmr
+from splade_nb.training.teacher import load_teacher
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=20)
 MARKS = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2)
@@ -184,6 +188,16 @@ def test_what_is_no_masked_language_model_is_refused(checkpoints, tmp_path, monk
     (tmp_path/'empty').mkdir()
     for source in (tmp_path/'empty', tmp_path/'nowhere', 'no/such-model'):
         for changes in ({}, dict(mlm_head=False), dict(initialization='random')): refused('backbone=', source, **changes)
+
+
+@pytest.mark.parametrize('opened', [load_teacher, load_tokenizer, open_checkpoint_folder, partial(named_config, 'backbone'), pretrained_backbone,
+                                    partial(pretrained_backbone, random=True)])
+def test_without_a_network_the_hub_is_asked_once(opened, monkeypatch):
+    "Its client would wait and ask again, for 25 seconds."
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+    monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', 'http://127.0.0.1:9')
+    with pytest.raises(ConfigError, match='hf download no/such-model'), patch('time.sleep') as waiting: opened('no/such-model')
+    assert not waiting.called
 
 
 @pytest.mark.parametrize('changes, said', [(dict(top_k=61), 'top_k=61.*nearest is 60'), (dict(max_length=19), 'max_length=19.*nearest is 18'),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SEED', 'root', 'replaced', 'plain', 'write_json', 'read_json', 'nearest', 'alternatives', 'ConfigError', 'choose',
-           'DataError', 'no_repeats', 'out_of_reach', 'needs', 'folder_of', 'packages', 'revision', 'peak_memory_mb',
-           'machine', 'device']
+           'DataError', 'no_repeats', 'out_of_reach', 'needs', 'folder_of', 'model_folder', 'packages', 'revision',
+           'peak_memory_mb', 'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, functools, glob, importlib, json, math, os, platform, resource, shutil, subprocess, sys
@@ -137,6 +137,19 @@ def folder_of(source: str, **options) -> Path:  # options: of `huggingface_hub.s
     "A local folder as it is; for a hub name the folder that its files are downloaded to."
     from huggingface_hub import snapshot_download
     return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, **options))
+
+# %% ../../nbs/0_config/01_files.ipynb #model-folder
+def model_folder(source: Path | str,   # local folder or hub name
+                 weights: bool = True  # False: settings and tokenizer only
+                ) -> Path:
+    """A local folder as it is, or the one that a hub model's files are downloaded to: safetensors where there are some,
+    else older weights. Without a network the hub is asked once. Raises `OSError` for what the cache does not have."""
+    from huggingface_hub.errors import HFValidationError
+    wanted, other = ['*.json', '*.txt', '*.model', *['*.safetensors'] * weights], ['onnx/*', 'openvino/*']
+    try: folder = folder_of(str(source), allow_patterns=wanted, ignore_patterns=other)
+    except HFValidationError as error: raise FileNotFoundError(f'{source}: no folder and no hub name') from error
+    if not weights or folder == Path(source) or any(folder.rglob('*.safetensors')): return folder
+    return folder_of(str(source), allow_patterns=['*pytorch_model*.bin'], ignore_patterns=other)
 
 # %% ../../nbs/0_config/01_files.ipynb #packages
 @functools.cache

@@ -34,20 +34,22 @@ def mapped(path: Path | str) -> mmap.mmap:  # bytes, read only
 def mapped_array(path: Path | str) -> np.ndarray:  # read only
     "An array of a `.npy` file, memory-mapped. Raises `OSError`; `ValueError` for a file that is none."
     array = np.load(path, mmap_mode='r', allow_pickle=False)
-    if isinstance(array.base, mmap.mmap): _MAPPED.add(array.base)
+    _MAPPED.add(array.base)
     return array
 
 # %% ../../nbs/0_config/05_stages.ipynb #leave-pages
 def _leave_pages() -> None:
     "Let go of the pages of mapped files, where the system has a call for that."
-    for found in list(_MAPPED) if hasattr(mmap, 'MADV_DONTNEED') else (): found.madvise(mmap.MADV_DONTNEED)
+    if hasattr(mmap, 'MADV_DONTNEED'):
+        for found in list(_MAPPED): found.madvise(mmap.MADV_DONTNEED)
 
 # %% ../../nbs/0_config/05_stages.ipynb #give-back
 def _give_back() -> bool:  # whether the C library is glibc
     "Return freed memory to the system."
     libc = ctypes.CDLL(None) if sys.platform == 'linux' else None
-    if known := hasattr(libc, 'malloc_trim'): libc.malloc_trim(0)
-    return known
+    trims = hasattr(libc, 'malloc_trim')
+    if trims: libc.malloc_trim(0)
+    return trims
 
 # %% ../../nbs/0_config/05_stages.ipynb #reset-peak
 def _reset_peak() -> None:

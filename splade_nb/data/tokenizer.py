@@ -15,7 +15,7 @@ import functools, hashlib, json, os, re, unicodedata, zlib
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
-from ..config.files import ConfigError, out_of_reach, read_json, write_json
+from ..config.files import ConfigError, model_folder, out_of_reach, read_json, write_json
 from .phonetic_keys import phonetic_key
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #clean
@@ -279,9 +279,11 @@ def load_tokenizer(source: Path | str,  # local folder or hub name
                   ) -> SpladeTokenizer:
     "A tokenizer with its preparation. Raises `ConfigError` where neither folder nor hub has it."
     from transformers import AutoTokenizer
-    try: tokenizer = AutoTokenizer.from_pretrained(str(source))
+    try:
+        folder = model_folder(source, weights=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error: raise ConfigError(out_of_reach('tokenizer', source)) from error
-    file = Path(source)/'text.json'
+    file = folder/'text.json'
     saved = {RENAMED_OPTIONS.get(k, k): value for k, value in read_json(file).items()} if file.exists() else {}
     return SpladeTokenizer(tokenizer, **TEXT_OPTIONS | saved | options)
 

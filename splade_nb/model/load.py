@@ -11,17 +11,17 @@ import math, os
 from dataclasses import fields, replace
 from pathlib import Path
 import torch
-from ..config.files import ConfigError, device, folder_of, out_of_reach, read_json, write_json
+from ..config.files import ConfigError, device, model_folder, out_of_reach, read_json, write_json
 from ..config.settings import ModelSettings, Settings, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
-def _read_backbone(source: str, mlm_head: bool, random: bool): # backbone, names of the weights that were not there
+def _read_backbone(folder: Path, mlm_head: bool, random: bool): # backbone, names of the weights that were not there
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
     kind = AutoModelForMaskedLM if mlm_head else AutoModel
-    if random: return kind.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32), set()
-    backbone, info = kind.from_pretrained(source, output_loading_info=True, dtype=torch.float32)
+    if random: return kind.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32), set()
+    backbone, info = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     return backbone, info['missing_keys']
 
 # %% ../../nbs/2_model/11_load.ipynb #check-weights
@@ -41,7 +41,7 @@ def pretrained_backbone(source: str,             # hub name or local folder
                         random: bool = False     # the architecture only, with random weights
                        ):                        # transformers model
     "A named backbone. Raises `ConfigError` where it is missing, cannot be a masked language model, or lacks weights."
-    try: backbone, missing = _read_backbone(source, mlm_head, random)
+    try: backbone, missing = _read_backbone(model_folder(source, weights=not random), mlm_head, random)
     except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
     except ValueError as error:
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
@@ -92,7 +92,7 @@ def save(model: SpladeDoc, folder: Path | str) -> Path:
 # %% ../../nbs/2_model/11_load.ipynb #empty-model
 def _empty_model(folder: Path) -> SpladeDoc:  # by its settings, with random weights
     settings = from_dict(read_json(folder/'splade.json'))
-    backbone, _ = _read_backbone(str(folder), settings.mlm_head, random=True)
+    backbone, _ = _read_backbone(folder, settings.mlm_head, random=True)
     try: return SpladeDoc(backbone, settings, special=[])
     except ConfigError as error: raise ConfigError(f'{folder}: {error}') from error
 
@@ -174,9 +174,8 @@ def _settings_of(folder: Path) -> Settings:  # raises `ConfigError` for unknown 
 
 # %% ../../nbs/2_model/11_load.ipynb #open-checkpoint-folder
 def _reached(source: Path | str) -> Path:  # a folder, or a hub name's files in the cache; raises `ConfigError`
-    try: folder = folder_of(str(source), ignore_patterns=['*.onnx*', '*.h5', '*.msgpack', '*.ot', 'openvino*'])
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
+    try: folder = model_folder(source)
+    except OSError as error: raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
     if (folder/'config.json').exists() or (folder/'modules.json').exists(): return folder
     raise ConfigError(f'{folder} is no saved model: splade.json, modules.json and config.json are missing')
 
@@ -203,7 +202,7 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
 def named_config(setting: str, source: str, instead: str = 'use scale mini'): # transformers config
     "How a named model is built. Raises `ConfigError` where it is neither local nor on the hub."
     from transformers import AutoConfig
-    try: return AutoConfig.from_pretrained(source)
+    try: return AutoConfig.from_pretrained(model_folder(source, weights=False))
     except (OSError, ValueError) as error: raise ConfigError(out_of_reach(setting, source, instead)) from error
 
 # %% ../../nbs/2_model/11_load.ipynb #load-encoder

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
 from ..config.files import ConfigError, read_json, replaced, root
+from ..data.tokenizer import load_tokenizer
 
 # %% ../../nbs/3_training/14_rehearsal.ipynb #sizes
 SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256,
@@ -44,11 +45,7 @@ def write_models(folder: Path | str,  # where both are kept
                  tokenizer: str       # folder or hub name
                 ) -> tuple:           # folders of the backbone and of the teacher
     "Write a masked language model and a sentence encoder. Raises `ConfigError` for a tokenizer that cannot be had."
-    from transformers import AutoTokenizer
-    try: pieces = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'tokenizer={tokenizer!r}: neither a folder with tokenizer.json nor reachable on the hub. '
-                          'Fetch it where there is a network: hf download FacebookAI/xlm-roberta-base') from error
+    pieces = load_tokenizer(tokenizer).backend
     backbone = _save('XLMRobertaForMaskedLM', pieces, Path(folder)/'backbone')
     teacher = _save('XLMRobertaModel', pieces, Path(folder)/'teacher')
     _write_steps(teacher)

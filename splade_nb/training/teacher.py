@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/05_teacher.ipynb #imports-library
-from ..config.files import ConfigError, folder_of, out_of_reach, read_json, replaced
+from ..config.files import ConfigError, model_folder, out_of_reach, read_json, replaced
 from ..config.settings import EMBEDDED_TEACHERS
 from ..data.prepared import Preparation
 from ..model.load import positions
@@ -106,20 +106,12 @@ def pooling_of(folder: Path) -> str:  # cls or mean
     raise ConfigError(f'pooling of the teacher {folder.name!r}: found {" and ".join(modes)}; '
                       'supported: cls (first token), mean')
 
-# %% ../../nbs/3_training/05_teacher.ipynb #hub-folder
-def _teacher_folder(source: str) -> Path:
-    "A local folder, or a hub model's snapshot with safetensors or older weights; without a network the cached one."
-    wanted, other = ['*.json', '*.txt', '*.model', '*.safetensors'], ['onnx/*', 'openvino/*']
-    folder = folder_of(source, allow_patterns=wanted, ignore_patterns=other)
-    if any(folder.rglob('*.safetensors')): return folder
-    return folder_of(source, allow_patterns=['*pytorch_model*.bin'], ignore_patterns=other)
-
 # %% ../../nbs/3_training/05_teacher.ipynb #load-teacher
 def load_teacher(source: str) -> tuple: # tokenizer, model, pooling
     "A pretrained encoder by hub name or folder. Raises `ConfigError` where it cannot be loaded."
     from transformers import AutoModel, AutoTokenizer
     try:
-        folder = _teacher_folder(source)
+        folder = model_folder(source)
         place = _modules_of(folder).get('transformer', folder)
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side='right')
         return tokenizer, AutoModel.from_pretrained(place, dtype=torch.float32).eval(), pooling_of(folder)
