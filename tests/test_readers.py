@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from splade_nb.config.files import DataError, root
 from splade_nb.data import lines, triplets
+from splade_nb.data.prepared import file_hash
 from splade_nb.data.readers import load, load_collection
 from splade_nb.data.records import toy_corpus
 
@@ -177,13 +178,13 @@ def test_hashes_of_files_are_kept(tmp_path, monkeypatch):
     "By path, size and time; not for a file that was changed a moment ago."
     import os
     path = write(tmp_path/'train.jsonl', line('질문', '답'))
-    young = triplets.file_hash(path)
+    young = file_hash(path)
     os.utime(path, (1e9, 1e9))
-    assert triplets.file_hash(path) == young
-    monkeypatch.setattr(triplets.hashlib, 'file_digest', None)
-    assert triplets.file_hash(path) == young
+    assert file_hash(path) == young
+    monkeypatch.setattr('hashlib.file_digest', None)
+    assert file_hash(path) == young
     os.utime(path)
-    with pytest.raises(TypeError): triplets.file_hash(path)
+    with pytest.raises(TypeError): file_hash(path)
 
 
 def test_the_hash_names_content(tmp_path):

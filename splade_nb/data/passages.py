@@ -14,10 +14,9 @@ import numpy as np
 
 # %% ../../nbs/1_data/19_passages.ipynb #imports-library
 from ..config.files import DataError, root
-from .prepared import Preparation, content_key
+from .prepared import Preparation, content_key, file_hash
 from .readers import load_collection, text_stream
 from .stored import TextColumn
-from .triplets import file_hash
 
 # %% ../../nbs/1_data/19_passages.ipynb #text-files
 SUFFIXES = ('.txt', '.txt.xz')

@@ -18,7 +18,7 @@ from tqdm import tqdm
 # %% ../../nbs/3_training/05_teacher.ipynb #imports-library
 from ..config.files import ConfigError, model_folder, out_of_reach, read_json, replaced
 from ..config.settings import EMBEDDED_TEACHERS
-from ..data.prepared import Preparation
+from ..data.prepared import Preparation, content_key, file_hash
 from ..model.load import positions
 from ..model.static_embedding import embedding_bytes, load_embedding
 from .span_contrast import learn_embedding
@@ -157,13 +157,11 @@ def sentence_encoder(source: str,              # hub name or folder
     return encode
 
 # %% ../../nbs/3_training/05_teacher.ipynb #identity
-def identity(source: str) -> str:
-    "A hub name as it is; a folder by its path and its files' names, sizes and times."
-    if not Path(source).is_dir(): return source
-    folder = Path(source).resolve()
-    files = sorted((str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
-                   for path in folder.rglob('*') if path.is_file())
-    return f'{folder} {files}'
+def identity(source: str) -> str:  # of what its vectors follow from
+    "A hub name as it is; a folder by the names and contents of its files, wherever it lies."
+    folder = Path(source)
+    if not folder.is_dir(): return source
+    return content_key(**{str(path.relative_to(folder)): file_hash(path) for path in folder.rglob('*') if path.is_file()})
 
 # %% ../../nbs/3_training/05_teacher.ipynb #kept
 def _cached(path: Path,
