@@ -4,10 +4,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 import pytest
 from conftest import ROOT
-from splade_nb.config.files import ConfigError, DataError
+from splade_nb.config.files import ConfigError, DataError, sha256_of
 from splade_nb.data import collections as sets, mixture as mixture_module, pairs as pairs_module
 from splade_nb.data.block_negatives import Mining
-from splade_nb.data.collections import Source, digest, download, fetch, registered, registry
+from splade_nb.data.collections import Source, download, fetch, registered, registry
 from splade_nb.data.mixture import Rules, build, make_data
 from splade_nb.data.readers import load_collection
 sys.path.append(str(ROOT/'docs'))
@@ -25,7 +25,7 @@ def write_beir(folder: Path) -> dict:  # file: hash
     for split, wanted in {'train': (1, 2), 'test': (3,)}.items():
         rows = ''.join(f'q{i}\td{i}\t1\n' for i in wanted)
         (folder/f'qrels_{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + rows, encoding='utf-8')
-    return {path.name: digest(path) for path in folder.iterdir()}
+    return {path.name: sha256_of(path) for path in folder.iterdir()}
 
 
 def source(name: str, sha256: dict, form: str = 'prepared', **rest) -> Source:
@@ -74,15 +74,15 @@ def test_a_local_copy_is_checked_and_read(palace, tmp_path):
     collection = load_collection(str(folder))
     assert (len(collection.documents), len(collection.split('train')), len(collection.split('test'))) == (3, 2, 1)
     label = json.loads((folder/'SOURCE').read_text(encoding='utf-8'))
-    assert label['sha256']['corpus.jsonl'] == digest(palace/'corpus.jsonl') and 'corpus.jsonl' in label['checked']
+    assert label['sha256']['corpus.jsonl'] == sha256_of(palace/'corpus.jsonl') and 'corpus.jsonl' in label['checked']
     assert fetch('palace', '/nowhere', tmp_path/'data') == folder, 'what is there stays'
 
 
 def test_another_content_is_refused_by_both_hashes(palace, tmp_path):
-    wanted = digest(palace/'queries.jsonl')
+    wanted = sha256_of(palace/'queries.jsonl')
     (palace/'queries.jsonl').write_text('{"_id": "q1", "text": "다른 질의"}\n', encoding='utf-8')
     with pytest.raises(DataError) as error: fetch('palace', str(palace), tmp_path/'data')
-    assert 'queries.jsonl' in str(error.value) and wanted in str(error.value) and digest(palace/'queries.jsonl') in str(error.value)
+    assert 'queries.jsonl' in str(error.value) and wanted in str(error.value) and sha256_of(palace/'queries.jsonl') in str(error.value)
     assert list((tmp_path/'data').iterdir()) == [], 'nothing half made stays'
 
 
@@ -97,13 +97,13 @@ def test_an_interrupted_download_is_continued(palace, tmp_path):
         assert not (tmp_path/'data'/'palace').exists()
         folder = fetch('palace', server.address, tmp_path/'data')
         assert 'bytes=40-' in server.ranges
-    assert {path.name: digest(path) for path in palace.iterdir()}.items() <= {path.name: digest(path) for path in folder.iterdir()}.items()
+    assert {path.name: sha256_of(path) for path in palace.iterdir()}.items() <= {path.name: sha256_of(path) for path in folder.iterdir()}.items()
 
 
 def test_a_whole_part_needs_nothing_more(palace, tmp_path):
     (tmp_path/'corpus.jsonl.part').write_bytes((palace/'corpus.jsonl').read_bytes())
     with Server(palace) as server: download(f'{server.address}/corpus.jsonl', tmp_path/'corpus.jsonl')
-    assert digest(tmp_path/'corpus.jsonl') == digest(palace/'corpus.jsonl')
+    assert sha256_of(tmp_path/'corpus.jsonl') == sha256_of(palace/'corpus.jsonl')
 
 
 def test_without_a_network_the_error_says_how(tmp_path, monkeypatch):
@@ -252,7 +252,7 @@ def test_the_card_counts_what_is_there(tmp_path):
     lines = [line for path in (tmp_path/'out').glob('v2*/*.jsonl') for line in read(path)]
     card = Path(made['card']).read_text(encoding='utf-8')
     assert made['triplets'] == len(lines) and f'{len(lines):,} triplets of 250 pairs' in card, 'ten pairs stand in both sources'
-    for path in (tmp_path/'out').glob('v2*/*.jsonl'): assert digest(path) in card
+    for path in (tmp_path/'out').glob('v2*/*.jsonl'): assert sha256_of(path) in card
 
 
 def test_a_broken_pair_is_named_by_its_line(tmp_path):

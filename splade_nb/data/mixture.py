@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/1_data/18_mixture.ipynb #imports-library
-from ..config.files import SEED, ConfigError, read_json, replaced, root, write_json
-from .collections import digest, fetch, listing, registry
+from ..config.files import SEED, ConfigError, read_json, replaced, root, sha256_of, write_json
+from .collections import fetch, listing, registry
 from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
 
@@ -195,7 +195,7 @@ def card(notes: list, out: Path) -> str:
     rows = [(name, *_origin(name), f'{sum(note["pairs"] for note in found):,}', f'{total[name].total():,}')
             for name, found in of.items()]
     kinds = [(*kind.split(), f'{number:,}') for kind, number in sorted(every.items())]
-    files = [(path.relative_to(out), f'`{digest(path)}`') for part in ('v24.0', 'v27.0')
+    files = [(path.relative_to(out), f'`{sha256_of(path)}`') for part in ('v24.0', 'v27.0')
              for path in sorted((out/part).glob('*.jsonl'))]
     return (f'# Triplets\n\n{every.total():,} triplets of {sum(note["pairs"] for note in notes):,} pairs. {RULES}\n\n'
             + _table(('split', 'pair type', 'triplets'), kinds) + '\n'

@@ -16,7 +16,7 @@ from pathlib import Path
 # %% ../../nbs/1_data/02_prepared.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
-from ..config.files import plain, read_json, replaced, root
+from ..config.files import plain, read_json, replaced, root, sha256_of
 from ..config.stages import Stages, mapped, mapped_array
 
 # %% ../../nbs/1_data/02_prepared.ipynb #record-batch
@@ -93,7 +93,7 @@ def file_hash(path: Path) -> str:
     path, about = path.resolve(), path.stat()
     place = prepared_folder('sha256', path=str(path), size=about.st_size, node=about.st_ino, changed=about.st_mtime_ns)
     if (place/'sha256').exists(): return (place/'sha256').read_text()
-    with open(path, 'rb') as file: digest = hashlib.file_digest(file, 'sha256').hexdigest()
+    digest = sha256_of(path)
     if time.time() - about.st_mtime > 2:
         with replaced(place/'sha256') as file: file.write(digest)
     return digest

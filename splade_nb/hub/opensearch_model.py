@@ -10,7 +10,7 @@ __all__ = ['CONNECTOR', 'SERVER_TOKENS', 'HEAVIEST', 'SMALLEST', 'RATIOS', 'MOST
            'to_opensearch', 'connector_body', 'to_connector']
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports
-import hashlib, io, json, warnings, zipfile
+import io, json, warnings, zipfile
 from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +21,7 @@ from scipy import sparse
 from torch import nn
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports-library
-from ..config.files import ConfigError, write_json
+from ..config.files import ConfigError, sha256_of, write_json
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
 from ..model.prune_vocabulary import as_config_error
@@ -157,8 +157,7 @@ def write_zip(file: Path, parts: dict[str, bytes]) -> dict: # what a registratio
     "Write a zip file; the same parts give the same bytes."
     with zipfile.ZipFile(file, 'w') as out:
         for name, content in parts.items(): out.writestr(zipfile.ZipInfo(name), content)
-    with open(file, 'rb') as stream: digest = hashlib.file_digest(stream, 'sha256').hexdigest()
-    return dict(model_content_size_in_bytes=file.stat().st_size, model_content_hash_value=digest)
+    return dict(model_content_size_in_bytes=file.stat().st_size, model_content_hash_value=sha256_of(file))
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #registration
 def registration(function: str,      # SPARSE_ENCODING or SPARSE_TOKENIZE

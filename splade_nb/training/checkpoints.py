@@ -8,12 +8,12 @@ __all__ = ['FILES', 'DISK_ERRORS', 'optimizer_tensors', 'load_optimizer', 'write
            'verify', 'discard', 'prune', 'save_checkpoint', 'load_checkpoint', 'writable', 'alone']
 
 # %% ../../nbs/3_training/10_checkpoints.ipynb #imports
-import errno, fcntl, hashlib, math, os, shutil
+import errno, fcntl, math, os, shutil
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 import torch
-from ..config.files import ConfigError, read_json, write_json
+from ..config.files import ConfigError, read_json, sha256_of, write_json
 
 # %% ../../nbs/3_training/10_checkpoints.ipynb #optimizer-tensors
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]: # 'index.name' -> tensor
@@ -37,13 +37,10 @@ def _sync(path: Path) -> None:
     try: os.fsync(handle)
     finally: os.close(handle)
 
-def _digest(path: Path) -> str:
-    with open(path, 'rb') as file: return hashlib.file_digest(file, 'sha256').hexdigest()
-
 def write_manifest(folder: Path) -> None:
     "Write size and SHA-256 of every file to `manifest.json`, and wait until all of it is on the disk."
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    rows = {path.name: dict(bytes=path.stat().st_size, sha256=_digest(path)) for path in files}
+    rows = {path.name: dict(bytes=path.stat().st_size, sha256=sha256_of(path)) for path in files}
     write_json(folder/'manifest.json', rows)
     for path in (*folder.iterdir(), folder): _sync(path)
 
@@ -125,7 +122,7 @@ def _damage(path: Path) -> str: # empty for a complete checkpoint
         if not (path/name).exists(): return f'{name} is missing'
         found = (path/name).stat().st_size
         if found != size: return f'{name} has {found} bytes, {size} were written'
-        if _digest(path/name) != sha256: return f'{name} is not what was written (its digest differs)'
+        if sha256_of(path/name) != sha256: return f'{name} is not what was written (its digest differs)'
     return ''
 
 # %% ../../nbs/3_training/10_checkpoints.ipynb #verify
