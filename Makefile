@@ -7,7 +7,7 @@ SCALE   ?= auto
 DATA    ?= mini
 SEED    ?= 42
 OUT     ?= outputs/$(VERSION)
-MODEL   ?= $(OUT)
+MODEL   ?= $(trained)
 SPLIT   ?= test
 WHAT    ?=
 ENGINE  ?= exact
@@ -56,6 +56,10 @@ unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 from_user = $(filter command environment,$(firstword $(origin $(1))))
 data_given := $(call from_user,DATA)
 out_given := $(call from_user,OUT)
+version_given := $(call from_user,VERSION)
+export_given := $(call from_user,EXPORT)
+# The model that was trained last, or before any training the one that this repository publishes.
+trained = $(if $(out_given)$(version_given)$(wildcard $(OUT)/model/splade.json),$(OUT),$(or $(wildcard splade_nb/released),$(OUT)))
 $(foreach name,$(known),$(if $(call from_user,$(name)),$(eval override export $(name) := $$(value $(name)))))
 $(foreach name,$(known),$(eval export typed_$(name) = $$($(name))))
 
@@ -70,7 +74,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard rehearse data search serve opensearch export test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard rehearse data search serve opensearch export release test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -214,6 +218,10 @@ serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, P
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx, opensearch, elasticsearch or vespa (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \
 	  --out="$$typed_EXPORT" --licence="$$typed_LICENCE" $(call option,PUSH,push) $(if $(data_given),$(call option,DATA,data))
+
+release: $(ready)  ## Write the model of the finished run MODEL with ONNX, OpenSearch files, card and hashes into EXPORT (LICENCE of the weights)
+	@"$(bin)/python" -m splade_nb.cli release --model="$$typed_MODEL" --licence="$$typed_LICENCE" \
+	  --out="$(if $(export_given),$$typed_EXPORT,outputs/release)"
 
 opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 from .config.files import ConfigError, root
 from .model.encode import terms
-from .model.load import load_encoder
+from .model.load import RELEASED, load_encoder
 from .evaluation import retrieval
 from .evaluation.metrics import active_terms
 from .serving.searcher import saved_searcher
@@ -32,7 +32,8 @@ class SparseEncoder:
         return f'SparseEncoder({len(self.tokenizer):,} terms, similarity={self.model.settings.similarity!r})'
 
 # %% ../nbs/9_api.ipynb #load
-def load(name: str | Path # a run or model folder, also from the project's root; or a SPLADE model of the hub by name
+def load(name: str | Path = RELEASED # a run or model folder, also from the project's root, or a SPLADE model of the hub by name;
+                                     # without one the model that this package brings
         ) -> SparseEncoder:
     "Open a trained model. Raises `ConfigError` where there is none, or one that is not read exactly."
     inside = root()/name  # `outputs/v28` from a notebook in `nbs/`

@@ -31,6 +31,7 @@ from .evaluation.retrieval import evaluate_context, evaluate_language, evaluate_
 from .hub import elasticsearch_model, opensearch_model, vespa_model  # each adds its forms to EXPORTS
 from .hub.export import EXPORTS, MEASURED, write_form
 from .hub.model_card import card, facts_of, push
+from .hub.release import release
 from .serving.formats import write_vectors
 from .experiment import SETTINGS, run_version, scale_of
 
@@ -234,6 +235,8 @@ def _add_options(command, name: str) -> None:
         command.add_argument('--what', choices=('quality', *PARTS), default='quality')
         command.add_argument('--hybrid', type=float, default=0.0, help='weight of a static embedding beside the model')
     if name == 'convert': command.add_argument('--data', default='', help='what was encoded, to write its texts too')
+    if name in ('export', 'release'):
+        command.add_argument('--licence', default='unknown', help='of the weights, as the hub spells it')
 
 # %% ../nbs/8_cli.ipynb #export-options
 def _add_export_options(command) -> None:
@@ -242,7 +245,6 @@ def _add_export_options(command) -> None:
     command.add_argument('--push', default='', metavar='NAME', help='on the hub: user/model')
     command.add_argument('--public', action='store_true', help='a repository that everybody sees')
     command.add_argument('--data', default='', help=f'a judged collection: what {", ".join(MEASURED)} measure on')
-    command.add_argument('--licence', default='unknown', help='of the weights, as the hub spells it')
 
 # %% ../nbs/8_cli.ipynb #data-options
 def _add_data_options(command) -> None:
@@ -256,11 +258,12 @@ def _add_data_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #commands
 COMMANDS = { # name: what it requires
             'train': (), 'evaluate': ('--model', '--data'), 'encode': ('--model', '--out'),
-            'convert': ('--vectors', '--format', '--out'), 'export': ('--model', '--out'), 'data': ()}
+            'convert': ('--vectors', '--format', '--out'), 'export': ('--model', '--out'),
+            'release': ('--model', '--out'), 'data': ()}
 
 # %% ../nbs/8_cli.ipynb #parser
 def parser() -> CommandLine:
-    "The command line with its six commands."
+    "The command line with its commands."
     top = CommandLine(prog='python -m splade_nb.cli')
     commands = top.add_subparsers(dest='command', required=True)
     for name, required in COMMANDS.items():
@@ -303,12 +306,13 @@ def _run_command(command: str, options: dict) -> dict:  # what is printed as JSO
     if command == 'convert':
         return convert_shards(options['vectors'], options['format'], options['out'], options['data'])
     if command == 'evaluate': return _evaluate(**options)
+    if command == 'release': return release(options['model'], options['out'], options['licence'])
     return export_model(*(options[name] for name in ('model', 'to', 'out', 'push', 'public', 'licence', 'data')))
 
 # %% ../nbs/8_cli.ipynb #main
 @exit_codes
 def main(arguments: list | None = None) -> int | None:  # exit code
-    "Get data, train, evaluate, encode, convert or export."
+    "Get data, train, evaluate, encode, convert, export or release."
     options = vars(parser().parse_args(arguments))
     command = options.pop('command')
     if options.get('check_settings'): return _print_settings_check(options['version'], options['set'])

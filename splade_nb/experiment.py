@@ -18,7 +18,7 @@ import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
-from .config.files import root, write_json
+from .config.files import root, sha256_of, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
@@ -269,7 +269,8 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
         **_about_training(run, settings, about, seconds),
         stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
-        guard=run.events, revision=revision(), versions=packages())
+        guard=run.events, weights=sha256_of(run.folder/'model'/'model.safetensors'), revision=revision(),
+        versions=packages())
     if stages: write_stages(stages, run.folder)
     write_json(run.folder/'summary.json', summary)
     return summary

@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full evaluate-board study leaderboard data search serve export bench gpu pretrain resume-pretrain'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full evaluate-board study leaderboard data search serve export release bench gpu pretrain resume-pretrain'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -119,6 +119,7 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID')],
         ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', hybrid='HYBRID')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],
+        ['python', '-m', 'splade_nb.cli', 'release', *given(model='MODEL', licence='LICENCE', out='EXPORT')],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
         ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE'), '--force'],
         EXPORT, pretrain, report('OUT', 'pretrain'), EXPORT, [*pretrain, '-p', 'resume', 'True'], report('OUT', 'pretrain')]
@@ -211,6 +212,21 @@ def test_a_version_in_the_background_is_a_name(text, workshop):
     begun = ['nohup', 'make', '--no-print-directory', 'train', f'VERSION={text}', f'OUT=outputs/{text}']
     assert workshop.calls() == [begun]
     assert workshop.intruders() == [] and (workshop.folder/'outputs'/text/'train.log').exists()
+
+
+@pytest.mark.parametrize('typed, model', [((), 'splade_nb/released'), (('VERSION=v27',), 'outputs/v27'), (('OUT=here',), 'here'),
+                                          (('MODEL=there',), 'there')])
+def test_before_any_training_the_released_model_is_used(typed, model, workshop):
+    (workshop.folder/'splade_nb'/'released').mkdir(parents=True)
+    assert workshop.make('search', 'QUERY=제주', *typed).returncode == 0
+    assert f'--model={model}' in workshop.calls()[-1]
+
+
+def test_after_training_the_trained_model_is_used(workshop):
+    for folder in ('splade_nb/released', 'outputs/v28/model'): (workshop.folder/folder).mkdir(parents=True)
+    (workshop.folder/'outputs/v28/model/splade.json').touch()
+    assert workshop.make('search', 'QUERY=제주').returncode == 0
+    assert '--model=outputs/v28' in workshop.calls()[-1]
 
 
 def finished(shop: Workshop, version: str, moment: int = 10**10) -> Path:
