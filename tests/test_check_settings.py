@@ -301,6 +301,7 @@ def test_a_field_of_a_phase_that_nothing_reads_is_found(reproducible):
     assert set(found.values()) == {'dead'}
 
 
+@pytest.mark.slow
 def test_a_phase_border_that_nothing_reads_is_found(monkeypatch, reproducible):
     settings, true = resolve_quietly('v28'), curriculum.phase_of
     def deaf(epoch, given): # the phase of the borders as they were

@@ -79,6 +79,7 @@ def test_a_dense_gradient_adds_itself_alone():
     assert peak(case.both) - peak(lambda: case.both(as_rows=True)) <= 4 * HIDDEN * case.shape[1] + SMALL_CHANGE
 
 
+@pytest.mark.slow
 def test_length_costs_at_most_a_chunk():
     "Chunks are chosen here: at any length they are as large as a cache, and the rest does not grow."
     short, long = (Case(8, length, 250_000) for length in (64, 192))

@@ -68,6 +68,7 @@ def trained(folder, **more) -> Run:
     return train(model, data, resolve('v28', **SMALL), folder, save_every=5, quiet=True, **more)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_counts(tmp_path):
     whole = trained(tmp_path/'whole')
     trained(tmp_path/'resumed', max_steps=5)  # between two measurements
@@ -146,6 +147,7 @@ def test_alignment_reads_pairs_across_languages_alone(tmp_path):
     assert found and min(found) > 0
 
 
+@pytest.mark.slow
 def test_every_setting_of_the_later_versions_acts():
     "Those that they brought; all of them are checked before each run."
     for version, names in dict(v29=['df_cutoff', 'df_steepness', 'df_steps', 'flops_form'],

@@ -353,6 +353,7 @@ def test_without_python_the_variables_are_listed(workshop):
 
 # papermill itself
 
+@pytest.mark.slow
 def test_papermill_gives_the_notebook_what_was_typed(workshop):
     "The real papermill writes the notebook without running it; the cell of parameters is run here."
     (workshop.folder/'nbs').mkdir()

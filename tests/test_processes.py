@@ -66,6 +66,7 @@ def test_shares_that_do_not_divide_give_the_same_step(number, way, tmp_path):
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_more_processes_than_texts_share_a_step(tmp_path):
     only = dict(batch_size=2, negatives=0)
     assert in_processes(3, keep_step, tmp_path, only) == [0] * 3

@@ -92,12 +92,15 @@ def done(tmp_path_factory) -> dict:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_searcher_killed_at_every_step_ends_as_one_that_never_was(done):
     assert done['killed'] == done['whole'] and done['whole'][0][0][0][0] == 'palace'
 
 
+@pytest.mark.slow
 def test_half_a_searcher_is_not_opened(done):
     assert ['half built' in message for message in done['errors']] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_deletion_that_was_killed_is_finished(done): assert done['left'] == [13, 13, None]

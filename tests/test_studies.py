@@ -7,6 +7,7 @@ from splade_nb.config.files import read_json
 from splade_nb.data.records import toy_corpus
 
 STUDIES = [notebook for notebook in NOTEBOOKS if notebook.parent.name == 'studies']
+LARGE = 'leaderboard', 'tuning', 'training', 'vocabulary'  # they read hundreds of results
 
 
 def markdown_of(notebook, monkeypatch) -> dict:  # cell -> the Markdown that it shows
@@ -23,7 +24,7 @@ def markdown_of(notebook, monkeypatch) -> dict:  # cell -> the Markdown that it 
     return shown
 
 
-@pytest.mark.parametrize('notebook', STUDIES, ids=name)
+@pytest.mark.parametrize('notebook', [pytest.param(study, marks=[pytest.mark.slow] * (study.stem in LARGE)) for study in STUDIES], ids=name)
 def test_a_study_shows_what_its_results_say(notebook, monkeypatch):
     kept = {cell['id']: [''.join(output['data']['text/markdown']).strip() for output in cell['outputs']
                          if 'text/markdown' in output.get('data', {})] for cell in read(notebook)['cells'] if cell['cell_type'] == 'code'}
