@@ -237,6 +237,7 @@ def _add_options(command, name: str) -> None:
     if name == 'convert': command.add_argument('--data', default='', help='what was encoded, to write its texts too')
     if name in ('export', 'release'):
         command.add_argument('--licence', default='unknown', help='of the weights, as the hub spells it')
+    if name == 'release': command.add_argument('--forms', default='onnx,opensearch', help='joined by commas; nothing: the model alone')
 
 # %% ../nbs/8_cli.ipynb #export-options
 def _add_export_options(command) -> None:
@@ -306,7 +307,7 @@ def _run_command(command: str, options: dict) -> dict:  # what is printed as JSO
     if command == 'convert':
         return convert_shards(options['vectors'], options['format'], options['out'], options['data'])
     if command == 'evaluate': return _evaluate(**options)
-    if command == 'release': return release(options['model'], options['out'], options['licence'])
+    if command == 'release': return release(options['model'], options['out'], options['licence'], forms=options['forms'])
     return export_model(*(options[name] for name in ('model', 'to', 'out', 'push', 'public', 'licence', 'data')))
 
 # %% ../nbs/8_cli.ipynb #main

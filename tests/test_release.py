@@ -1,0 +1,52 @@
+"""The model that the repository publishes is whole, small, licensed, and found by those who have trained nothing."""
+import shutil
+import pytest
+from splade_nb.api import load
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.data.readers import load as load_data
+from splade_nb.hub.release import check_release, matching_facts
+from splade_nb.model.load import RELEASED
+
+LARGEST = 20 * 2 ** 20  # bytes
+
+
+def test_every_file_is_as_it_was_released(): assert check_release(RELEASED)['files']['model/model.safetensors']['bytes']
+
+
+def test_it_is_small():
+    assert sum(path.stat().st_size for path in RELEASED.rglob('*')) < LARGEST
+
+
+def test_its_figures_are_those_of_its_weights(): assert 'metrics' in matching_facts(RELEASED)['summary']
+
+
+def test_it_says_what_made_it():
+    label = read_json(RELEASED/'release.json')
+    assert label['command'].startswith('make train') and label['licence'] != 'unknown' and 'dirty' not in label['revision']
+    licences = label['data']['licences']
+    assert licences and not any(licence.startswith('unknown') for licence in licences.values())
+    card = (RELEASED/'README.md').read_text(encoding='utf-8')
+    assert all(f'{name}: {licence}' in card for name, licence in licences.items())
+
+
+@pytest.mark.parametrize('damage, said', [(lambda folder: (folder/'README.md').unlink(), 'README.md'),
+                                          (lambda folder: (folder/'more.txt').touch(), 'more.txt'),
+                                          (lambda folder: (folder/'release.json').unlink(), 'no release')])
+def test_a_damaged_release_is_named(damage, said, tmp_path):
+    shutil.copytree(RELEASED, tmp_path/'copy')
+    damage(tmp_path/'copy')
+    with pytest.raises(ConfigError, match=said): check_release(tmp_path/'copy')
+
+
+def test_foreign_weights_are_refused(tmp_path):
+    shutil.copytree(RELEASED, tmp_path/'copy')
+    with open(tmp_path/'copy'/'model'/'model.safetensors', 'ab') as file: file.write(b'0')
+    with pytest.raises(ConfigError, match='not those of this model'): matching_facts(tmp_path/'copy')
+
+
+def test_it_finds_before_anything_is_trained():
+    encoder, mini = load(), load_data('mini')
+    (query, judged), texts = next(iter(mini.qrels.items())), mini.texts
+    documents = encoder.encode_document([*texts.values()][:200] + [texts[next(iter(judged))]])
+    scores = encoder.similarity(encoder.encode_query([mini.queries[query].text], documents), documents)[0]
+    assert scores.argsort()[::-1].tolist().index(200) < 10
