@@ -58,7 +58,7 @@ data_given := $(call from_user,DATA)
 out_given := $(call from_user,OUT)
 version_given := $(call from_user,VERSION)
 export_given := $(call from_user,EXPORT)
-# The model that was trained last, or before any training the one that this repository publishes.
+# The model in OUT; where nothing names a run and none is trained, the one that this repository publishes.
 trained = $(if $(out_given)$(version_given)$(wildcard $(OUT)/model/splade.json),$(OUT),$(or $(wildcard splade_nb/released),$(OUT)))
 $(foreach name,$(known),$(if $(call from_user,$(name)),$(eval override export $(name) := $$(value $(name)))))
 $(foreach name,$(known),$(eval export typed_$(name) = $$($(name))))
@@ -227,7 +227,7 @@ opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
 	docker compose -f deploy/compose.yaml up --detach --build --wait
 
-# One thread a process. No check asks a hub: without a network its client would try for 25 seconds.
+# One thread a process. No check asks a hub.
 test test-all: export OMP_NUM_THREADS = 1
 test test-all notebooks: export HF_HUB_OFFLINE = 1
 test: selected := -m 'not slow'

@@ -31,7 +31,7 @@ from .evaluation.retrieval import evaluate_context, evaluate_language, evaluate_
 from .hub import elasticsearch_model, opensearch_model, vespa_model  # each adds its forms to EXPORTS
 from .hub.export import EXPORTS, MEASURED, write_form
 from .hub.model_card import card, facts_of, push
-from .hub.release import release
+from .hub.release import FORMS, release
 from .serving.formats import write_vectors
 from .experiment import SETTINGS, run_version, scale_of
 
@@ -237,7 +237,9 @@ def _add_options(command, name: str) -> None:
     if name == 'convert': command.add_argument('--data', default='', help='what was encoded, to write its texts too')
     if name in ('export', 'release'):
         command.add_argument('--licence', default='unknown', help='of the weights, as the hub spells it')
-    if name == 'release': command.add_argument('--forms', default='onnx,opensearch', help='joined by commas; nothing: the model alone')
+    if name == 'release':
+        command.add_argument('--name', default='', help='of the model; nothing: that of the folder')
+        command.add_argument('--forms', default=','.join(FORMS), help='joined by commas; nothing: the model alone')
 
 # %% ../nbs/8_cli.ipynb #export-options
 def _add_export_options(command) -> None:
@@ -307,7 +309,7 @@ def _run_command(command: str, options: dict) -> dict:  # what is printed as JSO
     if command == 'convert':
         return convert_shards(options['vectors'], options['format'], options['out'], options['data'])
     if command == 'evaluate': return _evaluate(**options)
-    if command == 'release': return release(options['model'], options['out'], options['licence'], forms=options['forms'])
+    if command == 'release': return release(*(options[name] for name in ('model', 'out', 'licence', 'name', 'forms')))
     return export_model(*(options[name] for name in ('model', 'to', 'out', 'push', 'public', 'licence', 'data')))
 
 # %% ../nbs/8_cli.ipynb #main

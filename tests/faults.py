@@ -8,7 +8,7 @@ does.
 `test_faults.py` runs them as tests, `docs/fault_table.py` writes their table. As a program this file is one of the
 ranks that torchrun starts.
 """
-import functools, hashlib, itertools, json, multiprocessing, os, resource
+import functools, itertools, json, multiprocessing, os, resource
 import shutil, signal, subprocess, sys, tempfile, threading, time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,7 +118,7 @@ def fill(disk: Path) -> None:
             except OSError: pass
 
 
-FILES = TEXTS, (safetensors.torch, 'save_model', 1), (safetensors.torch, 'save_file', 1)
+FILES = TEXTS, (safetensors.torch, 'save_file', 1)
 
 
 def kill_while_saving(number: int) -> None: die_at_change(number, training, 'save_checkpoint', FILES)
@@ -247,9 +247,7 @@ def last_checkpoint(folder: Path) -> dict:  # file -> size and digest
     "The last checkpoint: weights, optimizer, rng state and the run's state."
     last = saved_checkpoints(folder)[-1]
     checkpoints.verify(last)
-    weights = load_file(last/'model.safetensors')  # the file's header names tied weights in any order
-    tensors = {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in weights.items()}
-    return {'step': last.name, **read_json(last/'manifest.json'), 'model.safetensors': tensors}
+    return {'step': last.name, **read_json(last/'manifest.json')}
 
 
 def summary_of(folder: Path) -> dict:

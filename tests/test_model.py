@@ -193,7 +193,7 @@ def test_what_is_no_masked_language_model_is_refused(checkpoints, tmp_path, monk
 @pytest.mark.parametrize('opened', [load_teacher, load_tokenizer, open_checkpoint_folder, partial(named_config, 'backbone'), pretrained_backbone,
                                     partial(pretrained_backbone, random=True)])
 def test_without_a_network_the_hub_is_asked_once(opened, monkeypatch):
-    "Its client would wait and ask again, for 25 seconds."
+    "transformers' own loading waits and asks again."
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
     monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', 'http://127.0.0.1:9')
     with pytest.raises(ConfigError, match='hf download no/such-model'), patch('time.sleep') as waiting: opened('no/such-model')

@@ -29,11 +29,14 @@ def facts_of(folder: Path | str) -> dict[str, dict]:
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #data-licence
 def data_licences(source: str  # as `DATA` names sets, joined by commas
-                 ) -> dict:    # name of a set: its licence
+                 ) -> dict:    # name of a set: its licence, and whose set it is
     "From the file SOURCE that `make data` leaves in a set's folder; that of any other set is unknown."
-    places = {Path(part).name: root()/part/'SOURCE' for part in map(str.strip, source.split(',')) if part}
-    known = {name: read_json(label)['licence'] for name, label in places.items() if label.exists()}
-    return dict.fromkeys(places, 'unknown: ask its source') | {name: 'CC0 1.0' for name in EMBEDDED if name in places} | known
+    found = {}
+    for part in filter(None, map(str.strip, source.split(','))):
+        name, label = Path(part).name, root()/part/'SOURCE'
+        found[name] = 'CC0 1.0' if name in EMBEDDED else 'unknown: ask its source'
+        if label.exists(): found[name] = '{licence} ({origin}, {revision})'.format(**read_json(label))
+    return found
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #uses
 _DOCUMENTS, _QUERY = "'제주도 3박 4일 여행 일정', '김치찌개 맛있게 끓이는 법'", "'제주도 여행 어디가 좋아요'"
@@ -131,7 +134,9 @@ def origin(facts: dict) -> str:
     rows = {'version': f'{version}: {ABOUT[version][0]}' if version in ABOUT else version or unknown}
     rows |= {name: summary.get(name, config.get(name, unknown)) for name in names}
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
-    rows['licence of the data'] = '; '.join(f'{name}: {terms}' for name, terms in data_licences(config.get('data', '')).items()) or unknown
+    licences = data.get('licences') if data else None  # of a release, whose data may lie nowhere near
+    licences = licences or data_licences(config.get('data', ''))
+    rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown
     rows['packages'] = ', '.join(' '.join(pair) for pair in summary.get('versions', {}).items()) or unknown
     table = markdown_table(pd.DataFrame(rows.items(), columns=['what', 'value']))
     parent = PARENTS.get(config.get('version'))

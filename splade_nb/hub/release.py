@@ -67,25 +67,30 @@ def _files_of(folder: Path) -> dict:  # path: size and hash
     files = sorted(path for path in folder.rglob('*') if path.is_file() and path != folder/'release.json')
     return {path.relative_to(folder).as_posix(): dict(bytes=path.stat().st_size, sha256=sha256_of(path)) for path in files}
 
+# %% ../../nbs/5_hub/09_release.ipynb #write-facts
+def _write_facts(facts: dict, folder: Path) -> None:  # facts: of `facts_of`
+    "As a run leaves them, but without the texts of its worst queries, which are not ours to publish."
+    published = facts | dict(evaluation=dict(difference=facts['evaluation'].get('difference')))
+    for fact, values in published.items(): write_json(folder/f'{fact}.json', values)
+
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def release(folder: Path | str,        # of a finished run
             out: Path | str,           # does not exist yet
             licence: str = 'unknown',  # of the weights, as the hub spells it
             name: str = '',            # empty: that of `out`
-            forms: str = 'onnx,opensearch'  # of `FORMS`, joined by commas; empty: the model alone
+            forms: str = ','.join(FORMS)  # empty: the model alone
            ) -> dict:                  # what `release.json` holds
     "Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights."
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
     config, data, wanted = facts['config'], facts['summary']['data'], [form for form in forms.split(',') if form]
+    data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
-        # the texts of its worst queries are not ours to publish
-        for fact, values in (facts | dict(evaluation=dict(difference=facts['evaluation'].get('difference')))).items():
-            write_json(part/f'{fact}.json', values)
+        _write_facts(facts, part)
         shutil.copytree(folder/'model', part/'model')
         missing = _write_forms(load_encoder(folder), facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), revision=facts['summary']['revision'],
-                     data=data | dict(licences=data_licences(config['data'])), missing=missing, files=_files_of(part))
+                     data=data, missing=missing, files=_files_of(part))
         write_json(part/'release.json', label)
     return label
 

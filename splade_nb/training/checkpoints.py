@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import torch
 from ..config.files import ConfigError, read_json, sha256_of, write_json
+from ..model.load import save_weights
 
 # %% ../../nbs/3_training/10_checkpoints.ipynb #optimizer-tensors
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]: # 'index.name' -> tensor
@@ -155,14 +156,14 @@ def save_checkpoint(folder: Path,   # of all checkpoints
                     describe: Callable[[Path], None] = lambda folder: None # writes what opens the folder as a model
                    ) -> Path:       # of this checkpoint
     "Write `step-N`. Raises `CheckpointError` where the disk refuses; earlier checkpoints stay as they are."
-    from safetensors.torch import save_file, save_model
+    from safetensors.torch import save_file
     target, part = folder/f'step-{state["step"]}', folder/f'part-{state["step"]}'
     random = dict(cpu=torch.get_rng_state())
     if torch.cuda.is_available(): random['cuda'] = torch.cuda.get_rng_state()
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        save_model(model, str(part/'model.safetensors'))
+        save_weights(model, part/'model.safetensors')
         save_file(optimizer_tensors(optimizer), part/'optimizer.safetensors')
         save_file(random, part/'random.safetensors')
         describe(part)

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import torch
 from accelerate.utils import send_to_device
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/12_trainer.ipynb #imports-library
 from ..config.files import plain, replaced, write_json
 from ..config.settings import Settings, as_dict, counts_documents, every_phase
 from ..data.tokenizer import save_tokenizer
-from ..model.load import save_shape
+from ..model.load import save_shape, save_weights
 from ..model.splade import accumulated_rows
 from .checkpoints import CheckpointError, alone, best_checkpoint, best_steps, checkpoints, discard
 from .checkpoints import healthy, link_best, load_checkpoint, save_checkpoint, state_of, step_of, tidy
@@ -194,7 +194,7 @@ def _describe(run: Run, folder: Path) -> None:
     "Write what opens a checkpoint as a model, its shape and its tokenizer; and what the run has counted."
     save_shape(run.model, folder)
     if run.training_data.tokenizer: save_tokenizer(run.training_data.tokenizer, folder)
-    if run.counted is not None: save_model(run.counted, str(folder/'counted.safetensors'))
+    if run.counted is not None: save_weights(run.counted, folder/'counted.safetensors')
 
 # %% ../../nbs/3_training/12_trainer.ipynb #checkpoint
 def checkpoint(run: Run) -> None:
