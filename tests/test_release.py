@@ -23,6 +23,7 @@ def test_its_figures_are_those_of_its_weights(): assert 'metrics' in matching_fa
 def test_it_says_what_made_it():
     label = read_json(RELEASED/'release.json')
     assert label['command'].startswith('make train') and label['licence'] != 'unknown' and 'dirty' not in label['revision']
+    assert 'threads' in label['device'], 'how a processor rounds depends on them'
     licences = label['data']['licences']
     assert licences and not any(licence.startswith('unknown') for licence in licences.values())
     card = (RELEASED/'README.md').read_text(encoding='utf-8')

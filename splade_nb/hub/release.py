@@ -90,7 +90,7 @@ def release(folder: Path | str,        # of a finished run
         missing = _write_forms(load_encoder(folder), facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), revision=facts['summary']['revision'],
-                     data=data, missing=missing, files=_files_of(part))
+                     device=facts['summary']['device'], data=data, missing=missing, files=_files_of(part))
         write_json(part/'release.json', label)
     return label
 
