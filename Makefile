@@ -74,7 +74,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard rehearse data search serve opensearch export release test test-all notebooks trial faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -233,7 +233,7 @@ test test-all notebooks: export HF_HUB_OFFLINE = 1
 test: selected := -m 'not slow'
 test: checks := notebooks
 test: $(ready)  ## Check what needs no GPU: notebooks, and tests but for slow proofs
-test-all: checks := docs trial notebooks
+test-all: checks := docs notebooks
 test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does
 test test-all:
 	tests/in_step.sh "$(bin)"
@@ -243,10 +243,6 @@ test test-all:
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
 notebooks: $(ready)
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb'
-
-trial: $(ready)
-	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
-	$(papermill) nbs/train.ipynb "$$folder/train.ipynb" -r version v28 -r scale mini -r data mini -r out "$$folder" -p max_steps 6
 
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py

@@ -1,11 +1,10 @@
 """The model that the repository publishes is whole, small, licensed, and found by those who have trained nothing."""
 import shutil
 import pytest
-from splade_nb.api import load
+from splade_nb.api import RELEASED, load
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.readers import load as load_data
 from splade_nb.hub.release import check_release, matching_facts
-from splade_nb.model.load import RELEASED
 
 LARGEST = 20 * 2 ** 20  # bytes
 
