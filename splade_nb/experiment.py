@@ -190,7 +190,7 @@ def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search
     "What `evaluate_queries` finds with the test queries, and the language of the terms."
     ids = list(setup.collection.split('test'))
     found = evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids, k=1000, others=[pairs],
-                             observers=[shares], group=group)
+                             observers=[shares], group=group, kept=Preparation(group))
     return found, shares.result(group, setup.model.special.device)
 
 # %% ../nbs/7_experiment.ipynb #evaluate-run

@@ -7,11 +7,13 @@ __all__ = ['KEPT_TAGS', 'SPECIALS', 'TEXT_OPTIONS', 'BYTE', 'RENAMED_OPTIONS', '
            'FUNCTION_WORDS', 'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered', 'morphemes', 'bigrams',
            'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of', 'tokenizer_key', 'join_words',
            'phonetic_names', 'hashed_names', 'expanded', 'SpladeTokenizer', 'text_options', 'padded', 'batch',
-           'counted', 'read_names', 'save_tokenizer', 'load_tokenizer', 'vocabulary_hash', 'token_kind', 'special_ids',
-           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'counted', 'read_names', 'save_tokenizer', 'load_tokenizer', 'token_rows', 'document_bags',
+           'vocabulary_hash', 'token_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask', 'function_mask',
+           'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #imports
 import functools, hashlib, json, os, re, unicodedata, zlib
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -286,6 +288,30 @@ def load_tokenizer(source: Path | str,  # local folder or hub name
     file = folder/'text.json'
     saved = {RENAMED_OPTIONS.get(k, k): value for k, value in read_json(file).items()} if file.exists() else {}
     return SpladeTokenizer(tokenizer, **TEXT_OPTIONS | saved | options)
+
+# %% ../../nbs/1_data/10_tokenizer.ipynb #token-rows
+def _in_thousands(read, first: int, last: int): # read: slice -> rows
+    for start in range(first, last, 1000): yield from read(slice(start, min(last, start + 1000)))
+
+def token_rows(stages,  # Preparation
+               tokenizer: SpladeTokenizer,
+               texts: Sequence,
+               chosen: np.ndarray | None = None  # places of the texts that are returned; None: all
+              ) -> Sequence:  # arrays of token ids
+    "Token ids of texts, without special tokens and uncut."
+    def some(first, last): return _in_thousands(lambda part: tokenizer.ids(texts[part]), first, last)
+    return stages.rows('tokens', len(texts), some, texts=texts, chosen=chosen, tokenizer=tokenizer_key(tokenizer))
+
+# %% ../../nbs/1_data/10_tokenizer.ipynb #bag-rows
+def document_bags(stages,  # Preparation
+                  tokenizer: SpladeTokenizer,
+                  texts: Sequence,
+                  ids: Sequence    # of `token_rows`
+                 ) -> Sequence:    # arrays of columns
+    "`SpladeTokenizer.bags` of documents."
+    def some(first, last): return _in_thousands(lambda part: tokenizer.bags(texts[part], ids[part]), first, last)
+    return stages.rows('document bags', len(texts), some, texts=texts, tokenizer=tokenizer_key(tokenizer),
+                       options=text_options(tokenizer))
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #vocabulary-hash
 def vocabulary_hash(tokenizer: SpladeTokenizer) -> str:  # 16 hex digits

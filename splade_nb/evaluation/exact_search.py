@@ -16,7 +16,8 @@ import torch
 from scipy import sparse
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #imports-part-1
-from ..data.tokenizer import SpladeTokenizer
+from ..data.prepared import Preparation
+from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
 from ..model.encode import check_options, encode, encode_batches, most_rows, prepared_decoder, unread_tokens
 from ..model.splade_doc import factor_for
 from ..training.objective import ProcessGroup
@@ -62,14 +63,25 @@ def _bounded(batches: Iterable, most: int) -> Iterator: # (indices, vectors [n, 
     if rows: yield rows, parts.pop() if len(parts) == 1 else sparse.vstack(parts).tocsr()
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks
-def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, parts: int = 1) -> tuple: # size, read
+def _tokens_of(tokenizer: SpladeTokenizer, texts: Sequence, document: bool, bagged: bool, # whether the model reads bags
+               kept: Preparation | None):  # a function from a slice to token ids, and bags or None
+    if kept is None:
+        def read(part: slice) -> tuple:
+            ids = tokenizer.ids(some := list(texts[part]))
+            return ids, tokenizer.bags(some, ids, document) if bagged else None
+        return read
+    ids = token_rows(kept, tokenizer, texts)
+    bags = document_bags(kept, tokenizer, texts, ids) if bagged else None
+    return lambda part: (ids[part], None if bags is None else bags[part])
+
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks-part-1
+def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, parts: int = 1,
+            kept: Preparation | None = None) -> tuple: # size, read
     "A function from a start to `size` texts with their token ids and bags; the last ones stay."
-    size, bagged = max(1, min(CHUNK, -(-len(texts) // parts))), model.settings.min_input_logit
+    size = max(1, min(CHUNK, -(-len(texts) // parts)))
+    tokens = _tokens_of(tokenizer, texts, document, bool(model.settings.min_input_logit), kept)
     @functools.lru_cache(1)
-    def read(start: int) -> tuple:
-        some = list(texts[start:start + size])
-        ids = tokenizer.ids(some)
-        return some, ids, tokenizer.bags(some, ids, document) if bagged else None
+    def read(start: int) -> tuple: return list(texts[start:start + size]), *tokens(slice(start, start + size))
     return size, read
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks-2
@@ -83,7 +95,8 @@ def encoded_blocks(model, tokenizer: SpladeTokenizer, texts: Sequence,
     "The blocks that this process encodes."
     check_options(most_windows=most_windows)
     size, read = reader or _reader(model, tokenizer, texts, document, group.number)
-    decoder, most, cut = prepared_decoder(model), model.settings.max_length - 2, {} if cut is None else cut
+    decoder, most = prepared_decoder(model, screen='auto'), model.settings.max_length - 2
+    cut = {} if cut is None else cut
     for start in range(group.rank * size, len(texts), group.number * size):
         some, ids, bags = read(start)
         for name, number in unread_tokens(ids, most, most_windows).items(): cut[name] = cut.get(name, 0) + number
@@ -286,12 +299,13 @@ def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document
                  searches: list,              # of `Search`; filled here
                  observers: Iterable[Callable] = (),  # each is called with every block as it is scored
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; all have the result
-                 most_windows: int = 8, cut: dict | None = None # as in `encode`
+                 most_windows: int = 8, cut: dict | None = None, # as in `encode`
+                 kept: Preparation | None = None # where tokens of the texts are kept and read back; None: nowhere
                 ) -> TermStatistics:          # of the documents
     "Rank all documents for the queries of all searches, in one pass over the documents."
     ids, values, device = list(texts), texts.values(), model.special.device
     values = values if isinstance(values, Sequence) else list(values)
-    reader = _reader(model, tokenizer, values, True, group.number)
+    reader = _reader(model, tokenizer, values, True, group.number, kept)
     mean, statistics = _mean_length(model, values, reader), TermStatistics(len(ids), len(model.special))
     blocks = encoded_blocks(model, tokenizer, values, True, most_windows, mean, cut, group, reader)
     blocks, factor = _observed(blocks, statistics, observers, model.settings.similarity), None

@@ -52,7 +52,9 @@ def first(results: dict,     # {document: score}
     "The `k` best documents with strictly falling scores, equal scores ordered by `ties`."
     orders = {'hash': tie_key, 'best': lambda doc: -grades.get(doc, 0), 'worst': lambda doc: grades.get(doc, 0)}
     if ties not in orders: raise ValueError(f'ties: {ties!r} is not one of {list(orders)}')
-    ranked = sorted(results, key=lambda doc: (-results[doc], orders[ties](doc)))[:k]
+    least = sorted(results.values())[-k:][0] if results else 0.0
+    kept = [doc for doc, score in results.items() if not score < least]
+    ranked = sorted(kept, key=lambda doc: (-results[doc], orders[ties](doc)))[:k]
     return {doc: float(k - place) for place, doc in enumerate(ranked)}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #retrieval-metrics

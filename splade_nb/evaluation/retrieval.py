@@ -65,12 +65,12 @@ def search_metrics(search: Search, qrels: dict) -> pd.DataFrame: # a row for eac
 def evaluate_queries(model, tokenizer: SpladeTokenizer, collection, ids, # of the queries
                      most_windows: int = 8, # of a document; 0: all of it is read
                      k: int = 100,          # documents that are kept for each query; 1000: recall@1000 is computed too
-                     others=(), observers=(), group: ProcessGroup = ProcessGroup() # as in `exact_search`
+                     others=(), observers=(), group: ProcessGroup = ProcessGroup(), kept: Preparation | None = None # as in `exact_search`
                     ) -> dict: # metrics, active_terms, dead_rows, per_query, cut, search, statistics of the documents
     "Metrics of a model on some queries of a collection; `cut` says what of its documents was not read."
     search, cut = Search({id: collection.queries[id].text for id in ids}, k), dict(texts=0, tokens=0)
     searches = [search, *others]
-    statistics = exact_search(model, tokenizer, collection.texts, searches, observers, group, most_windows, cut)
+    statistics = exact_search(model, tokenizer, collection.texts, searches, observers, group, most_windows, cut, kept)
     cut = dict(zip(cut, summed(np.array([*cut.values()]), group, model.special.device).tolist()))
     note = cut_note(cut, len(search.ids), model.settings.max_length - 2, most_windows)
     per_query = search_metrics(search, collection.qrels)

@@ -12,6 +12,7 @@ import torch
 
 # %% ../../nbs/4_evaluation/05_validation.ipynb #imports-part-1
 from ..config.settings import every_phase
+from ..data.prepared import Preparation
 from ..training.dataset import TrainingSetup
 from ..training.objective import ProcessGroup
 from ..training.validation_pool import evaluated, validation_pool
@@ -75,7 +76,8 @@ class Validator:
         if not self.setup.dev_queries: return {'metrics': {}, 'active_terms': {}}
         if (key := weights_key(model)) not in self.known:
             search, tokenizer = self.search(), self.setup.training_data.tokenizer
-            found = exact_search(model, tokenizer, self.texts, [search], group=self.group)
+            kept = Preparation(self.group)
+            found = exact_search(model, tokenizer, self.texts, [search], group=self.group, kept=kept)
             self.remember(key, search, found.active)
         return self.known[key]
     def remember(self, key: str, search: Search, active: np.ndarray) -> None: # active: terms of the pool's documents
@@ -96,6 +98,6 @@ def evaluate_untrained(setup: TrainingSetup, validator: Validator, group: Proces
             and (whole or not setup.settings.idf_prior_documents)):  # else weights follow from the pool
         search = [validator.search(None if whole else validator.rows)]
     found = evaluate_queries(model, setup.training_data.tokenizer, collection, list(collection.split('test')), k=1000,
-                             others=search, group=group)
+                             others=search, group=group, kept=Preparation(group))
     if search: validator.remember(weights_key(model), *search, found['statistics'].active[validator.rows])
     return found

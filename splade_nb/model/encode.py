@@ -130,16 +130,15 @@ def precision_on(place: torch.device, precision: str = 'auto') -> str: # fp32 or
     return 'bf16' if native else 'fp32'
 
 # %% ../../nbs/2_model/08_encode.ipynb #screen-on
-SCREENED_ROWS = 32_768 # of a decoder, from which on the int8 filter gains: 8,851 rows gain nothing (docs/benchmarks.md)
+SCREENED_ROWS = 12_000 # of a decoder, from which on the int8 filter gains: 8,851 rows gain nothing (docs/benchmarks.md)
 
 def screen_on(model: nn.Module, keep,      # as in `prepared_decoder`
               precision: str,              # fp32 or bf16
               screen: bool | str = 'auto'  # or on, off
              ) -> bool:
     "Whether the int8 filter is used, `auto` resolved. Raises `ConfigError` where it is wanted and cannot be used."
-    place, rows = model.special.device, len(model.special if keep is None else keep)
-    useful = place.type == 'cpu' and precision == 'fp32' and rows >= SCREENED_ROWS
-    if screen == 'auto': return useful and model.decoder is not None
+    place, rows = model.special.device, [] if model.decoder is None else model.decoder.weight if keep is None else keep
+    if screen == 'auto': return place.type == 'cpu' and precision == 'fp32' and len(rows) >= SCREENED_ROWS
     if isinstance(screen, str): screen = choose('screen', screen, ('auto', 'on', 'off')) == 'on'
     if screen and place.type != 'cpu':
         raise ConfigError(f'screen=True is for a CPU, the model is on {place}: leave screen at auto')

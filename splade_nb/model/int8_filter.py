@@ -48,13 +48,16 @@ def _fused(hidden, decoder, lengths): # text, row, value of every positive logit
     return text, row, values[text, row]
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #small
-def quantize_int8(rows, # [n, H]
-                  ):     # codes [n, H] int8, scale [n], norms of what the codes represent [n] and of what they lose [n]
-    "Rows as multiples of their own scale."
-    scale = (rows.abs().amax(1) / 127).clamp(min=1e-12)
-    codes = (rows / scale[:, None]).round_().to(torch.int8)
-    represented = codes.float().mul_(scale[:, None])
-    return codes, scale, represented.norm(dim=1), (rows - represented).norm(dim=1)
+def quantize_int8(rows,               # [n, H]
+                  lengths: list = ()  # G numbers of rows of texts, summing to n: the rows of a text share a scale
+                 ): # codes [n, H] int8; scale, largest norm of what the codes represent, and of what they lose: [n] or [G]
+    "Rows as multiples of a scale: each of its own, or one for the rows of a text."
+    def largest(values): return text_maxima(values[None], lengths)[0] if lengths else values
+    scale = largest((rows.abs().amax(1) / 127).clamp(min=1e-12))
+    of_rows = (scale.repeat_interleave(torch.tensor(lengths)) if lengths else scale)[:, None]
+    codes = (rows / of_rows).round_().to(torch.int8)
+    represented = codes.float().mul_(of_rows)
+    return codes, scale, largest(represented.norm(dim=1)), largest((rows - represented).norm(dim=1))
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #decoder
 @dataclass(frozen=True)
@@ -88,13 +91,11 @@ def decoder_of(weight, bias,            # [V, H], [V]
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #candidates
 def _candidates(small, decoder, lengths, low, high): # text, token whose logit may be positive
-    codes, scale, represented, lost = small
-    products = torch._int_mm(decoder.codes[low:high], codes.t())
-    bound = text_maxima(products * scale, lengths) * decoder.scale[low:high, None]
-    lost, represented = (text_maxima(norms[None], lengths) for norms in (lost, represented))
-    bound += decoder.norm[low:high, None] * lost + decoder.lost[low:high, None] * represented
-    bound += decoder.bias[low:high, None]
-    term, text = (bound > -1e-4).nonzero(as_tuple=True) # float32's own rounding in the bound
+    codes, scale, represented, lost = (each if number == 0 else each[:, None] for number, each in enumerate(small))
+    products = torch._int_mm(codes, decoder.codes[low:high].t())
+    bound = torch.stack([part.amax(0) for part in products.split(lengths)]) * scale * decoder.scale[low:high]
+    bound += lost * decoder.norm[low:high] + represented * decoder.lost[low:high] + decoder.bias[low:high]
+    text, term = (bound > -1e-4).nonzero(as_tuple=True) # float32's own rounding in the bound
     return text, term + low
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #made-exact
@@ -107,12 +108,16 @@ def _exact(hidden, decoder, lengths, text, term): # text, token, value of the ca
     return text[kept], term[kept], value[kept]
 
 # %% ../../nbs/2_model/03_int8_filter.ipynb #screened
-def _screened(hidden, decoder, lengths, chunks, most): # parts of text, token, value
-    small, candidates, found = quantize_int8(hidden), [], []
+def _screened(hidden, decoder, lengths, chunks, most, tries: int = 4): # parts of text, token, value
+    "Where none of the first `tries` chunks has few candidates, the others are computed as a whole at once."
+    small, candidates, found = quantize_int8(hidden, lengths), [], []
     for low, high in chunks:
-        text, term = _candidates(small, decoder, lengths, low, high)
-        if len(text) <= most * (high - low) * len(lengths): candidates.append((text, term))
-        else: found.append(_chunk(hidden, decoder.weight, decoder.bias, lengths, low, high))
+        if candidates or len(found) < tries:
+            text, term = _candidates(small, decoder, lengths, low, high)
+            if len(text) <= most * (high - low) * len(lengths):
+                candidates.append((text, term))
+                continue
+        found.append(_chunk(hidden, decoder.weight, decoder.bias, lengths, low, high))
     if candidates: found.append(_exact(hidden, decoder, lengths, *map(torch.cat, zip(*candidates))))
     return found
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DEV_QUERIES', 'fix_seeds', 'draw_dev_split', 'dev_split', 'training_rows', 'TrainingQueries', 'tokenizer_options',
            'make_tokenizer', 'prepared_tokenizer', 'TrainingData', 'toy_training_data', 'pool', 'language_weights',
-           'penalties', 'token_rows', 'frequencies_of', 'TrainingSetup', 'prepare', 'save_model_folder']
+           'penalties', 'frequencies_of', 'TrainingSetup', 'prepare', 'save_model_folder']
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports
 import functools, hashlib, json, random, sys
@@ -26,7 +26,7 @@ from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
-from ..data.tokenizer import allowed_mask, masks, token_kind, tokenizer_key, train_unigram
+from ..data.tokenizer import allowed_mask, masks, token_kind, token_rows, tokenizer_key, train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
 from ..model.initialization import create, directions, near_identity, pair_counts, toy_model, window_counts
@@ -221,15 +221,6 @@ def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settin
     rarity = idf(frequencies, settings.idf_smoothing)
     weights = penalties(rarity, frequencies, groups, settings), language_weights(groups, settings)
     return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
-
-# %% ../../nbs/3_training/07_dataset.ipynb #token-rows
-def token_rows(stages: Preparation, tokenizer: SpladeTokenizer, texts: Sequence,
-               chosen: np.ndarray | None = None  # places of the texts that are returned; None: all
-              ) -> Sequence:
-    "Token ids of texts, without special tokens and uncut."
-    def some(first, last):
-        for start in range(first, last, 1000): yield from tokenizer.ids(texts[start:min(last, start + 1000)])
-    return stages.rows('tokens', len(texts), some, texts=texts, chosen=chosen, tokenizer=tokenizer_key(tokenizer))
 
 # %% ../../nbs/3_training/07_dataset.ipynb #frequencies-of
 def frequencies_of(stages: Preparation, rows: Rows, columns: int, **of) -> Frequencies:

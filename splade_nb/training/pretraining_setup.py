@@ -19,10 +19,10 @@ from ..config.files import ConfigError, choose
 from ..config.settings import Settings, cast, read_overrides
 from ..data.passages import PackedSequences, held_out_rows, stored_passages
 from ..data.prepared import Preparation
-from ..data.tokenizer import SpladeTokenizer, special_ids, tokenizer_key
+from ..data.tokenizer import SpladeTokenizer, special_ids, token_rows, tokenizer_key
 from ..model.initialization import directions, mini_backbone, near_identity, window_counts
 from ..model.load import fit, pretrained_backbone
-from .dataset import fix_seeds, prepared_tokenizer, token_rows
+from .dataset import fix_seeds, prepared_tokenizer
 
 # %% ../../nbs/3_training/16_pretraining_setup.ipynb #settings-model
 @dataclass(frozen=True)
