@@ -86,8 +86,7 @@ def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, 
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks-2
 def encoded_blocks(model, tokenizer: SpladeTokenizer, texts: Sequence,
-                   document: bool = True, most_windows: int = 8,
-                   mean_length: float = 0.0,    # as in `encode`
+                   document: bool = True, most_windows: int = 8, mean_length: float = 0.0, # as in `encode`
                    cut: dict | None = None,     # collects `unread_tokens`
                    group: ProcessGroup = ProcessGroup(),
                    reader: tuple = ()           # of `_reader`, where it is there already

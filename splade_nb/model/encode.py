@@ -137,8 +137,10 @@ def screen_on(model: nn.Module, keep,      # as in `prepared_decoder`
               screen: bool | str = 'auto'  # or on, off
              ) -> bool:
     "Whether the int8 filter is used, `auto` resolved. Raises `ConfigError` where it is wanted and cannot be used."
-    place, rows = model.special.device, [] if model.decoder is None else model.decoder.weight if keep is None else keep
-    if screen == 'auto': return place.type == 'cpu' and precision == 'fp32' and len(rows) >= SCREENED_ROWS
+    place = model.special.device
+    if screen == 'auto':
+        rows = [] if model.decoder is None else model.decoder.weight if keep is None else keep
+        return place.type == 'cpu' and precision == 'fp32' and len(rows) >= SCREENED_ROWS
     if isinstance(screen, str): screen = choose('screen', screen, ('auto', 'on', 'off')) == 'on'
     if screen and place.type != 'cpu':
         raise ConfigError(f'screen=True is for a CPU, the model is on {place}: leave screen at auto')
