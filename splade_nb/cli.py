@@ -15,17 +15,17 @@ from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, add_query_options, add_search_options, add_serve_options, exit_codes
-from .config.files import ConfigError, choose, installed, no_repeats, read_json
+from .config.files import ConfigError, choose, installed, needs, no_repeats, read_json
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids; None for line numbers
     "The texts that `encode_shards` reads, anew each time: the lines of a file, or a collection."
-    from splade_nb.data.readers import load_collection, named_queries, text_stream
+    from splade_nb.data.readers import iterate_texts, named_queries, text_stream
     from splade_nb.model.encode_shards import Again
     if source.endswith('.txt'): return Again(lambda: text_stream(source)), None
-    texts = dict(named_queries(source)) if queries else load_collection(source).texts
+    texts = dict((named_queries if queries else iterate_texts)(source))
     return texts.values(), texts
 
 # %% ../nbs/8_cli.ipynb #check-collection
@@ -62,6 +62,7 @@ def _opened(folder: str, source: str, queries: bool, **options) -> tuple:  # mod
 def _absolute(name: str) -> str: return str(Path(name).absolute()) if name and Path(name).exists() else name
 
 def _on_ray(*arguments) -> int:  # of `encode_on_ray`
+    needs('torch', 'cluster')
     from splade_nb.model.encode_cluster import encode_on_ray
     return encode_on_ray(*arguments)
 
@@ -118,6 +119,7 @@ def convert_shards(vectors: str,     # a folder of `encode_texts`
     from splade_nb.data.readers import iterate_texts, named_queries
     from splade_nb.model.encode_shards import read_shards, shard_ids, shard_texts
     from splade_nb.serving.formats import write_vectors
+    if format in ('parquet', 'milvus'): needs('pyarrow', 'train')
     folder = Path(vectors)
     label, tokenizer = _finished_shards(folder)
     named = iterate_texts if label.get('document', True) else named_queries
