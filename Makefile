@@ -270,7 +270,7 @@ tensorboard: $(ready)  ## Watch the curves of the runs in outputs/
 
 lock: $(ready)  ## Remake constraints.txt: newest versions that fit together
 	"$(bin)/python" -m pip install -q uv
-	"$(bin)/uv" pip compile -q pyproject.toml --extra dev --extra board --extra cluster --extra docs --extra engines --extra export --extra notebooks --extra serve --python-version 3.11 --upgrade \
+	"$(bin)/uv" pip compile -q pyproject.toml --extra all --extra cluster --python-version 3.11 --upgrade \
 	  --no-annotate --no-header --no-emit-index-url -c constraints.in -o constraints.new
 	grep -vE '^(nvidia-|cuda-|triton)' constraints.new > constraints.txt && rm constraints.new
 
@@ -296,7 +296,7 @@ $(ready):
 install:
 	$(own) || "$$typed_PYTHON" -m venv --clear "$$typed_VENV"
 	@printf 'installing into %s, once\n' "$$typed_VENV"
-	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[dev,notebooks,board,docs,engines,export,serve]'
+	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[all]'
 	"$(bin)/python" -m compileall -qq -j 0 -x /tests/ "$$typed_VENV/lib" || true  # what pip does on one core
 	pwd -P > "$$typed_VENV/.ready"
 

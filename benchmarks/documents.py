@@ -19,7 +19,7 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.encode import encode
 from splade_nb.data.idf import Frequencies
 from splade_nb.data.bm25 import split
-from splade_nb.model.term_weights import collection_factor
+from splade_nb.data.idf import collection_factor
 from splade_nb.evaluation.retrieval import encode_collection
 from splade_nb.evaluation.systems import model_in
 from splade_nb.data.tokenizer import remembered

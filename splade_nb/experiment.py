@@ -18,7 +18,7 @@ import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
-from .config.files import root, sha256_of, write_json
+from .config.files import alone, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
@@ -33,7 +33,6 @@ from .model.splade_doc import SpladeDoc
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
-from .training.checkpoints import alone, writable
 from .training.dataset import TrainingSetup, save_model_folder, prepare
 from .training.objective import ProcessGroup
 from .training.teacher import teacher_label

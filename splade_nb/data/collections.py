@@ -53,8 +53,10 @@ class Source:
 # %% ../../nbs/1_data/15_collections.ipynb #registry
 @cache
 def registry() -> dict:  # name: Source
-    "The sets of `data/collections/sets.json`."
-    return {name: Source(name, **values) for name, values in read_json(root()/'data'/'collections'/'sets.json').items()}
+    "The sets of `data/collections/sets.json`. Raises ConfigError outside a checkout, which alone has it."
+    path = root()/'data'/'collections'/'sets.json'
+    if not path.exists(): raise ConfigError(f'{path} is missing: run this in a checkout of splade_nb, which has it')
+    return {name: Source(name, **values) for name, values in read_json(path).items()}
 
 # %% ../../nbs/1_data/15_collections.ipynb #registered
 def registered(name: str) -> Source:

@@ -329,9 +329,13 @@ def _text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
 
 # %% ../../nbs/1_data/07_readers.ipynb #read-lines-2
 def iterate_texts(source: str) -> Iterator: # id, text
-    "Lines of a `.txt` or `.txt.xz` file by number, as they are read, or documents of what `load` takes. Raises `DataError`."
-    plain = source.endswith(('.txt', '.txt.xz'))
-    yield from _text_lines(source) if plain else load_collection(source).texts.items()
+    """Lines of a `.txt` or `.txt.xz` file by number, as they are read, documents of a folder with `corpus.jsonl` alone,
+    or of what `load` takes. Raises `DataError`."""
+    corpus, faults = Path(source)/'corpus.jsonl', Faults()
+    if source.endswith(('.txt', '.txt.xz')): yield from _text_lines(source)
+    elif corpus.is_file() and not corpus.with_name('queries.jsonl').exists():
+        yield from ((id, document.full) for id, document in read_documents(read_rows(corpus, faults), faults).items())
+    else: yield from load_collection(source).texts.items()
 
 def text_stream(source: str) -> Iterator: # str
     "Texts to encode."

@@ -21,17 +21,15 @@ from ..config.files import ConfigError, read_json, write_json
 from ..config.settings import Settings
 from ..data.bm25 import BM25, BigramBM25, best
 from ..data.prepared import digest
-from ..model.encode import prepared_decoder
+from ..model.encode import encode_queries, factor_for, normalize_for_scoring, prepared_decoder
 from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
 from ..model.load import load_encoder, named_config
-from ..model.splade_doc import factor_for
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports-evaluation
 from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
 from ..training.teacher import fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
-from .exact_search import encode_queries, normalize_for_scoring
 from .hybrid import DensePart
 from .retrieval import encode_collection
 from .validation import make_validator

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['MEASURED', 'EXPORTS', 'beyond_pooling', 'whole_tokenizer', 'limits_of', 'to_mlm', 'copy_module',
-           'to_sentence_transformers', 'plain_attention', 'Graph', 'write_graph', 'to_onnx', 'register_export',
-           'write_form']
+           'to_sentence_transformers', 'plain_attention', 'Graph', 'stored_places', 'write_graph', 'add_graph',
+           'to_onnx', 'register_export', 'write_form']
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports
-import copy, re, shutil
+import copy, hashlib, json, re, shutil
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +19,10 @@ from ..config.files import ConfigError, choose, needs, write_json
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
 from ..model.head import naive_max
 from ..model.prune_vocabulary import as_config_error, new_folder
-from ..model.load import SAVED_SETTINGS, save
+from ..model.load import save
 from ..model.splade import on_logits
-from ..model.splade_doc import query_weights, term_weights_of, uses_count_factor
-from ..model.term_weights import MASKED_LOGIT, scatter_counts
+from ..model.splade_doc import parts_of, query_weights, uses_count_factor
+from ..model.term_weights import MASKED_LOGIT, CountFactor, Texts, apply_term_weights, scatter_counts
 
 # %% ../../nbs/5_hub/03_export.ipynb #beyond
 def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
@@ -167,13 +167,17 @@ def plain_attention():
     finally: torch.backends.mha.set_fastpath_enabled(enabled)
 
 # %% ../../nbs/5_hub/03_export.ipynb #graph
-class Graph(nn.Module): # one row per text, every size free
-    "What is traced: ids and masks of texts to their vectors."
+def _members(windows, rows: int): # of each text [B] -> [B, W] bool: which rows are its windows
+    ends, place = windows.cumsum(0), torch.arange(rows)
+    return (place >= (ends - windows)[:, None]) & (place < ends[:, None])
+
+class Graph(nn.Module): # every size free
+    "What is traced: ids and masks of windows to the vectors of texts."
     def __init__(self, model):
         super().__init__()
         self.model, self.counted = model, uses_count_factor(model, True)
 
-    def largest_logits(self, read, input_ids, attention_mask): # [B, R], `splade.text_logits` in operations of ONNX
+    def largest_logits(self, read, input_ids, attention_mask): # [W, R], `splade.text_logits` in operations of ONNX
         model = self.model
         if model.importance is None:
             return naive_max(read, model.decoder.weight, model.decoder.bias, attention_mask)
@@ -181,64 +185,125 @@ class Graph(nn.Module): # one row per text, every size free
         logits = scores.new_full((scores.shape[0], len(model.special)), MASKED_LOGIT)
         return logits.scatter_reduce(1, input_ids, scores, 'amax')
 
-    def logits(self, input_ids, attention_mask): # [B, R] under the gate
+    def logits(self, input_ids, attention_mask, member=None): # [B, R] under the gate
         model = self.model
         output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
         if model.importance is not None: states = read = output[0]
         else: states, read = model.seen.popitem()[1], output.logits
-        gate = None if model.gate is None else model.gate(states, attention_mask)
-        if gate is not None and model.gate.form.on_states: read = read * gate[:, None]
-        return on_logits(model, self.largest_logits(read, input_ids, attention_mask), gate)
+        gate, owner = None if model.gate is None else model.gate(states, attention_mask), None
+        if member is not None: owner = member.int().argmax(0)
+        if gate is not None and member is not None: gate = member.float() @ gate / member.sum(1, keepdim=True)
+        if gate is not None and model.gate.form.on_states: read = read * (gate if owner is None else gate[owner])[:, None]
+        largest = self.largest_logits(read, input_ids, attention_mask)
+        if member is not None:
+            texts = largest.new_full((member.shape[0], largest.shape[1]), MASKED_LOGIT)
+            largest = texts.scatter_reduce(0, owner[:, None].expand_as(largest), largest, 'amax')
+        return on_logits(model, largest, gate)
 
-    def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None): # [B, V]
-        model, own, size, logits = self.model, None, None, self.logits(input_ids, attention_mask)
-        if self.counted or model.settings.min_input_logit or model.settings.expansion_limit:
-            columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
-            own = scatter_counts(*columns, len(model.special))
-            size = own.sum(1)
-        vectors = term_weights_of(model, logits, own, size, self.counted)[0]
-        if document is None: return vectors
-        return torch.where(document, vectors, term_weights_of(model, logits, own, size, False)[0])
+# %% ../../nbs/5_hub/03_export.ipynb #graph-forward
+def _graph_forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
+                   windows=None,      # [B] rows of each text; None: one each
+                   mean_length=None): # [1], 0: of the training texts; gives [B, V]
+    model, own, size = self.model, None, None
+    member = None if windows is None else _members(windows, input_ids.shape[0])
+    logits = self.logits(input_ids, attention_mask, member)
+    if self.counted or model.settings.min_input_logit or model.settings.expansion_limit:
+        columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
+        own = scatter_counts(*columns, len(model.special))
+        if bag is None and member is not None: own = member.float() @ own
+        size = own.sum(1)
+    texts = Texts(True, own, size)
+    vectors = apply_term_weights(self.parts(self.counted, mean_length), logits, texts)[0]
+    if document is None: return vectors
+    queries = apply_term_weights(self.parts(False), logits, Texts(False, own, size))[0]
+    return torch.where(document, vectors, queries)
+
+def _graph_parts(self, counted: bool, mean_length=None): # of `parts_of`, for the mean length of a collection
+    parts = parts_of(self.model, counted)
+    if mean_length is None: return parts
+    mean = torch.where(mean_length > 0, mean_length, self.model.mean_length)
+    return [CountFactor(mean) if isinstance(part, CountFactor) else part for part in parts]
+
+Graph.forward, Graph.parts = _graph_forward, _graph_parts
 
 # %% ../../nbs/5_hub/03_export.ipynb #graph-inputs
-def _graph_inputs(model): # name -> example of two texts, name -> names of its sizes
-    ids = torch.tensor([[0, 9, 2], [0, 8, 2]])
-    inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    if uses_count_factor(model, True) and model.query_shift is None: inputs['document'] = torch.tensor([True])
-    if model.settings.min_input_logit: inputs |= dict(bag=ids[:, 1:], counts=torch.ones(2, 2))
-    sizes = dict(bag=('texts', 'own'), counts=('texts', 'own'), document=())
-    return inputs, {name: sizes.get(name, ('texts', 'tokens')) for name in inputs}
+def _graph_inputs(model): # name -> example of two texts with three windows, name -> names of its sizes
+    ids = torch.tensor([[0, 9, 8, 2], [0, 8, 9, 2], [0, 7, 8, 2]])
+    inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), windows=torch.tensor([2, 1]))
+    counted, table = uses_count_factor(model, True), model.query_shift is not None
+    if counted: inputs['mean_length'] = torch.zeros(1)
+    if (counted or model.settings.expansion_limit) and not table: inputs['document'] = torch.tensor([True])
+    if model.settings.min_input_logit: inputs |= dict(bag=ids[:2, 1:], counts=torch.ones(2, 3))
+    sizes = dict(windows=('texts',), bag=('texts', 'own'), counts=('texts', 'own'), document=(), mean_length=())
+    return inputs, {name: sizes.get(name, ('windows', 'tokens')) for name in inputs}
+
+# %% ../../nbs/5_hub/03_export.ipynb #stored-places
+def _key(array): return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array)).digest()
+
+def stored_places(path: Path) -> dict: # key of the content -> offset, bytes
+    "Where each tensor of a safetensors file begins, and how long it is."
+    from safetensors.numpy import load_file
+    with open(path, 'rb') as file:
+        size = int.from_bytes(file.read(8), 'little')
+        header = json.loads(file.read(size))
+    begins = {name: header[name]['data_offsets'] for name in header if name != '__metadata__'}
+    return {_key(array): (8 + size + begins[name][0], array.nbytes) for name, array in load_file(path).items()}
+
+# %% ../../nbs/5_hub/03_export.ipynb #share-weights
+def _share_weights(graph, path: Path) -> None: # graph: of `onnx_ir`; path: a safetensors file beside it
+    import onnx_ir as ir
+    places = stored_places(path)
+    def stored(tensor, shape, place):
+        return ir.ExternalTensor(path.name, *place, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, base_dir=path.parent)
+    for name, value in list(graph.initializers.items()):
+        tensor, array = value.const_value, value.const_value.numpy()
+        if array.nbytes < 1024: continue
+        if place := places.get(_key(array)): value.const_value = stored(tensor, array.shape, place)
+        elif array.ndim == 2 and (place := places.get(_key(array.T))):
+            turned = ir.node('Transpose', [ir.Value(name=f'{name}_stored', type=value.type, shape=ir.Shape(array.T.shape),
+                                                    const_value=stored(tensor, array.T.shape, place))], dict(perm=[1, 0]))
+            ir.convenience.replace_all_uses_with(value, turned.outputs[0])
+            graph.initializers.pop(name)
+            graph.register_initializer(turned.inputs[0])
+            graph.insert_before(graph[0], turned)
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-graph
 def write_graph(graph: nn.Module, file: Path,
                 inputs: dict,             # name -> example of two texts
-                sizes: dict,              # name -> names of its sizes: texts, tokens, own
+                sizes: dict,              # name -> names of its sizes: texts, windows, tokens, own
                 output: str = 'vectors',
-                external: bool = True     # weights in a file of their own; one file holds at most 2 GB
+                external: bool = True,    # weights in a file of their own; one file holds at most 2 GB
+                weights: Path | None = None # a safetensors file in the same folder, whose tensors the graph reads
                ) -> None:
     "Write a graph that ONNX Runtime opens, for every size. Raises `ConfigError`."
     for module in ('onnxscript', 'onnxruntime'): needs(module, 'export')
-    free = {name: torch.export.Dim(name) for name in ('texts', 'tokens', 'own')}
+    free = {name: torch.export.Dim(name) for name in ('texts', 'windows', 'tokens', 'own')}
     shapes = {name: {i: free[size] for i, size in enumerate(names)} for name, names in sizes.items()}
     with as_config_error('the model cannot be traced for ONNX'), plain_attention(), torch.no_grad():
         program = torch.onnx.export(graph.eval(), kwargs=inputs, dynamo=True, dynamic_shapes=shapes,
                                     input_names=[*inputs], output_names=[output], verbose=False)
         for node in program.model.graph.all_nodes(): node.metadata_props.clear()  # file names of this machine
-        program.save(str(file), external_data=external)
+        if weights: _share_weights(program.model.graph, weights)
+        program.save(str(file), external_data=external and not weights)
     fixed = [value.name for value in program.model.graph.inputs
              if sizes[value.name] and any(isinstance(size, int) for size in value.shape)]
     if fixed: raise ConfigError(f'the ONNX graph would take one size only of {", ".join(fixed)}: '
                                 'a layer reads it while it is traced')
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-onnx
+def add_graph(model: nn.Module,  # on the CPU
+              folder: Path       # where `save` wrote it
+             ) -> None:
+    "`model.onnx` beside the weights that it reads, and `queries.npy`; `OnnxModel` opens them. Raises `ConfigError`."
+    write_graph(Graph(model), folder/'model.onnx', *_graph_inputs(model), weights=folder/'model.safetensors')
+    if model.query_shift is not None: np.save(folder/'queries.npy', model.query_table())
+
 def to_onnx(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A graph for ONNX Runtime with tokenizer and the code of `OnnxEncoder`; returns its limits. Raises `ConfigError`."
-    write_graph(Graph(model), folder/'model.onnx', *_graph_inputs(model))
+    add_graph(model, save(model, folder))
     save_tokenizer(SpladeTokenizer(whole_tokenizer(tokenizer), **text_options(tokenizer)), folder)
-    write_json(folder/'splade.json', {name: getattr(model.settings, name) for name in SAVED_SETTINGS})
-    if model.query_shift is not None: np.save(folder/'queries.npy', query_weights(model).detach().numpy())
     copy_module('hub.onnx', folder/'splade_onnx', 'encoder')
-    return limits_of(model)
+    return _collection_limits(model)
 
 # %% ../../nbs/5_hub/03_export.ipynb #measured-forms
 MEASURED = []  # forms that take `data`, a judged collection on which they measure

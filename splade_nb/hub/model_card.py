@@ -67,7 +67,7 @@ def _use_onnx(name, folder): # a graph of token ids alone needs neither torch no
     settings, text = read_json(folder/'splade.json'), read_json(folder/'text.json')
     more = any(settings[name] for name in ('min_input_logit', 'inference_free_query', 'term_frequency'))
     if more or text['segment'] != 'none':
-        return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, onnxruntime, transformers
+        return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, safetensors, tokenizers, tqdm, onnxruntime
 
 model = OnnxEncoder('.')
 documents = model.encode([{_DOCUMENTS}])
@@ -81,7 +81,7 @@ tokenizer.enable_truncation({settings['max_length']})
 tokenizer.enable_padding(pad_token={pad!r}, pad_id=tokenizer.token_to_id({pad!r}))
 rows = tokenizer.encode_batch([{_PAIR}])
 inputs = {{name: np.array([getattr(row, key) for row in rows]) for name, key in
-          (('input_ids', 'ids'), ('attention_mask', 'attention_mask'))}}
+          (('input_ids', 'ids'), ('attention_mask', 'attention_mask'))}} | {{'windows': np.ones(len(rows), int)}}
 vectors = onnxruntime.InferenceSession('model.onnx').run(None, inputs)[0]  # [texts, vocabulary]
 print(vectors[0] @ vectors[1])"""
 

@@ -6,12 +6,12 @@
 __all__ = ['FORMS', 'matching_facts', 'made_by', 'release', 'check_release']
 
 # %% ../../nbs/5_hub/09_release.ipynb #imports
-import json, shlex, shutil
+import copy, json, shlex, shutil
 from pathlib import Path
 
 # %% ../../nbs/5_hub/09_release.ipynb #imports-library
 from ..config.files import ConfigError, choose, read_json, sha256_of, write_json
-from .export import write_form
+from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
 from .opensearch_model import CONNECTOR
 from ..model.load import load_encoder
@@ -87,7 +87,9 @@ def release(folder: Path | str,        # of a finished run
     with new_folder(out) as part:
         _write_facts(facts, part)
         shutil.copytree(folder/'model', part/'model')
-        missing = _write_forms(load_encoder(folder), facts, name, part, licence, wanted)
+        encoder = load_encoder(folder)
+        add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
+        missing = _write_forms(encoder, facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), revision=facts['summary']['revision'],
                      device=facts['summary']['device'], data=data, missing=missing, files=_files_of(part))

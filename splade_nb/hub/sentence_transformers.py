@@ -25,7 +25,7 @@ def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], doc
     if model.query_shift is not None and not document: return bag_rows(bags)
     bags = bags if model.settings.min_input_logit else None
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
-    return rows | {'windows': torch.tensor(spans)}
+    return {name: torch.from_numpy(values) for name, values in rows.items()} | {'windows': torch.tensor(spans)}
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #pooled
 def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) -> torch.Tensor: # [B, V]

@@ -5,21 +5,18 @@
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows', 'counted',
            'saturated', 'lookup_documents', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
-           'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched']
+           'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched',
+           'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
 from collections.abc import Iterator
 import numpy as np
-import torch
 from scipy import sparse
-from torch import nn
 from tqdm import tqdm
 from ..config.files import ConfigError, choose
-from ..data.tokenizer import SpladeTokenizer, batch
-from .term_weights import count_factor
-from .splade_doc import decoder_for, query_weights, sparse_batch
-from .term_weights import bag_rows
+from ..data.idf import Frequencies, collection_factor, count_factor
+from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows
 def windows(ids: list[int],  # token ids of one text
@@ -67,7 +64,7 @@ def group_by_length(lengths: list[int],         # [B] tokens of each text
 DENSE_BYTES = 2 ** 27 # largest float32 tensor [windows, V], in bytes
 
 # %% ../../nbs/2_model/08_encode.ipynb #most-rows
-def most_rows(model: nn.Module) -> int:
+def most_rows(model) -> int:
     "Largest number of windows per batch."
     return max(1, DENSE_BYTES // (4 * len(model.special)))
 
@@ -86,12 +83,11 @@ def counted(bags: list[list[int]],   # [B] columns of each text, with repetition
 def saturated(counts: sparse.csr_matrix, # [B, V] from `counted`
               mean_length: float = 0.0   # tokens per document; 0: the mean of these texts
              ) -> sparse.csr_matrix:     # [B, V] float32
-    "`splade.count_factor` for each token of each text (BM25's term frequency, Robertson and Zaragoza 2009)."
+    "`idf.count_factor` for each token of each text (BM25's term frequency, Robertson and Zaragoza 2009)."
     lengths = np.asarray(counts.sum(1), dtype=np.float64).ravel()
-    entry_lengths = torch.from_numpy(np.repeat(lengths, np.diff(counts.indptr)))
-    factor = count_factor(torch.from_numpy(counts.data)[:, None], entry_lengths, mean_length or lengths.mean())
-    weights = factor[:, 0].numpy().astype(np.float32)
-    return sparse.csr_matrix((weights, counts.indices, counts.indptr), shape=counts.shape)
+    entry_lengths = np.repeat(lengths, np.diff(counts.indptr))
+    weights = count_factor(counts.data[:, None], entry_lengths, mean_length or lengths.mean())[:, 0]
+    return sparse.csr_matrix((weights.astype(np.float32), counts.indices, counts.indptr), shape=counts.shape)
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup-documents
 def lookup_documents(tokenizer: SpladeTokenizer, texts: list[str]) -> sparse.csr_matrix: # [B, V] float32
@@ -116,39 +112,42 @@ def window_batch(tokenizer: SpladeTokenizer,
                  most: int = 8,         # windows per text; 0: no limit
                  bags: list | None = None # [B] columns of each text, where the model reads them
                 ) -> tuple[dict, list[int]]:
-    "Inputs of the model, padded, and the number of windows of each text."
+    "Inputs of the model as arrays, padded, and the number of windows of each text."
     parts = [windows(row, max_length - 2, most) for row in ids]
-    rows = batch(tokenizer, [window for part in parts for window in part], max_length)
-    return rows | (bag_rows(bags) if bags else {}), [len(part) for part in parts]
+    rows = padded(tokenizer, [window for part in parts for window in part], max_length)
+    return rows | (counted_bags(bags) if bags else {}), [len(part) for part in parts]
 
 # %% ../../nbs/2_model/08_encode.ipynb #precision-on
-def precision_on(place: torch.device, precision: str = 'auto') -> str: # fp32 or bf16
+def precision_on(place,                    # of tensors or arrays: a `torch.device`, or cpu
+                 precision: str = 'auto'
+                ) -> str:                  # fp32 or bf16
     "The number format of products on a device, `auto` resolved. Raises `ConfigError` for an unknown one."
     choose('precision', precision, ('auto', 'fp32', 'bf16'))
     if precision != 'auto': return precision
-    native = place.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
-    return 'bf16' if native else 'fp32'
+    if not str(place).startswith('cuda'): return 'fp32'
+    import torch
+    return 'bf16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'fp32'
 
 # %% ../../nbs/2_model/08_encode.ipynb #screen-on
 SCREENED_ROWS = 12_000 # of a decoder, from which on the int8 filter gains: 8,851 rows gain nothing (docs/benchmarks.md)
 
-def screen_on(model: nn.Module, keep,      # as in `prepared_decoder`
+def screen_on(model, keep,                 # as in `prepared_decoder`
               precision: str,              # fp32 or bf16
               screen: bool | str = 'auto'  # or on, off
              ) -> bool:
     "Whether the int8 filter is used, `auto` resolved. Raises `ConfigError` where it is wanted and cannot be used."
-    place = model.special.device
+    place = str(model.special.device)
     if screen == 'auto':
         rows = [] if model.decoder is None else model.decoder.weight if keep is None else keep
-        return place.type == 'cpu' and precision == 'fp32' and len(rows) >= SCREENED_ROWS
+        return place == 'cpu' and precision == 'fp32' and len(rows) >= SCREENED_ROWS
     if isinstance(screen, str): screen = choose('screen', screen, ('auto', 'on', 'off')) == 'on'
-    if screen and place.type != 'cpu':
+    if screen and place != 'cpu':
         raise ConfigError(f'screen=True is for a CPU, the model is on {place}: leave screen at auto')
     if screen and precision == 'bf16': raise ConfigError('screen=True makes float32 exact: take precision=fp32 with it')
     return bool(screen)
 
 # %% ../../nbs/2_model/08_encode.ipynb #prepared-decoder
-def prepared_decoder(model: nn.Module,
+def prepared_decoder(model,
                      keep=None,                   # [R] ids of the only tokens that may occur in a vector; None: all
                      screen: bool | str = False,  # int8 filter: auto, or True on a CPU; the result is the same
                      precision: str = 'auto'      # fp32, bf16; see `precision_on`
@@ -157,7 +156,7 @@ def prepared_decoder(model: nn.Module,
     precision = precision_on(model.special.device, precision)
     screen = screen_on(model, keep, precision, screen)
     if model.decoder is None and keep is None and not screen: return None
-    return decoder_for(model, keep, screen, precision)
+    return model.prepared(keep, screen, precision)
 
 # %% ../../nbs/2_model/08_encode.ipynb #check-numbers
 def check_options(top_k: int = 0, threshold: float = 0.0, most_windows: int = 8, size: int = 1, **_) -> None:
@@ -181,21 +180,8 @@ def prune(rows: sparse.csr_matrix,  # [B, V]
         selected &= rank < top_k
     return sparse.csr_matrix((rows.data[selected], (text[selected], rows.indices[selected])), shape=rows.shape)
 
-# %% ../../nbs/2_model/08_encode.ipynb #encode-parts
-def _encode_group(model, decoder, tokenizer, ids, bags, most_windows, precision, **options): # [B, V] csr
-    inputs, spans = window_batch(tokenizer, ids, model.settings.max_length, most_windows, bags)
-    device = model.special.device
-    inputs = {name: value.to(device) for name, value in inputs.items()} | dict(windows=spans)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == 'bf16'):
-        text, term, weight = sparse_batch(model, decoder, **inputs, **options)
-    entries = weight.float().cpu().numpy(), (text.cpu().numpy(), term.cpu().numpy())
-    rows = sparse.csr_matrix(entries, shape=(len(ids), len(model.special)))
-    rows.sort_indices()
-    return rows
-
 # %% ../../nbs/2_model/08_encode.ipynb #encode-batches
-@torch.inference_mode()
-def encode_batches(model: nn.Module, decoder, # of `prepared_decoder`
+def encode_batches(model, decoder,            # of `prepared_decoder`
                    tokenizer: SpladeTokenizer,
                    ids: list,                 # [B] token ids of each text
                    bags: list | None,         # [B] columns of each text, where the model reads them
@@ -204,16 +190,14 @@ def encode_batches(model: nn.Module, decoder, # of `prepared_decoder`
                    most: int = 0              # windows per batch; 0: of `most_rows`
                   ) -> Iterator:              # (indices of b texts, vectors [b, V])
     "Sparse vectors batch by batch, long texts first, without dropout."
-    settings, was_training = model.settings, model.training
-    longest = settings.max_length * most_windows or math.inf
-    spans = [len(windows(row, settings.max_length - 2, most_windows)) for row in ids]
+    length = model.settings.max_length
+    longest = length * most_windows or math.inf
+    spans = [len(windows(row, length - 2, most_windows)) for row in ids]
     groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most or most_rows(model))
     for group in groups:
-        part = [ids[i] for i in group], bags and [bags[i] for i in group]
-        model.eval()
-        rows = [_encode_group(model, decoder, tokenizer, *part, most_windows, precision,
-                              document=document, mean_length=mean_length)]
-        model.train(was_training)
+        part = [ids[i] for i in group], length, most_windows, bags and [bags[i] for i in group]
+        rows = [model.sparse_rows(decoder, *window_batch(tokenizer, *part), precision,
+                                  document=document, mean_length=mean_length)]
         yield group, rows.pop()  # not held while the next batch is encoded
 
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
@@ -226,20 +210,20 @@ def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup
 def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; hashed bigrams stay whatever `keep` says
-    weights = query_weights(model).cpu().numpy() * (1 if factor is None else factor)
+    weights = model.query_table() * (1 if factor is None else factor)
     if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), np.asarray(keep))] = 0
     return lookup_queries(tokenizer, weights, texts)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode
-@torch.inference_mode()
-def encode(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str],
+def encode(model,                      # `SpladeDoc`, or `hub.onnx.OnnxModel` without PyTorch
+           tokenizer: SpladeTokenizer, texts: list[str],
            document: bool = True,     # False: queries, which take no count factor
            budget: int = 8192,        # padded tokens per batch
            most_windows: int = 8,     # windows per text; 0: all of them
            progress: bool = False,
            keep=None, screen: bool | str = False, precision: str = 'auto', # see `prepared_decoder`
            decoder=None,              # from `prepared_decoder`, instead of `keep` and `screen`
-           factor: np.ndarray | None = None, # [V] from `splade.factor_for`: query weights for one collection
+           factor: np.ndarray | None = None, # [V] from `factor_for`: query weights for one collection
            whole: bool = False,       # the texts are a whole collection: their own mean length counts
            mean_length: float = 0.0,  # tokens per document, if the texts are a part of a collection
            top_k: int = 0, threshold: float = 0.0, # see `prune`
@@ -247,7 +231,7 @@ def encode(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str],
           ) -> sparse.csr_matrix:     # [B, V] float32
     "Sparse vectors of texts, in their order, without dropout. Raises `ConfigError`."
     check_options(top_k, threshold, most_windows)
-    if model.query_shift is not None and not document:
+    if model.settings.inference_free_query and not document:
         return prune(_lookup(model, tokenizer, texts, factor, keep), top_k, threshold)
     precision = precision_on(model.special.device, precision)
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
@@ -289,3 +273,45 @@ def matched(query: sparse.csr_matrix,     # [1, V]
     "The terms that query and document share with their parts of the dot product, largest first."
     product = query.multiply(document).tocoo()
     return sorted(((names[j], float(v)) for j, v in zip(product.col, product.data)), key=lambda pair: -pair[1])
+
+# %% ../../nbs/2_model/08_encode.ipynb #normalize
+def normalize_for_scoring(vectors, similarity: str  # [N, V]; dot or cosine
+                         ):                         # [N, V]
+    "Rows of unit length where the version scores by cosine; a row of zeros stays."
+    if similarity != 'cosine': return vectors
+    squares = vectors.power(2) if sparse.issparse(vectors) else vectors ** 2
+    lengths = np.sqrt(np.asarray(squares.sum(1), np.float64).ravel())
+    return (sparse.diags(1 / np.where(lengths > 0, lengths, 1)) @ vectors).astype(vectors.dtype)
+
+# %% ../../nbs/2_model/08_encode.ipynb #factor-for
+def factor_for(model,
+               postings: np.ndarray,   # [V] documents of a collection in which each token is active
+               documents: int
+              ) -> np.ndarray | None:  # [V] float32; None where the IDF of the training texts stays
+    "What the weights of a query are multiplied by over a collection (`idf_prior_documents`)."
+    if not model.settings.idf_prior_documents: return None
+    *counts, number = model.frequencies.tolist()
+    seen = Frequencies(int(number), np.array(counts))
+    return collection_factor(postings, documents, seen, model.settings.idf_prior_documents)
+
+# %% ../../nbs/2_model/08_encode.ipynb #encode-queries
+def encode_queries(model, tokenizer: SpladeTokenizer, queries: list,
+                   factor,         # of `factor_for`, or None
+                   decoder=None):  # of `prepared_decoder`, where many calls follow; returns [Q, V]
+    "Encode queries to a collection."
+    vectors = encode(model, tokenizer, queries, document=False, factor=factor, decoder=decoder)
+    return normalize_for_scoring(vectors, model.settings.similarity)
+
+# %% ../../nbs/2_model/08_encode.ipynb #encode-collection
+def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {document: text}
+                      **options  # of `encode`: most_windows, cut, progress
+                     ) -> tuple: # [N, V] document vectors, [V] factor of the queries or None
+    "Encode the documents of a collection."
+    vectors = encode(model, tokenizer, list(texts.values()), whole=True, **options)
+    vectors = normalize_for_scoring(vectors, model.settings.similarity)
+    return vectors, factor_for(model, vectors.getnnz(axis=0), len(texts))
+
+# %% ../../nbs/2_model/08_encode.ipynb #input-terms
+def input_terms(tokenizer: SpladeTokenizer, texts: list): # [N, V] ones
+    "The tokens of the texts themselves as vectors."
+    return lookup_queries(tokenizer, np.ones(len(tokenizer)), texts)

@@ -11,27 +11,21 @@ import hashlib, itertools, json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 import numpy as np
-import torch
 from scipy import sparse
-from torch import nn
 from tqdm import tqdm
 from ..config.files import ConfigError, read_json, replaced, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
-from .encode import check_options, cut_note, encode, precision_on, prepared_decoder, screen_on
-from .splade_doc import factor_for
+from .encode import check_options, cut_note, encode, factor_for, normalize_for_scoring, precision_on
+from .encode import prepared_decoder, screen_on
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #shard-label
-def shard_description(model: nn.Module, tokenizer: SpladeTokenizer, **options) -> dict:
+def shard_description(model, tokenizer: SpladeTokenizer, **options) -> dict:
     "Hashes of weights and vocabulary, and the options of `encode`; arrays among them by their hash."
-    weights = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        weights.update(name.encode())
-        weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     for name, kind in (('keep', np.int64), ('factor', np.float32)):
         if options.get(name) is None: continue
         options[name] = hashlib.sha256(np.asarray(options[name], dtype=kind).tobytes()).hexdigest()[:16]
-    return dict(model=weights.hexdigest()[:16], vocabulary=vocabulary_hash(tokenizer), **options)
+    return dict(model=model.digest(), vocabulary=vocabulary_hash(tokenizer), **options)
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #check-folder
 def check_folder(folder: Path, label: dict) -> None:
@@ -65,7 +59,7 @@ def _tokens(counts: dict) -> int: # earlier versions wrote `pieces`
     return counts.get('tokens', counts.get('pieces', 0))
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #count-collection
-def count_collection(model: nn.Module, tokenizer: SpladeTokenizer, texts: Iterable[str],
+def count_collection(model, tokenizer: SpladeTokenizer, texts: Iterable[str],
                      size: int = 10_000   # texts per shard
                     ) -> dict:            # documents, tokens, hash
     "Number of documents and of their tokens, and a hash of the texts. Raises `ConfigError` if there is no text."
@@ -92,12 +86,11 @@ def write_shard(path: Path, rows: sparse.csr_matrix) -> None:
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #encode-shard
 def _encode_shard(model, tokenizer, folder, number, ids, texts, unit, **options):
-    from sklearn.preprocessing import normalize
     cut = {}
     rows = encode(model, tokenizer, texts, cut=cut, **options)
     empty = sum(not text.strip() for text in texts)
     write_json(_texts_path(folder, number), dict(hash=_hash(texts), ids=ids, empty=empty, cut=cut))
-    write_shard(_shard_path(folder, number), normalize(rows) if unit else rows)
+    write_shard(_shard_path(folder, number), normalize_for_scoring(rows, 'cosine') if unit else rows)
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #exists
 def _exists(folder, number, expected): # expected: hash of the texts
@@ -156,7 +149,7 @@ def _counted_once(model, tokenizer, texts, folder, label): # from `shards.json`,
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #resolved
 def _resolved(model, folder, options): # precision and screen without `auto`
-    if not options.get('document', True) and model.query_shift is not None: return dict(precision='fp32', screen=False)
+    if not options.get('document', True) and model.settings.inference_free_query: return dict(precision='fp32', screen=False)
     existing = (dict(precision='fp32', screen=False) | read_json(folder/'shards.json')
                 if (folder/'shards.json').exists() else {})
     def given(name): return options[name] if options.get(name, 'auto') != 'auto' else existing.get(name, 'auto')
@@ -170,7 +163,7 @@ def _prepare(model, tokenizer, texts, folder, size, unit, options): # descriptio
     options = options | {name: value for name, value in resolved.items()
                          if name in options or value not in ('fp32', False)}
     prepared, document = options | resolved, options.get('document', True)
-    if document or model.query_shift is None:  # a query table has no decoder to prepare
+    if document or not model.settings.inference_free_query:  # a query table has no decoder to prepare
         prepared['decoder'] = prepared_decoder(model, options.get('keep'), **resolved)
         for name in {'keep', 'screen'} & {*prepared}: prepared.pop(name)
     label = shard_description(model, tokenizer, size=size, **(dict(unit=True) if unit else {}), **options)
@@ -184,7 +177,7 @@ def _prepare(model, tokenizer, texts, folder, size, unit, options): # descriptio
 # %% ../../nbs/2_model/09_encode_shards.ipynb #shard-writer
 class ShardWriter:
     "The shards of one folder: what reads the texts, writes vectors, and describes the whole. Raises `ConfigError`."
-    def __init__(self, model: nn.Module, tokenizer: SpladeTokenizer, texts: Iterable[str], folder: Path | str,
+    def __init__(self, model, tokenizer: SpladeTokenizer, texts: Iterable[str], folder: Path | str,
                  size: int = 10_000, ids: Iterable[str] | None = None,
                  unit: bool = False, **options): # as in `encode_shards`
         self.model, self.tokenizer, self.folder, self.size, self.unit = model, tokenizer, Path(folder), size, unit
@@ -215,7 +208,7 @@ class ShardWriter:
         _finish(self.folder, hashes, self.model.settings.max_length - 2, self.counted)
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #encode-shards
-def encode_shards(model: nn.Module, tokenizer: SpladeTokenizer,
+def encode_shards(model, tokenizer: SpladeTokenizer,
                   texts: Iterable[str],     # read one shard at a time
                   folder: Path | str,
                   size: int = 10_000,       # texts per shard
@@ -286,7 +279,7 @@ def shard_texts(folder: Path | str, named: Iterable[tuple[str, str]]) -> Iterato
     if next(named, None) is not None: raise ConfigError(f'{folder}: more texts than were encoded')
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #collection-frequencies
-def collection_frequencies(folder: Path | str, model: nn.Module, tokenizer: SpladeTokenizer) -> Frequencies:
+def collection_frequencies(folder: Path | str, model, tokenizer: SpladeTokenizer) -> Frequencies:
     "Document frequencies of encoded documents. Raises `ConfigError` if shards are missing or another model's."
     folder, own = Path(folder), shard_description(model, tokenizer)
     if not (folder/'shards.json').exists(): raise ConfigError(f'{folder} holds no shards: encode the documents first')
@@ -301,7 +294,7 @@ def collection_frequencies(folder: Path | str, model: nn.Module, tokenizer: Spla
     return _count_shards(folder, label['collection']) if stored is None else stored
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #collection-factor-of
-def collection_factor_of(folder: Path | str, model: nn.Module, tokenizer: SpladeTokenizer) -> np.ndarray | None: # [V]
-    "`splade.factor_for` an encoded collection: what query weights are multiplied by; None if nothing changes."
+def collection_factor_of(folder: Path | str, model, tokenizer: SpladeTokenizer) -> np.ndarray | None: # [V]
+    "`factor_for` an encoded collection: what query weights are multiplied by; None if nothing changes."
     frequencies = collection_frequencies(folder, model, tokenizer)
     return factor_for(model, frequencies.counts, frequencies.documents)

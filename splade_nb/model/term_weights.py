@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
            'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
-           'OutputIdf', 'count_factor', 'CountFactor', 'ExpansionLimit', 'InferenceFreeQuery', 'collection_factor',
-           'register_term_weight', 'make_term_weight']
+           'OutputIdf', 'CountFactor', 'ExpansionLimit', 'InferenceFreeQuery', 'register_term_weight',
+           'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from ..config.files import ConfigError, alternatives
 from ..config.settings import Settings
-from ..data.idf import Frequencies, idf
+from ..data.idf import count_factor
 from ..data.tokenizer import counted
 from .splade import MASKED_LOGIT, activate
 
@@ -106,16 +106,6 @@ class OutputIdf(TermWeight):
     def __init__(self, factors: Tensor): self.factors = factors # [V], of `output_weights`
     def on_weights(self, weights, texts): return weights * self.factors
 
-# %% ../../nbs/2_model/06_term_weights.ipynb #count-factor
-def count_factor(counts: Tensor,       # [B, V] how often each token stands in the document
-                 lengths: Tensor,      # [B] tokens
-                 mean_length: float,   # tokens of a document
-                 k1: float = 1.2, b: float = 0.75
-                 ) -> Tensor:          # [B, V]
-    "BM25's saturation and length normalisation, with a count of at least one."
-    counts = counts.clamp(min=1)
-    return counts * (k1 + 1) / (counts + k1 * (1 - b + b * lengths[:, None] / mean_length))
-
 # %% ../../nbs/2_model/06_term_weights.ipynb #count-factor-part
 class CountFactor(TermWeight):
     "`term_frequency`: BM25's factor on the weights of documents."
@@ -151,16 +141,6 @@ class InferenceFreeQuery(TermWeight):
     def on_weights(self, weights, texts):
         return self.weights.expand(texts.counts.shape).masked_fill(self._outside(texts), 0)
     def _outside(self, texts): return (texts.counts == 0) | self.special
-
-# %% ../../nbs/2_model/06_term_weights.ipynb #collection-factor
-def collection_factor(postings: np.ndarray, # [V] documents of the collection in which each token is active
-                      documents: int,
-                      seen: Frequencies,    # of the training texts
-                      share: int            # documents like the training texts that join the collection
-                     ) -> np.ndarray:       # [V] float32
-    "What a query's weights are multiplied by over a collection."
-    joined = Frequencies(documents + share, postings + share * seen.counts / seen.documents)
-    return idf(joined) / idf(seen)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #registry
 TERM_WEIGHTS = {}  # name -> class, registered by `register_term_weight`

@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from scipy import sparse
 
 # %% ../../nbs/6_serving/09_connector.ipynb #imports-library
-from ..evaluation.exact_search import normalize_for_scoring
-from ..hub.opensearch_model import HEAVIEST, SIDES
-from ..model.encode import encode
+from ..hub.server_limits import HEAVIEST, SIDES
+from ..model.encode import encode, normalize_for_scoring
 from .formats import shortest
 from .searcher import Encoder
 

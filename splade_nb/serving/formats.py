@@ -18,11 +18,9 @@ from typing import NamedTuple
 
 # %% ../../nbs/6_serving/01_formats.ipynb #imports-library
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, choose, no_repeats, read_json, write_json
+from ..config.files import ConfigError, choose, needs, no_repeats, read_json, write_json
 from ..data.records import DataError
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from ..model.encode import prune
@@ -215,21 +213,25 @@ class Csr(Format):
         return check_part(path, Part(ids, rows, texts), len(index))
 
 # %% ../../nbs/6_serving/01_formats.ipynb #columns
+def _arrow(): return needs('pyarrow', 'train'), needs('pyarrow.parquet', 'train')
+
 class Columns(Format):
     "Parquet: for each document a list of token numbers and a list of weights."
     suffix = 'parquet'
-    types = dict(id=pa.string(), text=pa.string(), indices=pa.list_(pa.int32()), values=pa.list_(pa.float32()))
+    types = dict(id='string', text='string', indices='list<int32>', values='list<float32>')
 
     def record(self, id, text, terms): return dict(id=id, text=text, **_lists(terms))
     def fields(self, record): return record['id'], record.get('text'), _terms(record)
 
     def write(self, path, part, keys):
-        schema = pa.schema([pair for pair in self.types.items() if part.texts or pair[0] != 'text'])
+        pa, parquet = _arrow()
+        kinds = {'string': pa.string(), 'list<int32>': pa.list_(pa.int32()), 'list<float32>': pa.list_(pa.float32())}
+        named = [(name, kinds[kind]) for name, kind in self.types.items() if part.texts or name != 'text']
         records = [self.record(*document) for document in _documents(part, keys)]
-        pa.parquet.write_table(pa.Table.from_pylist(records, schema), path)
+        parquet.write_table(pa.Table.from_pylist(records, pa.schema(named)), path)
 
     def read(self, path, index):
-        batches = pa.parquet.ParquetFile(path).iter_batches(1000)
+        batches = _arrow()[1].ParquetFile(path).iter_batches(1000)
         return _gather(path, (record for batch in batches for record in batch.to_pylist()), self.fields, index)
 
 # %% ../../nbs/6_serving/01_formats.ipynb #strings
@@ -237,7 +239,7 @@ EMPTY = 2 ** 32 - 2  # the term of a document without one: Milvus refuses empty 
 
 class Strings(Columns):
     "Parquet with vectors as JSON strings, which is how Milvus imports sparse ones."
-    types = dict.fromkeys(('id', 'text', 'vector'), pa.string())
+    types = dict.fromkeys(('id', 'text', 'vector'), 'string')
 
     def record(self, id, text, terms): return dict(id=id, text=text, vector=json.dumps(terms or {EMPTY: 1.0}))
     def fields(self, record):

@@ -21,7 +21,7 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, needs, read_json, write_json
-from ..hub.opensearch_model import FOLDED, HEAVIEST
+from ..hub.server_limits import FOLDED, HEAVIEST
 from .formats import feature_name, shortest
 from .index import Index, Label, NoIndex, check_label, split_rows
 

@@ -11,12 +11,12 @@ __all__ = ['source_paths', 'source_name', 'read_source', 'file_stamp', 'copies_f
 import fcntl, hashlib, json, os, re, shutil, sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from ..config.files import ConfigError, read_json, root, write_json
+from ..config.files import ConfigError, alone, read_json, root, write_json
 from ..data.readers import Faults, load_collection, locate, read_documents, read_rows, text_stream
 from ..data.records import Document
 from .index import Label
 from .opensearch import without_password
-from ..training.checkpoints import alone
+
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #source
 def _source_parts(source): # whole paths, and the names of what has no path

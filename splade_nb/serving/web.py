@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'LIMIT', 'PATIENCE', 'term_spans', 'matched_letters', 'best_start', 'passage',
-           'search_json', 'expansion_json', 'page', 'bounded', 'application', 'served_names', 'serve', 'main']
+           'search_json', 'expansion_json', 'page', 'bounded', 'application', 'served_names', 'serve', 'serve_texts',
+           'main']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
 import asyncio, base64, hashlib, os, re, sys
@@ -14,10 +15,10 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Annotated
 import numpy as np
-from ..config.command_line import exit_codes
+from ..config.command_line import add_serve_options, exit_codes
 from ..config.files import ConfigError, needs
 from ..data.tokenizer import ENDINGS, PARTICLES
-from ..hub.opensearch_model import SIDES
+from ..hub.server_limits import SIDES
 from .connector import LARGEST, add_connector
 from .searcher import Hit, Searcher, Term, command_options, full_text, saved_searcher
 
@@ -232,16 +233,17 @@ def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None
                                   server_header=False, log_level='warning')
 
 # %% ../../nbs/6_serving/10_web.ipynb #main
+def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: # options: of `saved_searcher`
+    "Serve a saved searcher. Raises `ConfigError`, `DataError`."
+    served_names(host)  # before a model is read
+    with saved_searcher(**options) as searcher: serve(searcher, host, port)
+
 @exit_codes
 def main(arguments: list | None = None) -> int | None: # exit code
-    "Serve a saved searcher."
+    "`serve_texts` in a terminal."
     parser = command_options('web')
-    parser.add_argument('--host', default='127.0.0.1')
-    parser.add_argument('--port', type=int, default=8000)
-    options = parser.parse_args(arguments)
-    served_names(options.host)  # before a model is read
-    with saved_searcher(options.model, options.data, options.engine, options.index, options.hybrid) as searcher:
-        serve(searcher, options.host, options.port)
+    add_serve_options(parser)
+    serve_texts(**vars(parser.parse_args(arguments)))
 
 # %% ../../nbs/6_serving/10_web.ipynb #main-guard
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

@@ -24,7 +24,7 @@ from ..config.settings import CHOICES, EMBEDDED_TEACHERS, Settings, every_phase,
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
 from ..model.initialization import mini_backbone
-from ..model.splade_doc import factor_for
+from ..model.encode import factor_for
 from ..model.term_weights import TERM_WEIGHTS
 from .dataset import TrainingSetup, prepare
 from .losses import REGISTERED

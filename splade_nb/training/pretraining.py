@@ -17,10 +17,10 @@ import torch
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/17_pretraining.ipynb #imports-library
-from ..config.files import ConfigError, device, machine, packages, plain, revision, write_json
+from ..config.files import ConfigError, alone, device, machine, packages, plain, revision, write_json
 from ..data.passages import PackedSequences, packed_batch
 from ..data.tokenizer import join_words, save_tokenizer
-from .checkpoints import CheckpointError, alone, checkpoints, load_checkpoint, put_in_place
+from .checkpoints import CheckpointError, checkpoints, load_checkpoint, put_in_place
 from .checkpoints import save_checkpoint, tidy
 from .curriculum import linear_schedule
 from .masked_language import backbone_inputs, faster_precision, logits_at, masked_batch, masked_loss
@@ -283,7 +283,7 @@ def pretrain(backbone, corpus: PretrainingCorpus, settings: PretrainingSettings,
              on_validation: Callable[[PretrainingRun], object] | None = None  # called after each measurement
             ) -> PretrainingRun:
     """Train a masked language model. Ctrl-C finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
-    Raises `CheckpointError` for a folder in use or not writable, and for a checkpoint of another run."""
+    Raises `ConfigError` for a folder in use or not writable, `CheckpointError` for a checkpoint of another run."""
     run = new_run(backbone, corpus, settings, folder, tokens, seed)
     steps = pretraining_steps(run)
     with alone(run.folder, 'is pretraining into this folder; choose another with out='), interrupts() as received:

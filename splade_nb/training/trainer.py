@@ -21,12 +21,12 @@ from safetensors.torch import load_model
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/12_trainer.ipynb #imports-library
-from ..config.files import plain, replaced, write_json
+from ..config.files import alone, plain, replaced, write_json
 from ..config.settings import Settings, as_dict, counts_documents, every_phase
 from ..data.tokenizer import save_tokenizer
 from ..model.load import save_shape, save_weights
 from ..model.splade import accumulated_rows
-from .checkpoints import CheckpointError, alone, best_checkpoint, best_steps, checkpoints, discard
+from .checkpoints import CheckpointError, best_checkpoint, best_steps, checkpoints, discard
 from .checkpoints import healthy, link_best, load_checkpoint, save_checkpoint, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
@@ -422,7 +422,7 @@ def train(model: torch.nn.Module, training_data: TrainingData, settings: Setting
           process_group: ProcessGroup = ProcessGroup()
          ) -> Run:
     """Train a version. Ctrl-C finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
-    Raises `CheckpointError` for a folder in use or not writable, and for a checkpoint that does not fit."""
+    Raises `ConfigError` for a folder in use or not writable, `CheckpointError` for a checkpoint that does not fit."""
     steps, folder, main = step_count(settings, len(training_data.pairs)), Path(folder), process_group.rank == 0
     korean = torch.zeros_like(training_data.special) if korean is None else korean.to(training_data.special.device)
     run = Run(model, training_data, settings, folder, seed, steps, optimizer_for(model, settings), korean,
