@@ -45,9 +45,10 @@ PROCESSES ?= auto
 SCALE_BATCH ?= False
 TOKENS  ?=
 BACKBONE ?=
+ENTRY   ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -74,7 +75,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard record rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -198,6 +199,10 @@ leaderboard: $(ready)  ## Compare SYSTEMS (all) on DATA and TEST (SEEDS, STEPS, 
 	  $(call parameter,TEST,test) $(call parameter,SYSTEMS,systems) $(call parameter,SEEDS,seeds) \
 	  $(call parameter,STEPS,steps) $(call parameter,RESULTS,results)
 	$(report) outputs/studies/leaderboard.ipynb outputs/studies/leaderboard.html
+
+record: $(ready)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
+	@[ -n "$$typed_ENTRY" ] || { echo 'there is no ENTRY: make record ENTRY=mine.json. docs/records.md says how to write one' >&2; exit 2; }
+	@"$(bin)/python" docs/records_page.py --entry="$$typed_ENTRY"
 
 # The full-scale path without a GPU: three versions at three sizes with up to eight processes.
 rehearse: $(ready)  ## Rehearse full scale on a CPU with the triplets in DATA (else made ones) and write outputs/studies/rehearsal.html

@@ -5,7 +5,7 @@ from splade_nb.evaluation.figures import canvas, write_svg
 from splade_nb.evaluation.study import revision_of
 from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
-from measure import exponent, log_axes, table
+from measure import exponent, log_axes, source, table
 
 NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
 FIT_FROM = 10_000  # documents: with fewer, the constant cost of a call hides the growth
@@ -26,11 +26,17 @@ the first result. An engine that took more than {seconds:,} s or {memory} GB was
 
 {latency}
 
+{source}
+
 ![Growth with the number of documents](engines.svg)
+
+{source}
 
 ## Share of the exact ten best documents that were found
 
 {recall}
+
+{source}
 
 Seismic with its default parameters: {seismic}. Exact engines may order equal scores differently; a document
 that scores like the tenth within 1e-5 counts as found.
@@ -39,23 +45,33 @@ that scores like the tenth within 1e-5 counts as found.
 
 {index}
 
+{source}
+
 ## Opening, seconds
 
 {opened}
+
+{source}
 
 ## Disk, MB
 
 {disk}
 
+{source}
+
 ## Memory while indexing, MB
 
 {memory_used}
+
+{source}
 
 ## Growth
 
 The power of the number of documents with which a figure grows, fitted from {start:,} documents on:
 
 {growth}
+
+{source}
 
 ## Versions
 
@@ -142,6 +158,7 @@ def page(results: dict) -> str:
     revisions = ', '.join(dict.fromkeys(f'`{result["of"]}`' for result in results.values()))
     documents = TODAY if finished[-1].get('vectors') == VECTORS else EARLIER
     return PAGE.format(
+        source=source(*results.values(), data=dict.fromkeys(finished[-1]['collections'], '')),
         documents=documents.format(**facts(finished), revisions=revisions), start=FIT_FROM, growth=growth(results),
         machine=f'{machine["processor"]}, {machine["cores"]} cores, {machine["memory"] / 1e9:.1f} GB',
         seconds=limits['seconds'], memory=limits['memory'] // 2 ** 30,

@@ -2,7 +2,7 @@
 import math, statistics
 from pathlib import Path
 from splade_nb.config.files import read_json
-from measure import HERE, gigabytes, ratios, spread, table
+from measure import HERE, gigabytes, ratios, source, spread, table
 
 DOCS = HERE.parent/'docs'
 CLAIMS = (  # what no CPU shows, stage, what of it is proven without a GPU
@@ -132,7 +132,7 @@ TITLES = dict(kernel='Kernel', speed='Speed of the head', encode='Encoding', ste
 def device_section(results: dict) -> str:
     first = next(iter(results.values()))
     about = f'## {first["name"]}\n\ntorch {first["versions"]["torch"]}, Python {first["versions"]["python"]}; revision of the results: see their commit.'
-    return '\n\n'.join([about, *(f'### {TITLES[stage]}\n\n{TABLES[stage](result)}' for stage, result in results.items())])
+    return '\n\n'.join([about, *(f'### {TITLES[stage]}\n\n{TABLES[stage](result)}\n\n{source(result)}' for stage, result in results.items())])
 
 
 def read(folder: Path) -> dict:  # device -> stage -> result

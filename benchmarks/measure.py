@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 import torch
 from splade_nb.config.files import revision, write_json
+from splade_nb.evaluation.figures import source_line
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ('torch', 'transformers', 'sentence-transformers', 'tokenizers', 'numpy', 'scipy')
@@ -112,6 +113,12 @@ def say(text: str) -> None: print(text, flush=True)
 def table(columns: list, rows) -> str:  # Markdown, numbers to the right
     def line(cells): return f'| {" | ".join(cells)} |'
     return '\n'.join([line(columns), line(['---', *['--:'] * (len(columns) - 1)]), *map(line, rows)])
+
+
+def source(*results: dict, data: dict | str = 'random weights') -> str:
+    "Where the figures of some parts come from."
+    commands = ' and '.join(dict.fromkeys(result['command'] for result in results))
+    return source_line(commands, data, [result.get('of', result.get('revision', '')) for result in results], [result['date'] for result in results])
 
 
 def megabytes(value: float) -> str: return f'{value / 1e6:,.0f} MB'

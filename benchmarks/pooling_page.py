@@ -1,5 +1,6 @@
 """docs/xlmr_one_gpu.md from benchmarks/results; `report.py` calls it."""
-from measure import gigabytes, megabytes, ratios, spread, table
+from splade_nb.evaluation.study import known_baselines
+from measure import gigabytes, megabytes, ratios, source, spread, table
 from models import FULL
 from step import QUERY
 
@@ -199,11 +200,14 @@ def about_start(start: dict | None) -> str:
             f'`make bench PART=start` measures it.')
 
 
+def with_source(write, found: dict | None, data) -> str: return f'{write(found)}\n\n{source(found, data=data)}' if found else write(found)
+
+
 def page(results: dict) -> str:  # part -> result, of head, step, pooling and start
     head, size = results['head'], FULL
     shape = max(both_measured(head), key=lambda row: row['texts'] * row['length'])
     return PAGE.format(
         threads=THREADS, texts=shape['texts'], length=shape['length'], vocabulary=size['vocabulary'],
-        logits=gigabytes(4 * shape['texts'] * shape['length'] * size['vocabulary']), head=head_table(head),
-        gradient=megabytes(4 * size['vocabulary'] * size['hidden']), step=step_table(results.get('pooling')),
-        start=start_table(results.get('start')), about_start=about_start(results.get('start')))
+        logits=gigabytes(4 * shape['texts'] * shape['length'] * size['vocabulary']), head=f'{head_table(head)}\n\n{source(head)}',
+        gradient=megabytes(4 * size['vocabulary'] * size['hidden']), step=with_source(step_table, results.get('pooling'), 'random weights'),
+        start=with_source(start_table, results.get('start'), {'mini': known_baselines()['mini']['hash']}), about_start=about_start(results.get('start')))

@@ -9,7 +9,8 @@ import gpu_page
 import pooling_page
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg
-from measure import HERE, gigabytes, log_axes, megabytes, ratios, spread, table
+from splade_nb.evaluation.study import revision_of
+from measure import HERE, gigabytes, log_axes, megabytes, ratios, source, spread, table
 
 DOCS = HERE.parent/'docs'
 PAGE = """# How fast it is
@@ -41,11 +42,15 @@ either.
 
 ![Head: ratio by shape and activity](benchmarks-head.svg)
 
+{head_source}
+
 {head_memory}
 
 {growth}
 
 ![Growth of time and memory](benchmarks-growth.svg)
+
+{head_source}
 
 {gather}
 
@@ -312,18 +317,20 @@ def draw_growth(head: dict, path: Path) -> None:
 # The page
 
 def page(results: dict) -> str:
-    def section(part, write): return write(results[part]) if part in results else 'Not measured.'
+    def section(part, write, data='random weights'): return f'{write(results[part])}\n\n{source(results[part], data=data)}' if part in results else 'Not measured.'
+    def said(part, write): return write(results[part]) if part in results else 'Not measured.'
     return PAGE.format(
-        machines=machines(results), goals=goals(results), head=section('head', head_table),
-        head_memory=section('head', head_memory), growth=section('head', growth), gather=section('head', gather),
+        machines=f'{machines(results)}\n\n{source(*results.values())}', goals=f'{goals(results)}\n\n{source(*results.values())}',
+        head_source=source(results['head']) if 'head' in results else '', head=section('head', head_table),
+        head_memory=section('head', head_memory), growth=said('head', growth), gather=said('head', gather),
         step=section('step', step_table), step_memory=section('step', step_memory),
         pooling=section('pooling', pooling_page.step_table),
-        encode=section('encode', encode_table))
+        encode=section('encode', encode_table, 'Korean documents (hash not kept), random weights'))
 
 
 def read(folder: Path) -> dict:
     paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'pooling', 'start', 'encode')}
-    return {part: read_json(path) for part, path in paths.items() if path.exists()}
+    return {part: dict(of=revision_of(path), **read_json(path)) for part, path in paths.items() if path.exists()}
 
 
 def pages(folder: Path) -> dict:  # file -> text

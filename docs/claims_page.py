@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 import torch
+from splade_nb.evaluation.figures import source_line
+from splade_nb.evaluation.study import revision_of
 from splade_nb.training.losses import distillation, minimum_activation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,10 +172,17 @@ def table(number: int, rows: list[Claim]) -> str:
     return '\n'.join([f'## Design {number}: {DOCUMENTS[number][1]}', '', '| section | claim | status | what was found | by |', '|---|---|---|---|---|', *lines])
 
 
+def source() -> str:
+    "Of the page: formulas, and one kept run."
+    kept = result('v28-corrected-mini-42')
+    return source_line('python docs/claims_page.py', {kept['data']['name']: kept['data']['hash']}, [revision_of(ROOT/'docs'/'results'/'v28-corrected-mini-42'/'summary.json', kept)],
+                       [kept.get('date', '')])
+
+
 def page() -> str:
     rows = claims()
     counts = ', '.join(f'{sum(row.status == status for row in rows)} {status}' for status in STATUSES)
-    return PAGE.format(counts=counts, tables='\n\n'.join(table(number, rows) for number in DOCUMENTS))
+    return PAGE.format(counts=counts, tables='\n\n'.join(f'{table(number, rows)}\n\n{source()}' for number in DOCUMENTS))
 
 
 if __name__ == '__main__':

@@ -5,8 +5,9 @@
 """
 import sys
 from pathlib import Path
-from splade_nb.config.files import read_json
+from splade_nb.config.files import read_json, sha256_of
 from splade_nb.data.collections import FORMS, listing, registry
+from splade_nb.evaluation.figures import source_line
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {'en': ROOT/'docs'/'data.md', 'ko': ROOT/'docs'/'data_ko.md'}
@@ -34,6 +35,11 @@ def table(names: tuple, rows: list) -> str:
     return '\n'.join('| ' + ' | '.join(str(value).replace('|', r'\|') or '-' for value in line) + ' |' for line in lines)
 
 
+def source(*files: str) -> str:
+    "Of the files that list the sets; what they say of a set has its own revision."
+    return source_line('python docs/data_page.py', {name: sha256_of(ROOT/'data'/'collections'/name) for name in files}, [], [])
+
+
 def page(language: str) -> str:
     said, sets = WORDS[language], registry()
     facts = [(name, FORMS[one.form], one.split, one.revision, one.facts, one.note) for name, one in sets.items()]
@@ -41,9 +47,9 @@ def page(language: str) -> str:
     hashes += [(name, '-', said['unknown']) for name, one in sets.items() if not one.sha256]
     pairs = [(name, ', '.join(one['repositories']), one['licence'], f'{one["pairs"]:,}', f'`{one["sha256"]}`')
              for name, one in read_json(ROOT/'data'/'collections'/'pairs.json').items()]
-    parts = [said['title'], said['about'], said['text'], said['sets'], table(said['columns'], [row[:6] for row in listing()[1:]]),
-             said['facts'], table(said['note'], facts), said['hashes'], table(said['hash'], hashes),
-             said['pairs'], said['pairs_text'], table(said['pair'], pairs)]
+    parts = [said['title'], said['about'], said['text'], said['sets'], table(said['columns'], [row[:6] for row in listing()[1:]]), source('sets.json'),
+             said['facts'], table(said['note'], facts), source('sets.json'), said['hashes'], table(said['hash'], hashes), source('sets.json'),
+             said['pairs'], said['pairs_text'], table(said['pair'], pairs), source('pairs.json')]
     return '\n\n'.join(parts) + '\n'
 
 

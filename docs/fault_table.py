@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 import faults
+from splade_nb.config.files import revision
+from splade_nb.evaluation.study import known_baselines
 from splade_nb.training import collapse_guard as guard
 from splade_nb.evaluation import figures
 
@@ -24,11 +26,15 @@ that the worst try repeated. "Equals" means bit for bit: weights, optimizer, rng
 |---|--:|--:|---|
 {rows}
 
+{source}
+
 ## The collapse of V28, as the guard sees it
 
 ![V28 as written and corrected](collapse.svg)
 
 {caption}
+
+{source}
 """
 STEPS = 60
 
@@ -70,13 +76,17 @@ def draw_collapse() -> str:  # its caption
             f'({named["message"]}). The corrected recipe triggers no event.')
 
 
+def source(commit: str, day: str) -> str:
+    return figures.source_line('make faults', {'mini': known_baselines()['mini']['hash']}, [commit], [day])
+
+
 def main() -> None:
     began = time.monotonic()
     rows, caption = '\n'.join(map(row, faults.FAULTS)), draw_collapse()
     page = PAGE.format(
         day=date.today().isoformat(), machine=f'{platform.system()} {platform.machine()}', cores=os.cpu_count(),
         python=platform.python_version(), torch=version('torch'), seconds=round(time.monotonic() - began), rows=rows,
-        caption=caption)
+        caption=caption, source=source(revision(), date.today().isoformat()))
     (ROOT/'docs'/'faults.md').write_text(page, encoding='utf-8')
 
 

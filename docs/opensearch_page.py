@@ -4,7 +4,6 @@
     python docs/opensearch_page.py --check    exit 1 if the page differs from the code and the saved results
 """
 import json, sys
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 import numpy as np
@@ -18,7 +17,9 @@ from splade_nb.config.files import read_json, write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.encode import lookup_documents, lookup_queries
 from splade_nb.serving.formats import feature_name
+from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.metrics import retrieval_metrics
+from splade_nb.evaluation.study import data_of, known_baselines, revision_of, stamp
 from splade_nb.data.idf import count, idf
 from splade_nb.training.dataset import make_tokenizer
 from splade_nb.serving.opensearch import (
@@ -141,7 +142,7 @@ def measure() -> dict:
             run = found_by(f'{server.url}/mini', label, ids, vectors, queries, *how)
             found[name] = dict(exact=shared(run, wanted), same=shared(run, same), ndcg=ndcg(run))
             print(name, found[name], flush=True)
-    return dict(date=date.today().isoformat(), queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), tokenizer=len(tokenizer), found=found)
+    return stamp('python docs/opensearch_page.py', [collection]) | dict(queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), tokenizer=len(tokenizer), found=found)
 
 
 def block(method: str, path: str, body) -> str:
@@ -165,6 +166,10 @@ def requests() -> str:
     return '\n\n'.join(f'{title}:\n\n{block(*part)}' for title, part in parts.items())
 
 
+def source(results: dict) -> str:  # the embedded set is part of every revision
+    return source_line('python docs/opensearch_page.py', data_of(results) or {'mini': known_baselines()['mini']['hash']}, [revision_of(RESULTS, results)], [results['date']])
+
+
 def figures(found: dict) -> str:
     rows = [f'| {name} | {row["exact"]:.1%} | {row["same"]:.1%} | {row["ndcg"]:.3f} |' for name, row in found.items()]
     return '\n'.join(['| index and query | top 10 as the exact product | as the same product | nDCG@10 |', '| --- | --: | --: | --: |', *rows])
@@ -178,7 +183,7 @@ def refusals() -> str:
 
 def page(results: dict) -> str:
     image = next(line for line in (ROOT/'deploy'/'compose.yaml').read_text().splitlines() if 'FROM opensearchproject/' in line)
-    return TEXT.format(server=image.split(':')[-1], client=version('opensearch-py'), url='http://localhost:9200', requests=requests(), figures=figures(results['found']), asked=results['queries'],
+    return TEXT.format(server=image.split(':')[-1], client=version('opensearch-py'), url='http://localhost:9200', requests=requests(), figures=f'{figures(results["found"])}\n\n{source(results)}', asked=results['queries'],
                        documents=results['documents'], terms=f'{results["terms"]:.0f}', top_n=10, refused=refusals())
 
 

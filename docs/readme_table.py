@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 from splade_nb.config.versions import ABOUT, VERSIONS
 from splade_nb.evaluation.compare import compare_row, markdown_table
+from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked
 from splade_nb.evaluation.study import known_baselines, revision_of
@@ -45,8 +46,13 @@ def kept() -> pd.DataFrame:
         row, words = compare_row(summary), words_of(summary['data']['name'])
         own = {'documents': summary['documents']} if 'documents' in summary else {}
         if 'bm25_bigrams' in summary: own['BM25 + bigrams'] = row['BM25 + bigrams']
-        rows.append(row | words | own | {'queries': summary['metrics']['queries'], 'difference': gain, 'of': revision_of(path, summary)})
+        rows.append(row | words | own | {'queries': summary['metrics']['queries'], 'difference': gain, 'of': revision_of(path, summary), 'date': summary.get('date', '')})
     return pd.DataFrame(rows)
+
+
+def source_of(runs: pd.DataFrame) -> str:
+    "Where a table of kept runs comes from."
+    return source_line('python docs/readme_table.py', dict(zip(runs['data'], runs['hash'])), runs['of'], runs['date'])
 
 
 def points(difference: dict) -> str: return f'{difference["mean"]:+.3f} [{difference["low"]:+.3f}, {difference["high"]:+.3f}]'
@@ -130,11 +136,12 @@ def table() -> str:
             f'{words_rows("mini")}:')
     return (f'{BEGIN}\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for()} '
             f'Document terms and index: of BM25 / BM25 + bigrams / the model.\n\n{test_tables()[0]}\n\n'
-            f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs))}\n\n{told}\n\n{markdown_table(versions_table(mini))}\n{END}')
+            f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs), source=source_of(runs[runs["data"] != "mini"]))}\n\n{told}\n\n'
+            f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
 
-SHORT = ('nDCG@10 in percent on test queries. Public: mean of six Korean collections, one model for all, three seeds. mini: the embedded set, '
-         'whose training and test queries ask for the same documents. Terms: of its documents.')
+SHORT = ('nDCG@10, percent, test queries. Public: mean of six collections, one model, three seeds. mini: training and test queries ask for the '
+         'same documents. Terms: of its documents.')
 
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
@@ -159,9 +166,20 @@ def short_table(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def short_source(mini: pd.DataFrame) -> str:
+    "Of the runs on the embedded set and of the study, whose table names its own."
+    study = next(line for line in test_tables()[0].splitlines() if line.startswith('*Source:*'))
+    _, _, revisions, dates = study.rstrip('.').split('; ')
+    names = [name for name, known in known_baselines().items() if f'| {name} |' in test_tables()[0].split('*Source:*')[0]]
+    return source_line('python docs/readme_table.py', {name: known_baselines()[name]['hash'] for name in ('mini', *names)},
+                       [*mini['of'], *re.findall('`([^`]+)`', revisions)], [*mini['date'], *dates.split(' to ')])
+
+
 def short() -> str:
     "The block of the first page."
-    return f'{BEGIN}\n{equal_start()}\n\n{markdown_table(short_table(kept()))}\n\n{SHORT}\n{END}'
+    runs = kept()
+    mini = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')]
+    return f'{BEGIN}\n{equal_start()}\n\n{markdown_table(short_table(runs), source=short_source(mini))}\n\n{SHORT}\n{END}'
 
 
 KOREAN = {  # what the English block says: the same in Korean
@@ -198,13 +216,15 @@ KOREAN = {  # what the English block says: the same in Korean
     "FLOPS by the model's own document frequencies, inference-free queries": '모델 자신의 문서 빈도로 가중한 FLOPS, 추론 없는 질의',
     'FLOPS of long documents alone, weights with two logarithms': '긴 문서만의 FLOPS, 로그를 두 번 취한 가중치',
     'documents aligned to their questions in the other language': '다른 언어로 된 질문에 맞춘 문서'}
+SOURCE = {r'\*Source:\* ': '*출처:* ', r'; data ': '; 데이터 ', r'; revision ': '; 커밋 ', r'; undated\.': '; 날짜 없음.', r'(\d{4}-\d\d-\d\d) to (?=\d{4})': r'\1~',
+          r'\(hash not kept\)': '(해시 없음)', r'커밋 unknown': '커밋 모름'}  # of a line of source
 LEFT = re.compile('[a-z]{4,} [a-z]{2,}')  # English that nobody translated
 
 
 def in_korean(block: str) -> str:
     "The block in Korean, every number as it was; raises `ValueError` for words that have no Korean yet."
-    for english, korean in KOREAN.items(): block = re.sub(english, korean, block)
-    if left := LEFT.search(block.replace(BEGIN, '')): raise ValueError(f'{left[0]!r} has no Korean in docs/readme_table.py')
+    for english, korean in (KOREAN | SOURCE).items(): block = re.sub(english, korean, block)
+    if left := LEFT.search(re.sub('`[^`]*`', '', block.replace(BEGIN, ''))): raise ValueError(f'{left[0]!r} has no Korean in docs/readme_table.py')
     return block
 
 

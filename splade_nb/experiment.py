@@ -11,7 +11,7 @@ __all__ = ['PARAMETERS', 'SETTINGS', 'GIVEN', 'check_parameters', 'notebook_name
 import io, math, shutil, sys, time
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 import numpy as np
 import torch
@@ -269,7 +269,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
         stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, weights=sha256_of(run.folder/'model'/'model.safetensors'), revision=revision(),
-        versions=packages())
+        date=date.today().isoformat(), versions=packages())
     if stages: write_stages(stages, run.folder)
     write_json(run.folder/'summary.json', summary)
     return summary

@@ -252,7 +252,7 @@ def last_checkpoint(folder: Path) -> dict:  # file -> size and digest
 
 def summary_of(folder: Path) -> dict:
     values = read_json(folder/'summary.json')
-    other = ('seconds', 'stages', 'peak_memory_mb', 'peak_gpu_memory_mb', 'revision')  # the tree may be edited between two runs
+    other = ('seconds', 'stages', 'peak_memory_mb', 'peak_gpu_memory_mb', 'revision', 'date')  # the tree may be edited between two runs
     return {name: value for name, value in values.items() if name not in other}
 
 

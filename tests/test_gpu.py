@@ -50,10 +50,10 @@ def test_a_part_never_takes_the_place_of_the_whole(tmp_path, monkeypatch):
 
 def test_the_page_says_what_was_run_and_what_is_wrong():
     case = dict(name='ties', type='bf16', precision='ieee', texts=3, tokens=9, V=90, value=0.0, named=0.0, gradient=1e-3, right=True)
-    kernel = dict(name='card', whole=True, date='2026-01-01', versions=dict(torch='2', python='3'), cases=[case])
+    kernel = dict(name='card', whole=True, date='2026-01-01', versions=dict(torch='2', python='3'), command='make gpu STAGE=kernel', cases=[case])
     assert gpu_page.page({}).count('not run yet') == len(gpu_page.CLAIMS)
     page = gpu_page.page({'card': {'kernel': kernel}})
-    assert page.count('card: run, 2026-01-01') == 2 and '| ties | bf16 ieee |' in page
+    assert page.count('card: run, 2026-01-01') == 2 and '| ties | bf16 ieee |' in page and '*Source:* `make gpu STAGE=kernel`; data random weights; ' in page
     broken = kernel | dict(cases=[case | dict(right=False)], whole=False)
     assert 'card: **wrong**: ties' in gpu_page.page({'card': {'kernel': broken}})
     assert 'in part' in gpu_page.page({'card': {'kernel': kernel | dict(whole=False)}})

@@ -21,7 +21,7 @@ HOSTILE = {
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
 NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full evaluate-board study leaderboard data search serve export release bench gpu pretrain resume-pretrain'.split()
+TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full evaluate-board study leaderboard record data search serve export release bench gpu pretrain resume-pretrain'.split()
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -115,6 +115,7 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT', what='WHAT', hybrid='HYBRID')],
         judge, report('FULL', 'evaluate_full'), on_board, report('BOARD', 'evaluate'),
         study, shown(value['STUDY']), board, shown('leaderboard'),
+        ['python', 'docs/records_page.py', f'--entry={value["ENTRY"]}'],
         ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID')],
         ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', hybrid='HYBRID')],
@@ -177,6 +178,11 @@ def test_a_pretrained_backbone_has_a_folder_of_its_own(workshop):
 def test_a_search_without_a_query_says_so(workshop):
     done = workshop.make('search')
     assert done.returncode and 'there is no QUERY' in done.stderr and workshop.calls() == []
+
+
+def test_a_record_without_a_file_says_so(workshop):
+    done = workshop.make('record')
+    assert done.returncode and 'there is no ENTRY' in done.stderr and workshop.calls() == []
 
 
 def test_a_study_without_a_name_says_so(workshop):

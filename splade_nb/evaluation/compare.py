@@ -37,14 +37,15 @@ def join_words(words) -> str:
     return ' and '.join([', '.join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #markdown-table
-def markdown_table(table, digits: int = 3) -> str:
-    "A DataFrame as a Markdown table; `-` for a missing number."
+def markdown_table(table, digits: int = 3, source: str = '') -> str:  # source: of `source_line`
+    "A DataFrame as a Markdown table; `-` for a missing number. Where it comes from stands below."
     def cell(value):
         if value is None or value != value: return '-'
         if isinstance(value, float): return f'{value:.{digits if abs(value) <= 1 else 1}f}'
         return str(value).replace('|', '\\|')
     lines = [list(table.columns), ['---'] * len(table.columns), *table.astype(object).to_numpy().tolist()]
-    return '\n'.join('| ' + ' | '.join(map(cell, line)) + ' |' for line in lines)
+    rows = '\n'.join('| ' + ' | '.join(map(cell, line)) + ' |' for line in lines)
+    return f'{rows}\n\n{source}' if source else rows
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #run-folders
 def run_folders(runs: str = '') -> list:  # paths

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['palette', 'SYSTEMS', 'CHANGES', 'STYLE', 'set_font', 'canvas', 'nothing', 'image', 'write_svg', 'legend_below',
-           'free_spot', 'write_labels', 'escape', 'shorten', 'label', 'html', 'show']
+           'free_spot', 'write_labels', 'escape', 'shorten', 'label', 'html', 'source_line', 'show']
 
 # %% ../../nbs/4_evaluation/06_figures.ipynb #imports
 import math, re
@@ -162,9 +162,24 @@ def html(table) -> str:
     with pd.option_context('display.max_colwidth', None): page = table.to_html(na_rep='-', border=0)
     return re.sub('<(t[dh])>', r'<\1 style="text-align: left; vertical-align: top">', page)
 
+# %% ../../nbs/4_evaluation/06_figures.ipynb #source-line
+def source_line(command: str,        # that makes it, as it is typed
+                data: dict | str,    # collection -> hash, '' where it is not kept; words where no collection is read
+                revisions, dates,    # commits; days as 2026-11-21; unknown ones are '' or -
+                notebook: str = ''   # address of the executed one
+               ) -> str:             # Markdown
+    "Where a figure or a table of measurements comes from."
+    named = data if isinstance(data, str) else ', '.join(
+        f'`{name}@{hash[:8]}`' if hash else f'{name} (hash not kept)' for name, hash in data.items())
+    known = ', '.join(f'`{commit}`' for commit in dict.fromkeys(revisions) if commit.strip('-'))
+    days = sorted({*dates} - {'', '-'})
+    when = ' to '.join(dict.fromkeys([days[0], days[-1]])) if days else 'undated'
+    line = f'`{command}`; data {named}; revision {known or "unknown"}; {when}'
+    return f'*Source:* {line}' + (f'; [notebook]({notebook})' if notebook else '') + '.'
+
 # %% ../../nbs/4_evaluation/06_figures.ipynb #show
-def show(shown, caption: str = '') -> None:  # shown: a figure or a table
-    "Display a figure or a table, then its caption."
+def show(shown, caption: str = '', source: str = '') -> None:  # shown: a figure or a table; source: of `source_line`
+    "Display a figure or a table, then its caption and where it comes from."
     from IPython.display import HTML, Markdown, display
     display(HTML(html(shown)) if hasattr(shown, 'to_html') else image(shown, caption))
-    if caption: display(Markdown(escape(caption)))
+    if below := '\n\n'.join(filter(None, (escape(caption), source))): display(Markdown(below))

@@ -126,7 +126,7 @@ def index_facts(terms: dict,             # system -> active terms per document
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #compare-systems
 def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "model" and "bm25" among them
                     collection) -> dict:
-    "`evaluation.json`: metrics with intervals, the model's paired differences, nDCG@10 by kind of query."
+    "`evaluation.json`: metrics with intervals, the model's paired differences, nDCG@10 by kind of query, gain of each."
     ids = systems['model'].index
     values = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
     def over(name, rows=values): return paired_difference(rows['model'], rows[name])
@@ -134,7 +134,8 @@ def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "m
                for kind, rows in values.groupby([collection.queries[id].kind or 'original' for id in ids])}
     differences = {name: over(name) for name in systems if name != 'model'}
     return dict(systems={name: summarise(rows) for name, rows in systems.items()}, by_kind=by_kind,
-                difference=differences['bm25'], differences=differences)
+                difference=differences['bm25'], differences=differences,
+                gains=' '.join(f'{gain:.4g}' for gain in values['model'] - values['bm25']))
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #context-result
 def context_queries(collection) -> dict: # {(pair, side): text}, first halves first
