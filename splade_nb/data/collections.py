@@ -14,7 +14,8 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
-from ..config.files import ConfigError, DataError, alternatives, read_json, replaced, root, sha256_of, write_json
+from ..config.files import (
+    ConfigError, DataError, alternatives, embedded, read_json, replaced, root, sha256_of, write_json)
 from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/15_collections.ipynb #forms
@@ -54,7 +55,7 @@ class Source:
 @cache
 def registry() -> dict:  # name: Source
     "The sets of `data/collections/sets.json`."
-    return {name: Source(name, **values) for name, values in read_json(root()/'data'/'collections'/'sets.json').items()}
+    return {name: Source(name, **values) for name, values in read_json(embedded('data/collections')/'sets.json').items()}
 
 # %% ../../nbs/1_data/15_collections.ipynb #registered
 def registered(name: str) -> Source:
