@@ -1,6 +1,5 @@
 """The page on rented GPUs, and the script that trains on one: with stubs in place of what takes hours."""
 import os, re, shutil, subprocess, sys
-from pathlib import Path
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
