@@ -75,7 +75,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard record rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard record rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs browser docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -263,7 +263,11 @@ docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build
 	"$(bin)/python" docs/build_site.py docs/nbs
 	"$(bin)/python" -m sphinx -q -W --keep-going -b html -c docs docs/nbs docs/_build/html
+	"$(bin)/python" docs/browser.py docs/_build/browser
 	@echo docs/_build/html/index.html
+
+browser: $(ready)  ## Write copies of notebooks for Colab and Kaggle, which install this commit, into docs/_build/browser
+	"$(bin)/python" docs/browser.py docs/_build/browser
 
 docs-assets: $(assets)  ## Fetch KaTeX and mermaid for the site, once
 

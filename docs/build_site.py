@@ -144,12 +144,13 @@ def arrange(processed: dict, original: dict) -> list[dict]:
 
 
 def origin(original: dict, notebook: Path) -> dict:
-    "A line of links to the notebook, to the module exported from it and to its twin in the other language."
+    "A line of links: the notebook, the module exported from it, its twin in the other language, its copy for a browser."
     module = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(map(text, original['cells'])), re.M)
     links = [f'[notebook]({REPOSITORY}/{NOTEBOOKS.name}/{notebook.as_posix()})']
     twin = notebook.with_stem(notebook.stem.removesuffix('_ko') if notebook.stem.endswith('_ko') else f'{notebook.stem}_ko')
     if (NOTEBOOKS/twin).exists(): links.append(f'[{"English" if notebook.stem.endswith("_ko") else "한국어"}]({page(twin).name})')
     if module: links.append(f'[module]({REPOSITORY}/{PACKAGE.name}/{module[1].replace(".", "/")}.py)')
+    links += [text(cell) for cell in original['cells'] if cell['id'] == 'browser']  # docs/browser.py writes them
     return markdown('{.origin}\n' + ' · '.join(links), 'site-origin')
 
 
@@ -160,6 +161,7 @@ def convert(processed: dict, original: dict, notebook: Path) -> dict:
     cells = [markdown(relink(text(title), folder, here), title['id']), origin(original, notebook)] if title else []
     level = 1
     for cell in arrange(processed, original):
+        if cell['id'] == 'browser': continue
         source = text(cell)
         if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, module_of(here), level)
         elif cell['cell_type'] == 'code':

@@ -14,7 +14,8 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
-from ..config.files import ConfigError, DataError, alternatives, read_json, replaced, root, sha256_of, write_json
+from ..config.files import (
+    ConfigError, DataError, alternatives, embedded, read_json, replaced, root, sha256_of, write_json)
 from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/15_collections.ipynb #forms
@@ -53,10 +54,8 @@ class Source:
 # %% ../../nbs/1_data/15_collections.ipynb #registry
 @cache
 def registry() -> dict:  # name: Source
-    "The sets of `data/collections/sets.json`. Raises ConfigError outside a checkout, which alone has it."
-    path = root()/'data'/'collections'/'sets.json'
-    if not path.exists(): raise ConfigError(f'{path} is missing: run this in a checkout of splade_nb, which has it')
-    return {name: Source(name, **values) for name, values in read_json(path).items()}
+    "The sets of `data/collections/sets.json`."
+    return {name: Source(name, **values) for name, values in read_json(embedded('data/collections')/'sets.json').items()}
 
 # %% ../../nbs/1_data/15_collections.ipynb #registered
 def registered(name: str) -> Source:

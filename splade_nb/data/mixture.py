@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/1_data/18_mixture.ipynb #imports-library
-from ..config.files import SEED, ConfigError, read_json, replaced, root, sha256_of, write_json
+from ..config.files import SEED, ConfigError, embedded, read_json, replaced, root, sha256_of, write_json
 from .collections import fetch, listing, registry
 from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
@@ -181,7 +181,7 @@ def _table(names: tuple, rows: list) -> str:
 # %% ../../nbs/1_data/18_mixture.ipynb #origin
 def _origin(source: str) -> tuple:  # where it is from, licence
     "Of the pairs of `data/collections/pairs.json`, else of a registered set."
-    pairs, known = read_json(root()/'data'/'collections'/'pairs.json').get(source), registry().get(source)
+    pairs, known = read_json(embedded('data/collections')/'pairs.json').get(source), registry().get(source)
     if pairs: return ', '.join(pairs['repositories']), pairs['licence']
     return (known.origin, known.licence) if known else ('unknown', 'unknown')
 

@@ -12,7 +12,7 @@ import codecs, hashlib, lzma, os, re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from ..config.files import DataError, root
+from ..config.files import DataError, embedded, root
 from .lines import Faults, Row, children, known_id, known_ids, new_id, normalise, one_of, pair_type
 from .lines import parse_row, read_lines, read_rows, row_texts, show
 from .merge import merge
@@ -254,7 +254,7 @@ SOURCES = ('mini, a set that `make data` has fetched, a BEIR folder, a SQuAD-for
 
 def locate(source: str) -> Path | None:  # None for a hub data set
     "Where a source lies. Raises DataError for what is neither a path nor a hub name."
-    if source == 'mini': return root()/'data'/'mini'
+    if source == 'mini': return embedded('data/mini')
     bases = (Path(), root(), root()/'data')
     found = [base/Path(source).expanduser() for base in bases if (base/Path(source).expanduser()).exists()]
     if found: return found[0]

@@ -1,0 +1,27 @@
+# The two commands of the README, and all others, without anything installed but docker:
+#   docker build --tag splade_nb .                           PyTorch for CUDA; --build-arg TORCH=cpu for a smaller image
+#   docker run --volume "$PWD/outputs:/splade_nb/outputs" splade_nb make train      --gpus all where there is one
+#   docker run splade_nb make test
+FROM python:3.11-slim
+
+# git names the revision of a result, gcc compiles what launches the kernel on a GPU
+RUN apt-get update --quiet \
+ && apt-get install --quiet --yes --no-install-recommends gcc git libc6-dev make \
+ && rm -rf /var/lib/apt/lists/*
+
+# Beside the checkout, so that a folder of the host can be mounted over it
+ENV VENV=/opt/splade_nb PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /splade_nb
+COPY Makefile pyproject.toml setup.py constraints.txt README.md LICENSE ./
+COPY splade_nb/__init__.py splade_nb/_earlier.py splade_nb/
+
+# cuda: the build that pip finds on Linux; others, such as cpu and cu130, as `uv pip install --torch-backend` names them.
+# With the file .ready make keeps this environment.
+ARG TORCH=cuda
+RUN if [ "$TORCH" != cuda ]; then python -m pip install --quiet uv && python -m venv "$VENV" \
+ && uv pip install --quiet --python "$VENV" --torch-backend "$TORCH" --constraint constraints.txt torch \
+ && pwd -P > "$VENV/.ready"; fi
+RUN make install
+
+COPY . .
+CMD ["make", "train"]

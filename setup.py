@@ -1,0 +1,17 @@
+"""Bring files along that lie outside the package: `splade_nb.config.files.embedded` opens them where it is installed."""
+import shutil
+from pathlib import Path
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+BROUGHT = 'data/mini', 'data/collections', 'docs/results/board'
+
+
+class WithData(build_py):
+    def run(self):
+        super().run()
+        if self.editable_mode: return  # the checkout around the package has them
+        for name in BROUGHT: shutil.copytree(name, Path(self.build_lib)/'splade_nb'/'embedded'/name, dirs_exist_ok=True)
+
+
+setup(cmdclass=dict(build_py=WithData))

@@ -1,0 +1,201 @@
+"""Copies of notebooks for Colab and Kaggle: what they hold, and that they run where there is no checkout."""
+import ast, importlib.metadata, importlib.util, json, os, re, shutil, subprocess, sys, types
+from contextlib import chdir
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+import nbformat
+import pytest
+import yaml
+from nbclient import NotebookClient
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
+from conftest import NOTEBOOKS, ROOT, name, read, text
+
+sys.path.insert(0, str(ROOT/'docs'))
+with chdir(ROOT): import browser as copies  # nbdev looks for its settings from the working folder up
+from build_site import DIRECTIVE, GUIDES, HOST, LINK, page
+
+COPIES = {notebook.as_posix(): copies.copy(notebook, 'a1b2c3') for notebook in copies.COPIED}
+each_copy = pytest.mark.parametrize('notebook', COPIES)
+FORM = re.compile(r'^(\w+) = (.*) #@param \{type:"\w+"\}$', re.M)
+
+
+def cell(notebook: dict, id: str) -> dict: return next(cell for cell in notebook['cells'] if cell['id'] == id)
+
+
+def links_of(notebook: dict) -> list:
+    return [match[1] + (match[2] or '') for each in notebook['cells'] if each['cell_type'] == 'markdown' for match in LINK.finditer(text(each))]
+
+
+# What a copy holds
+
+def test_each_notebook_leads_to_its_copy():
+    found = {name(path): [text(each) for each in read(path)['cells'] if each['id'] == 'browser'] for path in NOTEBOOKS}
+    wanted = {notebook.as_posix(): [copies.links(notebook)] for notebook in copies.COPIED}
+    assert {notebook: cells for notebook, cells in found.items() if cells} == wanted, 'run python docs/browser.py --links'
+    assert [name(path) for path in (ROOT/'nbs/tutorials').glob('*.ipynb') if name(path) not in wanted] == []
+
+
+@each_copy
+def test_a_copy_is_a_notebook_without_traces(notebook):
+    made, original = COPIES[notebook], read(ROOT/'nbs'/notebook)
+    nbformat.validate(nbformat.from_dict(made))
+    code = [each for each in made['cells'] if each['cell_type'] == 'code']
+    assert code[0]['id'] == 'install' and [each['id'] for each in code if each['outputs'] or DIRECTIVE.search(text(each))] == []
+    assert [each['id'] for each in code[1:]] == [each['id'] for each in original['cells'] if each['cell_type'] == 'code']
+    assert [link for link in links_of(made) if not re.match(r'https?:|#', link)] == []
+
+
+@each_copy
+def test_links_of_a_copy_lead_to_pages(notebook):
+    pages = {page(name(path)).with_suffix('.html').as_posix() for path in NOTEBOOKS} | {Path(guide).with_suffix('.html').as_posix() for guide in GUIDES.values()}
+    found = [link.removeprefix(HOST).partition('#')[0] for link in links_of(COPIES[notebook]) if link.startswith(HOST)]
+    assert found and [link for link in found if link not in pages] == []
+
+
+@pytest.mark.parametrize('notebook', ['train', 'evaluate', 'pretrain'])
+def test_the_form_has_the_parameters(notebook):
+    source = lambda found: text(cell(found, 'parameters'))
+    values = lambda source: {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source).body}
+    form, original = source(COPIES[f'{notebook}.ipynb']), source(read(ROOT/f'nbs/{notebook}.ipynb'))
+    assert values(form) == values(original) | copies.GIVEN[notebook]
+    assert [field for field, _ in FORM.findall(form)] == [*values(original)]
+
+
+def test_what_is_no_parameter_or_no_page_is_refused():
+    with pytest.raises(copies.DataError, match=r"train.ipynb, parameters: found steps = 3; allowed: name = value  # type: str"):
+        copies.form('steps = 3', Path('train.ipynb'))
+    with pytest.raises(copies.DataError, match=r'train.ipynb, link: found nowhere.ipynb; allowed: a file of the project'):
+        copies.absolute('[x](nowhere.ipynb)', Path('train.ipynb'))
+
+
+def test_copies_name_the_commit(tmp_path):
+    copies.write_copies(tmp_path, 'a1b2c3')
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob('*.ipynb')) == sorted(COPIES)
+    assert 'a1b2c3' in (tmp_path/'README.md').read_text(encoding='utf-8')
+    assert f'{copies.CONFIG.git_url}@a1b2c3' in text(cell(read(tmp_path/'train.ipynb'), 'install'))
+
+
+def test_the_workflow_publishes_a_branch_of_copies(tmp_path):
+    "Its own commands, twice, with a local repository in place of GitHub."
+    step = next(step for step in yaml.safe_load((ROOT/'.github/workflows/pages.yml').read_text())['jobs']['notebooks']['steps'] if step.get('name') == 'publish')
+    remote = tmp_path/'remote.git'
+    git = lambda *arguments: subprocess.run(['git', '--git-dir', remote, *arguments], check=True, capture_output=True, text=True).stdout
+    subprocess.run(['git', 'init', '--quiet', '--bare', remote], check=True)
+    for number in ('1', '2'):
+        folder = tmp_path/number/step['working-directory']
+        copies.write_copies(folder, f'commit{number}')
+        subprocess.run(['bash', '-euo', 'pipefail', '-c', step['run']], cwd=folder, env=os.environ | dict(REMOTE=str(remote), GITHUB_SHA=f'commit{number}'), check=True)
+    assert git('log', '--format=%s', 'notebooks').splitlines() == ['Copies of the notebooks at commit2']
+    held = git('ls-tree', '-r', '--name-only', 'notebooks').splitlines()
+    assert sorted(held) == sorted(['README.md', *COPIES])
+    address = copies.PLACES['Colab'].partition('/blob/')[2]
+    assert address == 'notebooks' and 'commit2' in git('show', 'notebooks:tutorials/read_a_vector.ipynb')
+
+
+# The installation
+
+@pytest.fixture
+def session(monkeypatch):
+    "A session without the package: what pip was asked for, and the exit code that it gives."
+    asked = types.SimpleNamespace(commands=[], code=0)
+    def run(command): asked.commands.append(command); return types.SimpleNamespace(returncode=asked.code)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(subprocess, 'run', run)
+    return asked
+
+
+def run_install(notebook: str) -> None: exec(text(cell(COPIES[notebook], 'install')), {})
+
+
+def test_pip_is_asked_for_what_is_missing(session):
+    run_install('evaluate.ipynb')
+    assert session.commands == [[sys.executable, '-m', 'pip', 'install', '--quiet', f'splade_nb[board] @ git+{copies.CONFIG.git_url}@a1b2c3']]
+
+
+def test_nothing_is_installed_where_the_package_is(session, monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    run_install('evaluate.ipynb')
+    assert session.commands == []
+
+
+def test_a_failed_installation_ends_the_notebook(session):
+    session.code = 1
+    with pytest.raises(RuntimeError, match='pip could not install'): run_install('train.ipynb')
+
+
+def test_a_loaded_package_that_changed_needs_a_new_session(session, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, 'version', lambda name: '0' if name == 'numpy' else sys.modules[name].__version__)
+    with pytest.raises(RuntimeError, match='installed; numpy changed: restart the session'): run_install('train.ipynb')
+
+
+# Without a checkout
+
+SMALL = dict(steps=4, hidden=32, layers=1, vocabulary=300, batch_size=8)
+TINY = {'train.ipynb': dict(data='toy', settings=SMALL),
+        'pretrain.ipynb': dict(data='toy', tokens=2_000, settings=dict(hidden=32, layers=1, vocabulary=2000, segment='none', length=32, batch_size=4)),
+        'evaluate.ipynb': dict(tasks='toy', split='all')}
+HIDE = '''"Packages of extras that the notebook does not ask for are not found."
+import sys
+from importlib.machinery import PathFinder
+
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition('.')[0] in {hidden} else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
+'''
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory) -> Path:
+    "The package as pip installs it from the sources that git would bring."
+    source, goal = tmp_path_factory.mktemp('source'), tmp_path_factory.mktemp('installed')
+    for each in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'): shutil.copy(ROOT/each, source)
+    for each in ('splade_nb', 'data/mini', 'data/collections', 'docs/results/board'): shutil.copytree(ROOT/each, source/each)
+    done = subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--target', goal, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return goal
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> Path: return tmp_path_factory.mktemp('session')  # one for all notebooks, as on a person's machine
+
+
+def brought(package: str, extras: set, found: set) -> set:
+    "Names of a package and of all that pip installs with it, added to those that were found."
+    if (name := canonicalize_name(package)) in found: return found
+    found.add(name)
+    try: wanted = [Requirement(each) for each in requires(name) or ()]
+    except importlib.metadata.PackageNotFoundError: return found
+    for each in wanted:
+        if not each.marker or any(each.marker.evaluate(dict(extra=extra)) for extra in extras | {''}): brought(each.name, each.extras, found)
+    return found
+
+
+def hidden_modules(notebook: str) -> set:
+    "Modules of the extras' packages that are not installed by the first cell of the notebook."
+    extra, *others = copies.NEEDS.get(Path(notebook).stem, ('',))
+    there = brought('splade_nb', {extra.strip('[]')}, set()).union(*(brought(other, set(), set()) for other in others))
+    hidden = {canonicalize_name(Requirement(each).name) for each in requires('splade_nb')} - there
+    return {module for module, packages in packages_distributions().items() if {canonicalize_name(each) for each in packages} <= hidden}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('notebook', [each for each in COPIES if not each.endswith('_ko.ipynb')])  # test_house: a twin has the same code
+def test_a_copy_runs_without_a_checkout(notebook, installed, folder, tmp_path):
+    hidden = hidden_modules(notebook)
+    assert {'nbdev', 'papermill', 'onnx'} <= hidden
+    (tmp_path/'sitecustomize.py').write_text(HIDE.format(hidden=hidden), encoding='utf-8')
+    given = load_notebook_node(str(copies.write_json(tmp_path/'copy.ipynb', COPIES[notebook])))
+    if notebook in TINY: given = parameterize_notebook(given, TINY[notebook])
+    given.cells.append(nbformat.v4.new_code_cell('import splade_nb; print(splade_nb.__file__)'))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith('SPLADE_NB')}
+    environment |= dict(PYTHONPATH=f'{tmp_path}:{installed}', HF_HUB_OFFLINE='1')
+    NotebookClient(given, timeout=None, resources={'metadata': {'path': str(folder)}}).execute(env=environment)
+    assert given.cells[-1].outputs[0].text.startswith(str(installed))
+    shown = json.dumps([each.outputs for each in given.cells if each.cell_type == 'code'])
+    assert re.findall(r'\]\((?!https?:|#)[^)]*\)', shown) == []  # links in what the notebook computes
