@@ -124,6 +124,32 @@ def code(cell: dict, folded: bool = False) -> dict:
     return dict(cell, source=DIRECTIVE.sub('', text(cell)), execution_count=None, metadata={'tags': kept})
 
 
+def described(cell: dict, said: str) -> dict:
+    "Give a cell's pictures alternative texts: their own, else the caption below, else what is said before the cell."
+    outputs = [dict(output) for output in cell['outputs']]
+    captions = [''.join(output.get('data', {}).get('text/markdown', '')) for output in outputs] + ['']
+    for place, output in enumerate(outputs):
+        for kind in (kind for kind in output.get('data', {}) if kind.startswith('image/')):
+            facts = output.get('metadata', {}).get(kind, {})
+            alt = facts.get('alt') or plain(captions[place + 1]) or said
+            output['metadata'] = output.get('metadata', {}) | {kind: facts | {'alt': alt}}
+    return dict(cell, outputs=outputs)
+
+
+def plain(source: str) -> str:
+    "Markdown without headings, links, tables and marks, on one line."
+    kept = [line for line in FENCE.sub('', source).splitlines() if not re.match(r'\||!\[|#+ ', line)]
+    return ' '.join(re.sub(r'\[([^\]]*)\]\([^)]*\)|[`*$>\\]', r'\1', ' '.join(kept)).split())
+
+
+def page_title(original: dict, here: Path) -> str:
+    "What a search engine shows: the heading and the line below it; of a library page its module."
+    first = next(text(cell) for cell in original['cells'] if cell['cell_type'] == 'markdown')
+    head, line = re.match(r'# (.+)\n\n> (.+)', first).groups()
+    if here.parts[0] == 'library': return plain(f'{head} ({PACKAGE.name}.{module_of(here)})')
+    return plain(f'{head}: {line}').rstrip('.')
+
+
 def arrange(processed: dict, original: dict) -> list[dict]:
     "The processed cells, and each exported cell, which nbdev drops, back behind its documentation."
     order = {c['id']: i for i, c in enumerate(original['cells'])}
@@ -158,16 +184,20 @@ def convert(processed: dict, original: dict, notebook: Path) -> dict:
     here, folder = page(notebook), (NOTEBOOKS/notebook).parent.relative_to(ROOT)
     title = next((c for c in original['cells'] if c['cell_type'] == 'markdown' and text(c).startswith('# ')), None)
     cells = [markdown(relink(text(title), folder, here), title['id']), origin(original, notebook)] if title else []
-    level = 1
+    level, heading, said = 1, '', ''
     for cell in arrange(processed, original):
         source = text(cell)
         if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, module_of(here), level)
         elif cell['cell_type'] == 'code':
-            cells.append(code(cell, folded=here.parts[0] == 'studies'))  # the page of a study shows tables and figures first
+            shown = described(cell, ': '.join(filter(None, (heading, said))))
+            cells.append(code(shown, folded=here.parts[0] == 'studies'))  # the page of a study shows tables and figures first
             continue
-        elif found := HEADING.findall(FENCE.sub('', source)): level = len(found[-1])
+        elif found := HEADING.findall(FENCE.sub('', source)):
+            level, heading = len(found[-1]), re.findall(r'^#+ (.+)', source, re.M)[-1]
+        if cell['cell_type'] == 'markdown': said = plain(source)
         cells.append(markdown(relink(source, folder, here), cell['id']))
-    return dict(processed, cells=cells)
+    facts = dict(processed['metadata'], page_title=page_title(original, here))
+    return dict(processed, cells=cells, metadata=facts)
 
 
 def reference(targets: set[str], modules: list[str]) -> str:
@@ -219,6 +249,7 @@ def main(destination: str):
     source = {n: read(processed/n) for n in names}
     source[COMPARE] = compared(source[COMPARE])
     pages = {n: convert(source[n], read(NOTEBOOKS/n), n) for n in names}
+    pages[COMPARE]['metadata']['page_title'] = version_pages.kept_title('Compare versions')
     targets = {t for nb in pages.values() for c in nb['cells'] for t in re.findall(r'^\(([\w.]+)\)=$', text(c), re.M)}
 
     section = lambda folder: [n for n in names if page(n).parts[0] == folder]
