@@ -47,8 +47,9 @@ def load_mermaid(app, name, template, context, doctree):
 
 
 def set_title(app, name, template, context, doctree):
-    "What a search engine and a tab show: `build_site` writes it, longer than the heading of the page."
+    "The language of a page, and what a search engine and a tab show: `build_site` writes it, longer than the heading."
     title = (context.get('meta') or {}).get('page_title')
+    if re.search(r'_ko$|^korean\b', name): context['language'] = 'ko'
     if title: context['docstitle' if name == context['master_doc'] else 'title'] = title
 
 

@@ -20,6 +20,7 @@ LEXICAL = {'bm25': BASELINE, 'bm25_bigrams': FLOOR}  # key of a kept baseline: s
 TEXT = {
  'en': dict(file='versions.md', figure='versions.svg', title='# V22 to V28 in one picture',
   line='> What each version adds, and what it is worth beside BM25.',
+  result='V22 to V28, corrected: nDCG@10 {low} to {high} on mini (BM25 {bm25}), {public_low} to {public_high} on {n} public Korean collections (BM25 {public_bm25})',
   alt='Nine lines, for BM25, BM25 with bigrams and V22 to V28: nDCG@10 on the embedded set, nDCG@10 on the public collections, terms per document',
   read=('One line for each version, with what it adds to the one before (V27 and V28: to V26). Left and middle: how well it ranks; further right is better, '
         'and the dashed lines are both BM25, which learn nothing. Right: how many terms it stores for a document, which is what the index costs; fewer is cheaper.'),
@@ -36,6 +37,7 @@ TEXT = {
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
   line='> 버전마다 무엇을 더했고, BM25와 견주어 얼마나 좋아졌는지.',
+  result='V22~V28 비교, corrected: nDCG@10 내장 데이터 {low}~{high}(BM25 {bm25}), 공개 한국어 컬렉션 {n}개 {public_low}~{public_high}(BM25 {public_bm25})',
   alt='아홉 줄, BM25와 글자쌍을 더한 BM25와 V22부터 V28까지: 내장 데이터의 nDCG@10, 공개 컬렉션의 nDCG@10, 문서당 용어 수',
   read=('버전마다 한 줄이고, 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V27과 V28은 V26에 더한 것). 왼쪽과 가운데는 순위의 품질로, 오른쪽일수록 좋습니다. '
         '세로 점선은 아무것도 학습하지 않는 두 BM25입니다. 오른쪽은 문서 하나에 저장하는 용어의 수, 곧 색인의 비용이며 적을수록 쌉니다.'),
@@ -131,6 +133,9 @@ def numbers(table: pd.DataFrame) -> dict:
     return {name: f'{value:.1f}' for name, value in shown.items()} | dict(
         n=int(public()['collections'].max()), all=len(outside), above=int((outside > lexical['public', 'bm25']).sum()),
         over=int((outside > lexical['public', 'bm25_bigrams']).sum()), runs=len(earlier), failed=int((earlier['outcome'] != '').sum()))
+
+
+def page_title(language: str) -> str: return TEXT[language]['result'].format(**numbers(rows()))
 
 
 def versions_table(language: str) -> str:
