@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 import nbformat
 import version_pages
+import versions_page
 from nbdev.config import get_config
 from nbclient import NotebookClient
 from nbdev.serve import proc_nbs
@@ -22,10 +23,12 @@ ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))},
-          'docs/results.md': 'experiments/results.md', 'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
+          'docs/results.md': 'experiments/results.md', 'docs/versions.md': 'experiments/versions.md', 'docs/versions_ko.md': 'korean/versions.md',
+          'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
           'data/mini/README.md': 'reference/mini.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
 COMPARE = Path('compare.ipynb')
+TOUR = ('why', 'how', 'my_data')  # the Korean pages in the order to read them in
 LESSONS = ('search_in_five_minutes', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow
 STUDIES = ('searches', 'leaderboard', 'training', 'initialization', 'gates', 'vocabulary', 'hybrid')  # likewise
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
@@ -124,6 +127,32 @@ def code(cell: dict, folded: bool = False) -> dict:
     return dict(cell, source=DIRECTIVE.sub('', text(cell)), execution_count=None, metadata={'tags': kept})
 
 
+def described(cell: dict, said: str) -> dict:
+    "Give a cell's pictures alternative texts: their own, else the caption below, else what is said before the cell."
+    outputs = [dict(output) for output in cell['outputs']]
+    captions = [''.join(output.get('data', {}).get('text/markdown', '')) for output in outputs] + ['']
+    for place, output in enumerate(outputs):
+        for kind in (kind for kind in output.get('data', {}) if kind.startswith('image/')):
+            facts = output.get('metadata', {}).get(kind, {})
+            alt = facts.get('alt') or plain(captions[place + 1]) or said
+            output['metadata'] = output.get('metadata', {}) | {kind: facts | {'alt': alt}}
+    return dict(cell, outputs=outputs)
+
+
+def plain(source: str) -> str:
+    "Markdown without headings, links, tables and marks, on one line."
+    kept = [line for line in FENCE.sub('', source).splitlines() if not re.match(r'\||!\[|#+ ', line)]
+    return ' '.join(re.sub(r'\[([^\]]*)\]\([^)]*\)|[`*$>\\]', r'\1', ' '.join(kept)).split())
+
+
+def page_title(source: str, here: Path) -> str:  # '' where the page has no heading with a line below it
+    "What a search engine shows: the heading and the line below it; of a library page its module."
+    found = re.match(r'# (.+)\n\n> (.+)', source)
+    if not found: return ''
+    if here.parts[0] == 'library': return plain(f'{found[1]} ({PACKAGE.name}.{module_of(here)})')
+    return plain(f'{found[1]}: {found[2]}'.replace('>', '')).rstrip('.')
+
+
 def arrange(processed: dict, original: dict) -> list[dict]:
     "The processed cells, and each exported cell, which nbdev drops, back behind its documentation."
     order = {c['id']: i for i, c in enumerate(original['cells'])}
@@ -159,17 +188,21 @@ def convert(processed: dict, original: dict, notebook: Path) -> dict:
     here, folder = page(notebook), (NOTEBOOKS/notebook).parent.relative_to(ROOT)
     title = next((c for c in original['cells'] if c['cell_type'] == 'markdown' and text(c).startswith('# ')), None)
     cells = [markdown(relink(text(title), folder, here), title['id']), origin(original, notebook)] if title else []
-    level = 1
+    level, heading, said = 1, '', ''
     for cell in arrange(processed, original):
         if cell['id'] == 'browser': continue
         source = text(cell)
         if cell['cell_type'] == 'code' and SHOWN.search(source): source = documentation(cell, module_of(here), level)
         elif cell['cell_type'] == 'code':
-            cells.append(code(cell, folded=here.parts[0] == 'studies'))  # the page of a study shows tables and figures first
+            shown = described(cell, ': '.join(filter(None, (heading, said))))
+            cells.append(code(shown, folded=here.parts[0] == 'studies'))  # the page of a study shows tables and figures first
             continue
-        elif found := HEADING.findall(FENCE.sub('', source)): level = len(found[-1])
+        elif found := HEADING.findall(FENCE.sub('', source)):
+            level, heading = len(found[-1]), re.findall(r'^#+ (.+)', source, re.M)[-1]
+        if cell['cell_type'] == 'markdown': said = plain(source)
         cells.append(markdown(relink(source, folder, here), cell['id']))
-    return dict(processed, cells=cells)
+    facts = dict(processed['metadata'], page_title=page_title(text(title), here)) if title else processed['metadata']
+    return dict(processed, cells=cells, metadata=facts)
 
 
 def reference(targets: set[str], modules: list[str]) -> str:
@@ -201,6 +234,12 @@ def compared(processed: dict) -> dict:
     return processed | dict(cells=[told(cell) for cell in executed.cells])
 
 
+def linked_versions(source: str, here: Path) -> str:
+    "A version's name in the first column of a table leads to its page."
+    def link(row): return f'| [{row[1]}]({os.path.relpath(f"experiments/{row[1].lower()}.md", here.parent)}) |' if row[1].lower() in VERSIONS else row[0]
+    return re.sub(r'^\| (\w+) \|', link, source, flags=re.M)
+
+
 def toctree(caption: str, pages: list[str]) -> str:
     return '\n'.join(['```{toctree}', ':hidden:', f':caption: {caption}', '', *pages, '```', '']) if pages else ''
 
@@ -221,6 +260,7 @@ def main(destination: str):
     source = {n: read(processed/n) for n in names}
     source[COMPARE] = compared(source[COMPARE])
     pages = {n: convert(source[n], read(NOTEBOOKS/n), n) for n in names}
+    pages[COMPARE]['metadata']['page_title'] = version_pages.kept_title('Compare versions')
     targets = {t for nb in pages.values() for c in nb['cells'] for t in re.findall(r'^\(([\w.]+)\)=$', text(c), re.M)}
 
     section = lambda folder: [n for n in names if page(n).parts[0] == folder]
@@ -230,8 +270,10 @@ def main(destination: str):
     for n in library: packages.setdefault(module_of(page(n)).split('.')[0] if len(page(n).parts) > 2 else 'what people type', []).append(n)
     files = {GUIDES[f]: relink((ROOT/f).read_text(encoding='utf-8'), Path(f).parent, Path(GUIDES[f]))
              for f in GUIDES if (ROOT/f).exists()}
-    results = files['experiments/results.md']  # a version's name in its first column leads to its page
-    files['experiments/results.md'] = re.sub(r'^\| (\w+) \|', lambda row: f'| [{row[1]}]({row[1]}.md) |' if row[1] in VERSIONS else row[0], results, flags=re.M)
+    results = {'experiments/results.md': version_pages.kept_title('Results'), 'experiments/versions.md': versions_page.page_title('en'), 'korean/versions.md': versions_page.page_title('ko')}
+    for name, source in files.items():
+        if title := results.get(name) or page_title(source, Path(name)): source = f'{version_pages.titled(title)}\n\n{source}'
+        files[name] = linked_versions(source, Path(name)) if name in results else source
     written = version_pages.pages(goal)
     files |= written | {'reference/names.md': reference(targets, modules)}
 
@@ -241,12 +283,13 @@ def main(destination: str):
     lessons = ordered('tutorials', LESSONS)
     studies = ordered('studies', STUDIES)
     korean = [n for n in (*lessons, *studies) if n.stem.endswith('_ko')]
+    tour = sorted(section('korean'), key=lambda n: TOUR.index(n.stem))
     experiments = sorted(section('experiments'), key=lambda n: (n != COMPARE, n.stem != 'train'))
     address = lambda found: [Path(p).with_suffix('').as_posix() for p in found]
     told = lambda folder: address(p for p in files if Path(p).parts[0] == folder)
-    trees = [toctree('Start', ['self', '한국어 <korean>', 'walks', 'commands']), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
+    trees = [toctree('Start', ['한국어 <korean>', 'walks', 'commands']), toctree('한국어', [*address(map(page, tour)), 'korean/versions']), toctree('Tutorials', address(map(page, [n for n in lessons if n not in korean]))),
              toctree('튜토리얼', address(map(page, korean))), *(toctree(package, address(map(page, found))) for package, found in packages.items()),
-             toctree('Experiments', [*told('experiments'), *address(map(page, experiments))]),
+             toctree('Experiments', ['experiments/versions', *(p for p in told('experiments') if p != 'experiments/versions'), *address(map(page, experiments))]),
              toctree('Studies', address(map(page, [n for n in studies if n not in korean]))),
              toctree('Reference', ['reference/settings', *address(map(page, section('reference'))), *(p for p in told('reference') if p != 'reference/settings')])]
     index = pages.setdefault(Path('index.ipynb'), dict(

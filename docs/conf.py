@@ -3,6 +3,7 @@ import re
 from html import escape
 from pathlib import Path
 from docutils import nodes
+from myst_nb.core.render import NbElementRenderer
 from sphinx.search import SearchLanguage, languages
 from sphinx.util.docutils import SphinxDirective
 
@@ -45,9 +46,30 @@ def load_mermaid(app, name, template, context, doctree):
         app.add_js_file('mermaid-init.js', loading_method='defer')
 
 
+def set_title(app, name, template, context, doctree):
+    "The language of a page, and what a search engine and a tab show: `build_site` writes it, longer than the heading."
+    title = (context.get('meta') or {}).get('page_title')
+    if re.search(r'_ko$|^korean\b', name): context['language'] = 'ko'
+    if title: context['docstitle' if name == context['master_doc'] else 'title'] = title
+
+
+undescribed = NbElementRenderer.render_image
+
+
+def described(self, data):
+    "MyST-NB drops the alternative text of a picture that a cell puts out."
+    found, alt = undescribed(self, data), data.output_metadata.get(data.mime_type, {}).get('alt')
+    for node in found: node['alt'] = alt or ''
+    return found
+
+
+NbElementRenderer.render_image = described
+
+
 def setup(app):
     app.add_directive('mermaid', Mermaid)
     app.connect('html-page-context', load_mermaid)
+    app.connect('html-page-context', set_title)
 
 
 project = html_title = 'splade_nb'

@@ -49,6 +49,30 @@ def result_title(folder: Path) -> str:  # '' where the folder is no finished run
     return f'{name} on {summary["data"]["name"]}: nDCG@10 {summary["metrics"]["ndcg@10"]:.3f} ({beside}){stopped}'
 
 
+MEASURED = ('ndcg@10', 'ndcg_at_10')  # in the rows that notebooks of evaluations print, one for each data set
+GIVEN = ('version', 'model', 'data', 'collections', 'tasks', 'runs')  # parameters that a title names
+
+
+def printed_rows(notebook) -> list:
+    "The rows of JSON that the cell `summary` prints; none where it prints something else."
+    shown = (output for cell in notebook.cells if cell.id == 'summary' for output in cell.get('outputs', []))
+    text = ''.join(output.text for output in shown if output.get('name') == 'stdout').strip()
+    return json.loads(text) if text.startswith('[') else []
+
+
+def found_title(notebook) -> str:
+    "Heading, data and result of a notebook that papermill ran."
+    head = next((cell.source for cell in notebook.cells if cell.cell_type == 'markdown' and cell.source.startswith('# ')), '# ')
+    given = notebook.metadata.get('papermill', {}).get('parameters', {})
+    values = {}  # system, '' where only one was evaluated -> nDCG@10 of each data set
+    for row in printed_rows(notebook):
+        values.setdefault(row.get('system', ''), []).extend(row[name] for name in MEASURED if name in row)
+    means = {system: sum(found) / len(found) for system, found in values.items() if found}
+    best = max(means, key=means.get, default='')
+    result = [f'nDCG@10 {means[best]:.3f}' + f' ({best}, highest of {len(means)})' * bool(best)] if means else []
+    return ': '.join(filter(None, [head.splitlines()[0][2:], ', '.join(str(given[name]) for name in GIVEN if given.get(name)), *result]))
+
+
 def read(notebook: Path, title: str):
     "The notebook as the report shows it: code hidden but for cells tagged `show-input`, its heading the result."
     found = nbformat.read(notebook, as_version=4)
@@ -65,7 +89,7 @@ def render(notebook: Path) -> str:
     title = result_title(notebook.resolve().parent) if notebook.stem == 'train' else ''
     page, _ = HTMLExporter(config=SETTINGS).from_notebook_node(read(notebook, title))
     page = SCRIPT.sub('', page).replace('</head>', STYLE + '</head>', 1)
-    page = TITLE.sub(lambda _: f'<title>{escape(title or f"{notebook.resolve().parent.name}: {notebook.stem}")}</title>', page, count=1)
+    page = TITLE.sub(lambda _: f'<title>{escape(title or found_title(nbformat.read(notebook, as_version=4)))}</title>', page, count=1)
     page = LINKED.sub(lambda found: f'href="{repository()}/{"" if found[1].startswith("docs/") else "nbs/"}{found[1]}"', page)
     if left := FETCHED.findall(page): raise ValueError(f'{notebook}: the page would fetch {left[:3]}')
     return page

@@ -3,10 +3,11 @@
 They read the versions as declared and the run summaries kept in docs/results, nothing else. Where a run of
 this checkout left outputs/<version>/report.html, its version's page shows it.
 """
-import inspect, re, shutil
+import inspect, json, re, shutil
 from pathlib import Path
 import pandas as pd
 import readme_table
+from report_html import result_title
 from splade_nb.config import settings as config
 from splade_nb.evaluation import report
 from splade_nb.evaluation.figures import escape, shorten, write_svg
@@ -81,6 +82,19 @@ def mended(version: str) -> str:
     return cells(rows, 200) if len(rows) else 'Nothing.'
 
 
+def titled(title: str) -> str:
+    "Front matter with the title that search engines and tabs show."
+    return f'---\npage_title: {json.dumps(title, ensure_ascii=False)}\n---'
+
+
+def kept_title(what: str) -> str:
+    "What a page of all kept runs is called: their number, their data and the highest result."
+    runs = readme_table.kept()
+    best = runs[runs['data'] == 'mini'].sort_values('nDCG@10').iloc[-1]
+    names = ', '.join(sorted(set(runs['data'])))
+    return f'{what}: {len(runs)} runs of {runs["version"].nunique()} versions on {names}; highest nDCG@10 on mini {best["nDCG@10"]:.3f} ({best["version"]})'
+
+
 def shown_run(run: report.Run, goal: Path) -> str:
     summary, criteria = run.summary, report.criteria_table(run).reset_index()
     head = f'### Recipe {summary["recipe"]} on {summary["data"]["name"]}, seed {summary["seed"]}\n'
@@ -103,7 +117,8 @@ def version_page(version: str, runs: list, goal: Path) -> str:
     mini = [run for run in runs if run.summary['data']['name'] == 'mini']
     first = {recipe: next(run for run in mini if run.summary['recipe'] == recipe) for recipe in dict.fromkeys(run.summary['recipe'] for run in mini)}
     table = cells(pd.DataFrame(run_rows(runs))) if runs else 'Not run.'
-    return '\n\n'.join([f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
+    result = result_title(first['corrected'].folder) if 'corrected' in first else f'{version}, not run'
+    return '\n\n'.join([titled(f'{result}. {title}'), f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
                         '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()],
                         '## What the corrected recipe mends', mended(version)]) + '\n'
 

@@ -70,9 +70,9 @@ def image(figure, caption: str = ''):  # IPython Image
 
 # %% ../../nbs/4_evaluation/06_figures.ipynb #write-svg
 def write_svg(figure, path: Path | str) -> None:
-    "Write a figure as a file: the same bytes for the same figure."
+    "Write a figure as a file that looks alike everywhere: the same bytes for the same figure."
     import matplotlib
-    with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'none'}):
+    with matplotlib.rc_context({'svg.hashsalt': 'splade_nb', 'svg.fonttype': 'path'}):
         figure.savefig(path, format='svg', metadata={'Date': None})
     text = Path(path).read_text(encoding='utf-8')
     Path(path).write_text('\n'.join(map(str.rstrip, text.splitlines())) + '\n', encoding='utf-8')
