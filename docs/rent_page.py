@@ -40,7 +40,7 @@ Pairs and documents are those of {triplets} open triplets, as `make data NAME=tr
 
 {memory}
 
-A step needs this in each process, with every text at the limit of {limit} tokens, beside the weights. With several processes each passes its part of the batch through the model. Gradient checkpointing (`gradient_checkpointing`) is off. With {context} GiB for CUDA itself, {fits}.
+What each process holds in a step whose texts all have the limit of {limit} tokens. With several processes each passes its part of the batch through the model. Gradient checkpointing (`gradient_checkpointing`) is off. With {context} GiB more for CUDA itself (assumed): {fits}.
 
 ## Time
 

@@ -135,7 +135,7 @@ def browser(tmp_path_factory):
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = '''check_settings processes faults run gpu memory hub formats api benchmark web exact_search tuning versions
+LONG = '''containers browser check_settings processes faults run gpu memory hub formats api benchmark web exact_search tuning versions
 encoding units prune_vocabulary cluster bm25_and_negatives site lab house'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
