@@ -4,13 +4,15 @@ They read the versions as declared and the run summaries kept in docs/results, n
 this checkout left outputs/<version>/report.html, its version's page shows it.
 """
 import inspect, json, re, shutil
+from datetime import date
 from pathlib import Path
 import pandas as pd
 import readme_table
 from report_html import result_title
 from splade_nb.config import settings as config
+from splade_nb.config.files import revision
 from splade_nb.evaluation import report
-from splade_nb.evaluation.figures import escape, shorten, write_svg
+from splade_nb.evaluation.figures import escape, shorten, source_line, write_svg
 from splade_nb.evaluation import compare as versions
 from splade_nb.config.versions import ABOUT, PARENTS, VERSIONS, differences, version_table
 from splade_nb.evaluation.metrics import marked
@@ -28,17 +30,28 @@ def read(folder: Path) -> report.Run:
     return report.Run(folder, summary, {}, None, [], report.numbers(evaluation), [], summary['guard'])
 
 
-def cells(table: pd.DataFrame, most: int = 90) -> str:
-    "A table as Markdown, its index as a column, long values cut."
+def cells(table: pd.DataFrame, most: int = 90, source: str = '') -> str:
+    "A table as Markdown, its index as a column, long values cut; where it comes from below."
     def cell(value): return escape(value if len(value) <= most else shorten(value, most))
-    return markdown_table(table.map(lambda value: cell(value) if isinstance(value, str) else value))
+    return markdown_table(table.map(lambda value: cell(value) if isinstance(value, str) else value), source=source)
 
 
-def drawn(made: tuple, name: str, goal: Path) -> str:
-    "A figure as a file beside the page, its finding below."
+def declared() -> str: return source_line('make docs', 'none, settings as declared', [revision()], [date.today().isoformat()])
+
+
+def source_of(run: report.Run) -> str: return report.run_source(run.summary, revision_of(run.folder/'summary.json', run.summary))
+
+
+def source_of_all(runs: list) -> str:
+    return source_line('make docs', {run.summary['data']['name']: run.summary['data']['hash'] for run in runs},
+                       [revision_of(run.folder/'summary.json', run.summary) for run in runs], [run.summary.get('date', '') for run in runs])
+
+
+def drawn(made: tuple, name: str, goal: Path, source: str) -> str:
+    "A figure as a file beside the page, its finding and where it comes from below."
     figure, caption = made
     write_svg(figure, goal/HERE/name)
-    return f'![{escape(caption)}]({name})\n\n{escape(caption)}\n'
+    return f'![{escape(caption)}]({name})\n\n{escape(caption)}\n\n{source}\n'
 
 
 def figures(run: report.Run, goal: Path) -> list:
@@ -47,7 +60,7 @@ def figures(run: report.Run, goal: Path) -> list:
     made = dict(quality=report.quality_bars(run))
     if all('difference' in row for row in found['by_kind'].values()): made['kinds'] = report.kind_bars(run)
     if found['context']: made['context'] = report.context_pairs(run)
-    return [drawn(pair, f'{name}-{part}.svg', goal) for part, pair in made.items()]
+    return [drawn(pair, f'{name}-{part}.svg', goal, source_of(run)) for part, pair in made.items()]
 
 
 def unbroken(text: str) -> str: return text.replace(' ', '\u00a0')
@@ -74,12 +87,12 @@ def changed(version: str) -> str:
     full, mini = versions.changes(version), versions.changes(version, 'mini')
     idle = {name: 'not at mini scale' for name in full if name not in mini}
     rows = [{'setting': name, PARENTS[version]: versions.short(old), version: versions.short(new)} | ({'acts': idle.get(name, 'yes')} if idle else {}) for name, (old, new) in full.items()]
-    return f'With the additions of recipe `earlier`, beside [{PARENTS[version]}]({PARENTS[version]}.md):\n\n{cells(pd.DataFrame(rows))}'
+    return f'With the additions of recipe `earlier`, beside [{PARENTS[version]}]({PARENTS[version]}.md):\n\n{cells(pd.DataFrame(rows), source=declared())}'
 
 
 def mended(version: str) -> str:
     rows = pd.DataFrame([{'setting': row['setting'], 'as written': str(row['original']), 'corrected': str(row['corrected']), 'why': row['reason']} for row in differences(version)])
-    return cells(rows, 200) if len(rows) else 'Nothing.'
+    return cells(rows, 200, declared()) if len(rows) else 'Nothing.'
 
 
 def titled(title: str) -> str:
@@ -99,7 +112,7 @@ def shown_run(run: report.Run, goal: Path) -> str:
     summary, criteria = run.summary, report.criteria_table(run).reset_index()
     head = f'### Recipe {summary["recipe"]} on {summary["data"]["name"]}, seed {summary["seed"]}\n'
     about = f'{summary["parameters"]:,} parameters, {summary["data"]["train_pairs"]:,} training pairs (data {summary["data"]["hash"][:8]}), {summary["steps"]} steps, {summary["device"]}.\n'
-    return '\n'.join([head, about, *figures(run, goal), cells(criteria, 200), ''])
+    return '\n'.join([head, about, *figures(run, goal), cells(criteria, 200, source_of(run)), ''])
 
 
 def rendered(version: str, goal: Path) -> str:
@@ -116,7 +129,7 @@ def version_page(version: str, runs: list, goal: Path) -> str:
     title, backbone, data = ABOUT[version]
     mini = [run for run in runs if run.summary['data']['name'] == 'mini']
     first = {recipe: next(run for run in mini if run.summary['recipe'] == recipe) for recipe in dict.fromkeys(run.summary['recipe'] for run in mini)}
-    table = cells(pd.DataFrame(run_rows(runs))) if runs else 'Not run.'
+    table = cells(pd.DataFrame(run_rows(runs)), source=source_of_all(runs)) if runs else 'Not run.'
     result = result_title(first['corrected'].folder) if 'corrected' in first else f'{version}, not run'
     return '\n\n'.join([titled(f'{result}. {title}'), f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
                         '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()],
@@ -134,7 +147,7 @@ def settings_table(recipe: str, scale: str) -> str:
         text = {version: escape(shorten(str(value), 40)) for version, value in values.items()}
         own = lambda version: version in PARENTS and str(values[version]).strip('()') != str(values[PARENTS[version]]).strip('()')
         rows.append({'setting': name} | {version: f'**{value}**' if own(version) else value for version, value in text.items()} | {'what it is': said.get(name.split(' ')[-1], '')})
-    return markdown_table(pd.DataFrame(rows))
+    return markdown_table(pd.DataFrame(rows), source=declared())
 
 
 def settings_page() -> str:

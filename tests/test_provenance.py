@@ -1,8 +1,11 @@
 """Every figure and every table of measurements says below it where it comes from: command, data, revision, date."""
-import re
+import importlib, re
 from html import unescape
+import nbformat
 import pytest
 from conftest import NOTEBOOKS, ROOT, name, read
+from nbclient import NotebookClient
+from splade_nb.config.files import read_json
 
 SOURCE = re.compile(r'^\*(?:Source|출처):\* `[^`]+`; (?:data|데이터) \S.*; (?:revision|커밋) \S.*; (?:undated|날짜 없음|\d{4}-\d\d-\d\d)', re.M)
 CODE, LINK = re.compile(r'`[^`]*[^\W\d_][^`]*`'), re.compile(r'\]\([^)]*\)')  # code that holds a letter; the address of a link
@@ -82,3 +85,54 @@ def test_a_page_says_where_its_figures_come_from(page):
 @pytest.mark.parametrize('notebook', [path for path in NOTEBOOKS if path.parent.name == 'studies'], ids=name)
 def test_a_study_says_where_its_figures_come_from(notebook):
     assert unsourced_cells(read(notebook)) == {}
+
+
+@pytest.mark.slow
+def test_the_pages_of_versions_say_where_their_figures_come_from(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT/'docs')
+    made = importlib.import_module('version_pages')
+    pages = made.pages(tmp_path)
+    assert '*Source:* `make train VERSION=v28 ' in pages['experiments/v28.md'] and '| setting |' in pages['reference/settings.md']
+    assert {name: missing for name, page in pages.items() if (missing := unsourced(page, tmp_path/made.HERE))} == {}
+
+
+def test_a_report_says_where_its_figures_come_from(tmp_path, monkeypatch):
+    "The cells of `train.ipynb` that show a finished run, over the example run, as the report shows them."
+    found = read(ROOT/'nbs'/'train.ipynb')
+    cells, place = found['cells'], {cell['id']: number for number, cell in enumerate(found['cells'])}
+    begun = "done = read_run(root()/'data'/'example_run')\nsummary = done.summary\nshow = partial(show, source=run_source(summary))"
+    assert begun.splitlines()[1:] == ''.join(cells[place['keep']]['source']).splitlines()[-2:], 'what the cell `keep` ends with'
+    shown = [cells[place['imports']], cells[place['style']], nbformat.v4.new_code_cell(begun, id='done'), *cells[place['h-quality']:]]
+    notebook = nbformat.from_dict(dict(found, cells=[dict(cell, source=''.join(cell['source'])) for cell in shown]))
+    NotebookClient(notebook, timeout=300, resources={'metadata': {'path': str(ROOT/'nbs')}}).execute()
+    assert unsourced_cells(notebook) == {}
+    nbformat.write(notebook, tmp_path/'train.ipynb')
+    monkeypatch.syspath_prepend(ROOT/'docs')
+    page = importlib.import_module('report_html').render(tmp_path/'train.ipynb')
+    tables_and_figures = len(re.findall('<img |<table ', page))
+    assert 15 < tables_and_figures == len(re.findall('<em>Source:</em> <code>make train VERSION=v28 ', page))
+
+
+# ---- the rule itself
+
+LINE = '*Source:* `make study STUDY=gates`; data `mini@1f13b313`; revision `e3536c4`; 2026-11-21.'
+TABLE = '| version | nDCG@10 |\n| --- | --- |\n| v28 | 0.71 |'
+
+
+@pytest.mark.parametrize('page, missing', {
+    'a table without a line': (TABLE, 1), 'with a line': (f'{TABLE}\n\n{LINE}', 0), 'words between': (f'{TABLE}\n\nTest queries.\n\n{LINE}', 0),
+    'a line of the next table': (f'{TABLE}\n\n{TABLE}\n\n{LINE}', 1), 'a line under another heading': (f'{TABLE}\n\n## More\n\n{LINE}', 1),
+    'a line before': (f'{LINE}\n\n{TABLE}', 1), 'a figure': ('![BM25](bm25.svg)', 1), 'a figure with a line': (f'![BM25](bm25.svg)\n\n{LINE}', 0),
+    'a line without data': (f'{TABLE}\n\n*Source:* `make`; revision `e3536c4`; 2026-11-21.', 1), 'a line without a date': (f'{TABLE}\n\n{LINE[:-13]}', 1),
+    'numbers as code': (TABLE.replace('0.71', '`0.71`'), 1), 'numbers among words': (TABLE.replace('0.71', 'mean 0.71'), 1), 'whole numbers': (TABLE.replace('0.71', '71 terms'), 1),
+    'options': ('| option | what |\n| --- | --- |\n| `--k 10` | the `k` best of BM25 and `v28` |', 0), 'a table in a fence': (f'```text\n{TABLE}\n```', 0)}.values())
+def test_the_rule(page, missing): assert len(unsourced(page)) == missing
+
+
+def test_only_results_that_are_listed_as_older_lack_a_revision_or_a_date():
+    "`revisions.json` lists the commits of those; a new result says both itself."
+    results = ROOT/'docs'/'results'
+    listed = read_json(results/'studies'/'revisions.json')
+    kept = [path for path in (*results.glob('*/summary.json'), *(results/'studies').rglob('*.json')) if path.name != 'revisions.json']
+    lacking = [path.relative_to(ROOT).as_posix() for path in kept if not {'revision', 'date'} <= read_json(path).keys()]
+    assert len(kept) > 100 and [path for path in lacking if path not in listed] == []

@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..config.files import ConfigError, machine, packages, peak_memory_mb, read_json, write_json
+from ..config.files import ConfigError, machine, packages, peak_memory_mb, read_json, revision, write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
 from ..data.prepared import digest
 from ..data.records import DataError
@@ -87,7 +87,7 @@ def _circumstances(corpus: Corpus, work: Path, began: float) -> dict:
     return dict(documents=len(corpus), split=corpus.split, as_published=as_published(corpus),
                 notes=[*corpus.notes, *notes], date=date.today().isoformat(),
                 seconds=round(time.monotonic() - began, 1), peak_memory_mb=peak_memory_mb(),
-                device=machine(), versions=packages())
+                device=machine(), revision=revision(), versions=packages())
 
 # %% ../../nbs/4_evaluation/11_benchmark.ipynb #evaluate-all
 def evaluate_all(systems: list, corpora: list, out: Path | str) -> list: # of results
