@@ -271,9 +271,9 @@ def main(destination: str):
     files = {GUIDES[f]: relink((ROOT/f).read_text(encoding='utf-8'), Path(f).parent, Path(GUIDES[f]))
              for f in GUIDES if (ROOT/f).exists()}
     results = {'experiments/results.md': version_pages.kept_title('Results'), 'experiments/versions.md': versions_page.page_title('en'), 'korean/versions.md': versions_page.page_title('ko')}
-    for name, source in files.items():
-        if title := results.get(name) or page_title(source, Path(name)): source = f'{version_pages.titled(title)}\n\n{source}'
-        files[name] = linked_versions(source, Path(name)) if name in results else source
+    for name, body in files.items():
+        if title := results.get(name) or page_title(body, Path(name)): body = f'{version_pages.titled(title)}\n\n{body}'
+        files[name] = linked_versions(body, Path(name)) if name in results else body
     written = version_pages.pages(goal)
     files |= written | {'reference/names.md': reference(targets, modules)}
 

@@ -283,7 +283,7 @@ def test_reports_need_no_formula():
 # What people type and read
 
 DOCUMENTS = ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md', *(f'docs/{name}.md' for name in (
-    'commands', 'commands_ko', 'data', 'data_ko', 'rent_a_gpu', 'results', 'results_ko', 'walks'))]
+    'commands', 'commands_ko', 'data', 'data_ko', 'rent_a_gpu', 'results', 'results_ko', 'versions', 'versions_ko', 'walks'))]
 
 
 def test_make_passes_parameters_that_exist():

@@ -1,5 +1,6 @@
 """The built site, as a person sees it: complete, without a network, searchable in Korean, no broken link, readable on a phone."""
 import importlib.util, json, re
+from collections import Counter
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,15 +19,24 @@ class Page(HTMLParser):
     "The ids, links and assets of a page."
     def __init__(self, path):
         super().__init__()
-        self.ids, self.links, self.assets = set(), [], []
+        self.ids, self.links, self.assets, self.pictures, self.title, self.language, self.reads_title = set(), [], [], [], '', '', False
         self.feed(path.read_text(encoding='utf-8'))
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         self.ids |= {values[k] for k in ('id', 'name') if values.get(k)}
+        if tag == 'img': self.pictures.append(values.get('alt') or '')
+        if tag == 'html': self.language = values.get('lang')
+        self.reads_title = tag == 'title' and not self.title
         if tag == 'a' and values.get('href'): self.links.append(values['href'])
         elif tag == 'link' and values.get('href'): self.assets.append(values['href'])
         elif tag in ('script', 'img', 'iframe', 'source', 'video') and values.get('src'): self.assets.append(values['src'])
+
+
+    def handle_data(self, text):
+        if self.reads_title: self.title += text
+
+    def handle_endtag(self, tag): self.reads_title = False
 
 
 @pytest.fixture(scope='module')
@@ -140,12 +150,91 @@ def test_no_picture_was_drawn_without_hangul():
     assert [name(n) for n in NOTEBOOKS if 'missing from font' in n.read_text(encoding='utf-8')] == []
 
 
+def test_each_picture_says_what_it_shows(pages):
+    "Alternative texts are sentences or captions, not names of files, and not empty."
+    poor = [(path.name, alt) for path, page in pages.items() for alt in page.pictures if len(alt.split()) < 3 or re.search(r'\.(png|svg)$', alt)]
+    assert poor == [] and sum(len(page.pictures) for page in pages.values()) > 60
+
+
+def test_titles_tell_pages_apart(pages, page_of):
+    "A page that a search engine shows is told from the others; a version's page and those of results name data and result."
+    titles = {path: page.title for path, page in pages.items() if '_static' not in path.parts}
+    assert [path.name for path, title in titles.items() if not title.strip()] == []
+    assert [title for title, count in Counter(titles.values()).items() if count > 1] == []
+    result = re.compile(r'mini|내장 데이터'), re.compile(r'nDCG@10.*\d\.?\d')
+    measured = [path for path in (SITE/'experiments').glob('*.html') if path.stem in ('compare', 'results', 'versions') or (ROOT/f'docs/results/{path.stem}-corrected-mini-42').exists()]
+    assert len(measured) > 10
+    for path in [*measured, SITE/'korean/versions.html']: assert all(part.search(titles[path]) for part in result), titles[path]
+    for notebook in NOTEBOOKS:
+        page = page_of(notebook)
+        if page.is_relative_to(SITE/'library'): assert f'(splade_nb.{".".join(page.relative_to(SITE/"library").with_suffix("").parts)})' in titles[page], titles[page]
+
+
+def test_korean_pages_say_that_they_are_korean(pages):
+    korean = {path for path in pages if path.stem.endswith('_ko') or path.stem == 'korean' or path.parent.name == 'korean'}
+    assert len(korean) > 10 and {pages[path].language for path in korean} == {'ko'}
+    assert {page.language for path, page in pages.items() if path not in korean and 'reports' not in path.parts} == {'en'}
+
+
+def test_the_contents_go_by_package():
+    contents = (SITE/'index.html').read_text(encoding='utf-8')
+    packages = sorted(path.name for path in (SITE/'library').iterdir() if path.is_dir())
+    captions = re.findall(r'class="caption-text">([^<]+)<', contents)
+    assert set(packages) <= set(captions) and {'한국어', '튜토리얼'} <= set(captions)
+    first = captions.index('config')
+    assert captions[first:first + len(packages)] == ['config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving']
+
+
+def test_the_korean_tour_is_linked():
+    entry = (SITE/'korean.html').read_text(encoding='utf-8')
+    for name in ('why', 'how', 'my_data', 'versions'): assert f'href="korean/{name}.html"' in entry, name
+
+
+@pytest.mark.parametrize('word', ['희소벡터', '형태소', '색인'])
+def test_index_finds_korean_words(index, word):
+    "Every pair of syllables of the word is in the index, and some page has them all."
+    found = [index['terms'].get(pair, []) for pair in (word[i:i + 2] for i in range(len(word) - 1))]
+    pages = [set(places if isinstance(places, list) else [places]) for places in found]
+    assert set.intersection(*pages), word
+
+
+FIRST_COLUMN = """(() => {
+  const box = [...document.querySelectorAll('.table-wrapper, div.cell_output .text_html')].find((box) => box.scrollWidth > box.clientWidth + 40);
+  if (!box) return 'no wide table';
+  box.scrollLeft = 1000;
+  const cell = box.querySelector('tbody :is(th, td)'), last = box.querySelector('tbody tr').lastElementChild;
+  return {moved: box.scrollLeft, cell: cell.getBoundingClientRect().left - box.getBoundingClientRect().left,
+          last: last.getBoundingClientRect().right - box.getBoundingClientRect().right, share: cell.getBoundingClientRect().width / box.clientWidth};
+})()"""
+
+
+@pytest.mark.parametrize('page', ['index', 'korean/why', 'korean/versions', 'experiments/v28', 'experiments/results', 'reference/settings', 'studies/leaderboard', 'studies/searches_ko'])
+def test_the_first_column_stays_in_sight_on_a_phone(browser, page):
+    "A wide table scrolls in its own box; its first column stays, and takes at most half of the width."
+    assert browser.open((SITE/f'{page}.html').as_uri(), 390) == []
+    found = browser.value(FIRST_COLUMN)
+    assert found != 'no wide table' and found['moved'] > 30 and abs(found['cell']) < 3 and abs(found['last']) < 3 and found['share'] <= 0.5, found
+
+
 def test_search_in_the_browser(browser, page_of, served):
     for notebook, word, inside in korean_words():
         assert browser.open(f'{served}/search.html?q={quote(inside)}') == []
         browser.wait("/finished/.test(document.querySelector('#search-results').innerText)")
         shown = browser.value("[...document.querySelectorAll('#search-results a')].map((a) => a.href.split(/[?#]/)[0])")
         assert f'{served}/{page_of(notebook).relative_to(SITE).as_posix()}' in shown, f'{inside} inside {word}'
+
+
+@pytest.mark.parametrize('word', ['희소벡터', '형태소', '색인'])
+def test_a_korean_word_finds_pages(browser, served, word):
+    assert browser.open(f'{served}/search.html?q={quote(word)}') == []
+    browser.wait("/finished/.test(document.querySelector('#search-results').innerText)")
+    assert browser.value("document.querySelectorAll('#search-results a').length") > 0
+
+
+def test_the_first_page_asks_no_other_host(browser, served):
+    browser.open(f'{served}/index.html')
+    asked = [event['request']['url'] for event in browser.seen('Network.requestWillBeSent')]
+    assert len(asked) > 3 and [url for url in asked if not url.startswith((served, 'data:'))] == []
 
 
 def test_dark_is_dark_and_light_is_light(browser):

@@ -2,6 +2,7 @@
 import re, sys
 import numpy as np
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from conftest import ROOT
 from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
@@ -12,6 +13,8 @@ from splade_nb.evaluation.study import known_baselines, revision_of
 
 sys.path += [str(ROOT/'docs'), str(ROOT/'benchmarks')]
 import readme_table
+import report_html
+import versions_page
 
 FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}
 
@@ -90,3 +93,27 @@ def test_a_run_kept_before_the_bigram_field_takes_it_from_the_baselines():
     one = runs[runs['data'] == 'mini'].iloc[0]
     assert readme_table.megabytes(one['active doc'], one['documents']) == f'{index_bytes(one["active doc"], one["documents"]) / 1e6:.2f}'
     assert readme_table.megabytes(1.0, float('nan')) == '-'
+
+
+def test_the_page_of_versions_is_what_the_results_say():
+    for path, text in versions_page.contents().items(): assert path.read_text(encoding='utf-8') == text, f'{path.name}: run docs/versions_page.py'
+
+
+def test_both_pages_of_versions_have_the_same_numbers():
+    english, korean = (re.findall(r'\d+\.\d+', versions_page.page(language)) for language in ('en', 'ko'))
+    assert len(english) > 50 and english == korean
+
+
+def test_no_picture_needs_the_fonts_of_its_reader():
+    "Another font than the one it was laid out in is wider, and labels are cut off at the edge."
+    assert [path.name for path in (ROOT/'docs').glob('*.svg') if '<text' in path.read_text(encoding='utf-8')] == []
+
+
+@pytest.mark.parametrize('rows, told', [
+    ('[{"task": "Ko", "ndcg_at_10": 0.5}, {"task": "Law", "ndcg_at_10": 0.7}]', 'Evaluate: outputs/v28: nDCG@10 0.600'),
+    ('[{"system": "a", "ndcg@10": 0.5}, {"system": "b", "ndcg@10": 0.7}]', 'Evaluate: outputs/v28: nDCG@10 0.700 (b, highest of 2)'),
+    ('done', 'Evaluate: outputs/v28')])
+def test_a_report_is_titled_by_what_was_run_and_the_result(rows, told):
+    summary = new_code_cell('...', id='summary', outputs=[new_output('stream', name='stdout', text=rows)])
+    notebook = new_notebook(cells=[new_markdown_cell('# Evaluate\n\n> A model.'), summary], metadata=dict(papermill=dict(parameters=dict(model='outputs/v28', out='x'))))
+    assert report_html.found_title(notebook) == told
