@@ -272,11 +272,12 @@ def _add_convert_options(command) -> None:
     command.add_argument('--out', required=True, help='The folder that is written.')
     command.add_argument('--data', default='', help='What was encoded, to write its texts as well.')
 
-FORMATS = 'csr', 'parquet', 'jsonl', 'rank_features', 'sparse_vector', 'seed', 'seismic', 'milvus'  # of serving.formats
+FORMATS = ('csr', 'parquet', 'jsonl', 'rank_features', 'sparse_vector', 'seed', 'seismic', 'milvus', 'qdrant',
+           'anserini')  # of serving.formats
 
 # %% ../nbs/8_cli.ipynb #export-options
 EXPORTS = ('sentence-transformers', 'mlm', 'onnx', 'opensearch', 'opensearch-connector', 'elasticsearch',
-           'elasticsearch-pruned', 'vespa')  # of hub.export
+           'vespa')  # of hub.export
 FORMS = 'onnx', 'opensearch'  # of hub.release
 
 # %% ../nbs/8_cli.ipynb #export-options-2
