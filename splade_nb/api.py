@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 import numpy as np
 from scipy import sparse
+
+# %% ../nbs/9_api.ipynb #imports-library
 from .config.files import ConfigError
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms

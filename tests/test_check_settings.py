@@ -109,7 +109,7 @@ def test_a_run_with_an_unused_setting_is_refused_by_name(monkeypatch):
 @pytest.mark.parametrize('state, code', (('live', 0), ('dead', 1)))
 def test_the_command_line_says_so(monkeypatch, capsys, state, code):
     from splade_nb import cli
-    monkeypatch.setattr(cli, 'check_settings', lambda settings: [checks.SettingCheck('top_k', settings.top_k, state)])
+    monkeypatch.setattr(checks, 'check_settings', lambda settings: [checks.SettingCheck('top_k', settings.top_k, state)])
     assert cli.main(['train', 'v28', '--check-settings', '--set', 'top_k=7', 'scale=mini']) == code
     assert capsys.readouterr().out.startswith(f'{state}  top_k = 7')
 

@@ -5,8 +5,9 @@ import torch
 from other_device import PLACE, Elsewhere, OtherDevice
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
-from splade_nb.model.encode import encode, encode_batches
+from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
+from splade_nb.model.splade_doc import SpladeDoc
 
 TEXTS = ['서울에서 김치찌개 맛집을 찾아요', '제주도', '', '서울 지하철 노선과 김치 보관 방법을 함께 적은 조금 더 긴 글 ' * 4, '제주도 여행']
 PARTS = {'plain': {}, 'sigmoid': dict(context_gate=True), 'signed': dict(context_gate=True, gate_form='signed'),
@@ -40,7 +41,7 @@ def test_two_devices_do_not_mix():
 
 @pytest.fixture
 def without_inference_mode(monkeypatch):  # it refuses classes of tensors of one's own
-    monkeypatch.setattr('splade_nb.model.encode.encode_batches', encode_batches.__wrapped__)
+    monkeypatch.setattr(SpladeDoc, 'sparse_rows', SpladeDoc.sparse_rows.__wrapped__)
 
 
 @pytest.mark.usefixtures('without_inference_mode')
@@ -50,7 +51,7 @@ def test_encoding_stays_on_the_device(parts, tokenizer):
     for options in ({}, dict(document=False), *([dict(keep=np.arange(5, len(tokenizer), 3))] if parts != 'importance' else [])):
         wanted = encode(model, tokenizer, TEXTS, **given, **options)
         with OtherDevice(), torch.no_grad():
-            found = encode.__wrapped__(made(tokenizer, parts).to(PLACE), tokenizer, TEXTS, **given, **options)
+            found = encode(made(tokenizer, parts).to(PLACE), tokenizer, TEXTS, **given, **options)
         assert abs(found - wanted).max() < 1e-6 and found.nnz == wanted.nnz > 0
 
 
@@ -59,8 +60,8 @@ def test_a_screen_is_refused_there_and_auto_goes_without(tokenizer):
     with OtherDevice(), torch.no_grad():
         model = made(tokenizer, 'plain').to(PLACE)
         with pytest.raises(ConfigError, match='screen=True is for a CPU, the model is on meta'):
-            encode.__wrapped__(model, tokenizer, TEXTS, screen='on', cut={})
-        assert encode.__wrapped__(model, tokenizer, TEXTS, screen='auto', cut={}).nnz > 0
+            encode(model, tokenizer, TEXTS, screen='on', cut={})
+        assert encode(model, tokenizer, TEXTS, screen='auto', cut={}).nnz > 0
 
 
 def two_steps(version: str, place) -> list:  # their losses

@@ -337,6 +337,7 @@ def iterate_texts(source: str) -> Iterator: # id, text
         yield from ((id, document.full) for id, document in read_documents(read_rows(corpus, faults), faults).items())
     else: yield from load_collection(source).texts.items()
 
+# %% ../../nbs/1_data/07_readers.ipynb #text-stream
 def text_stream(source: str) -> Iterator: # str
     "Texts to encode."
     return (text for _, text in iterate_texts(source))

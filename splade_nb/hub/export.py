@@ -12,9 +12,13 @@ import copy, hashlib, json, re, shutil
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+
+# %% ../../nbs/5_hub/03_export.ipynb #imports-arrays
 import numpy as np
 import torch
 from torch import nn
+
+# %% ../../nbs/5_hub/03_export.ipynb #imports-library
 from ..config.files import ConfigError, choose, needs, write_json
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
 from ..model.head import naive_max
@@ -171,6 +175,7 @@ def _members(windows, rows: int): # of each text [B] -> [B, W] bool: which rows 
     ends, place = windows.cumsum(0), torch.arange(rows)
     return (place >= (ends - windows)[:, None]) & (place < ends[:, None])
 
+# %% ../../nbs/5_hub/03_export.ipynb #graph-class
 class Graph(nn.Module): # every size free
     "What is traced: ids and masks of windows to the vectors of texts."
     def __init__(self, model):
@@ -185,46 +190,56 @@ class Graph(nn.Module): # every size free
         logits = scores.new_full((scores.shape[0], len(model.special)), MASKED_LOGIT)
         return logits.scatter_reduce(1, input_ids, scores, 'amax')
 
-    def logits(self, input_ids, attention_mask, member=None): # [B, R] under the gate
-        model = self.model
-        output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
-        if model.importance is not None: states = read = output[0]
-        else: states, read = model.seen.popitem()[1], output.logits
-        gate, owner = None if model.gate is None else model.gate(states, attention_mask), None
-        if member is not None: owner = member.int().argmax(0)
-        if gate is not None and member is not None: gate = member.float() @ gate / member.sum(1, keepdim=True)
-        if gate is not None and model.gate.form.on_states: read = read * (gate if owner is None else gate[owner])[:, None]
-        largest = self.largest_logits(read, input_ids, attention_mask)
-        if member is not None:
-            texts = largest.new_full((member.shape[0], largest.shape[1]), MASKED_LOGIT)
-            largest = texts.scatter_reduce(0, owner[:, None].expand_as(largest), largest, 'amax')
-        return on_logits(model, largest, gate)
+# %% ../../nbs/5_hub/03_export.ipynb #graph-logits
+def _maximum(rows, member): # [W, R], [B, W] -> [B, R] of the windows of each text
+    owner = member.int().argmax(0)[:, None].expand_as(rows)
+    return rows.new_full((member.shape[0], rows.shape[1]), MASKED_LOGIT).scatter_reduce(0, owner, rows, 'amax')
 
-# %% ../../nbs/5_hub/03_export.ipynb #graph-forward
-def _graph_forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
-                   windows=None,      # [B] rows of each text; None: one each
-                   mean_length=None): # [1], 0: of the training texts; gives [B, V]
-    model, own, size = self.model, None, None
-    member = None if windows is None else _members(windows, input_ids.shape[0])
-    logits = self.logits(input_ids, attention_mask, member)
-    if self.counted or model.settings.min_input_logit or model.settings.expansion_limit:
-        columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
-        own = scatter_counts(*columns, len(model.special))
-        if bag is None and member is not None: own = member.float() @ own
-        size = own.sum(1)
-    texts = Texts(True, own, size)
-    vectors = apply_term_weights(self.parts(self.counted, mean_length), logits, texts)[0]
-    if document is None: return vectors
-    queries = apply_term_weights(self.parts(False), logits, Texts(False, own, size))[0]
-    return torch.where(document, vectors, queries)
+def _gate_of(model, states, attention_mask, member): # [B, ..], None without a gate
+    gate = None if model.gate is None else model.gate(states, attention_mask)
+    if gate is None or member is None: return gate
+    return member.float() @ gate / member.sum(1, keepdim=True)
 
+# %% ../../nbs/5_hub/03_export.ipynb #graph-logits-2
+def _graph_logits(self, input_ids, attention_mask, member=None): # [B, R] under the gate
+    model = self.model
+    output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
+    if model.importance is not None: states = read = output[0]
+    else: states, read = model.seen.popitem()[1], output.logits
+    gate = _gate_of(model, states, attention_mask, member)
+    if gate is not None and model.gate.form.on_states:
+        read = read * (gate if member is None else gate[member.int().argmax(0)])[:, None]
+    largest = self.largest_logits(read, input_ids, attention_mask)
+    return on_logits(model, largest if member is None else _maximum(largest, member), gate)
+
+# %% ../../nbs/5_hub/03_export.ipynb #graph-parts
 def _graph_parts(self, counted: bool, mean_length=None): # of `parts_of`, for the mean length of a collection
     parts = parts_of(self.model, counted)
     if mean_length is None: return parts
     mean = torch.where(mean_length > 0, mean_length, self.model.mean_length)
     return [CountFactor(mean) if isinstance(part, CountFactor) else part for part in parts]
 
-Graph.forward, Graph.parts = _graph_forward, _graph_parts
+def _graph_counts(self, input_ids, attention_mask, bag, counts, member): # [B, V], None where no part reads them
+    settings = self.model.settings
+    if not (self.counted or settings.min_input_logit or settings.expansion_limit): return None
+    columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
+    own = scatter_counts(*columns, len(self.model.special))
+    return member.float() @ own if bag is None and member is not None else own
+
+# %% ../../nbs/5_hub/03_export.ipynb #graph-forward
+def _graph_forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
+                   windows=None,      # [B] rows of each text; None: one each
+                   mean_length=None): # [1], 0: of the training texts; gives [B, V]
+    member = None if windows is None else _members(windows, input_ids.shape[0])
+    logits = self.logits(input_ids, attention_mask, member)
+    own = _graph_counts(self, input_ids, attention_mask, bag, counts, member)
+    size = None if own is None else own.sum(1)
+    vectors = apply_term_weights(_graph_parts(self, self.counted, mean_length), logits, Texts(True, own, size))[0]
+    if document is None: return vectors
+    queries = apply_term_weights(_graph_parts(self, False), logits, Texts(False, own, size))[0]
+    return torch.where(document, vectors, queries)
+
+Graph.forward, Graph.logits = _graph_forward, _graph_logits
 
 # %% ../../nbs/5_hub/03_export.ipynb #graph-inputs
 def _graph_inputs(model): # name -> example of two texts with three windows, name -> names of its sizes
@@ -240,32 +255,42 @@ def _graph_inputs(model): # name -> example of two texts with three windows, nam
 # %% ../../nbs/5_hub/03_export.ipynb #stored-places
 def _key(array): return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array)).digest()
 
-def stored_places(path: Path) -> dict: # key of the content -> offset, bytes
-    "Where each tensor of a safetensors file begins, and how long it is."
-    from safetensors.numpy import load_file
+def _offsets(path: Path) -> dict: # name -> where its bytes begin
     with open(path, 'rb') as file:
         size = int.from_bytes(file.read(8), 'little')
         header = json.loads(file.read(size))
-    begins = {name: header[name]['data_offsets'] for name in header if name != '__metadata__'}
-    return {_key(array): (8 + size + begins[name][0], array.nbytes) for name, array in load_file(path).items()}
+    return {name: 8 + size + header[name]['data_offsets'][0] for name in header if name != '__metadata__'}
+
+# %% ../../nbs/5_hub/03_export.ipynb #stored-places-2
+def stored_places(path: Path) -> dict: # key of the content -> offset, bytes
+    "Where each tensor of a safetensors file begins, and how long it is."
+    from safetensors.numpy import load_file
+    begins = _offsets(path)
+    return {_key(array): (begins[name], array.nbytes) for name, array in load_file(path).items()}
 
 # %% ../../nbs/5_hub/03_export.ipynb #share-weights
-def _share_weights(graph, path: Path) -> None: # graph: of `onnx_ir`; path: a safetensors file beside it
+def _stored(tensor, shape, place, path): # a tensor of `onnx_ir` that lies in a file
     import onnx_ir as ir
+    return ir.ExternalTensor(path.name, *place, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, base_dir=path.parent)
+
+def _turn(graph, value, stored) -> None: # read what is stored and turn it around
+    import onnx_ir as ir
+    kept = ir.Value(name=f'{value.name}_stored', type=value.type, shape=stored.shape, const_value=stored)
+    turned = ir.node('Transpose', [kept], dict(perm=[1, 0]))
+    ir.convenience.replace_all_uses_with(value, turned.outputs[0])
+    graph.initializers.pop(value.name)
+    graph.register_initializer(kept)
+    graph.insert_before(graph[0], turned)
+
+# %% ../../nbs/5_hub/03_export.ipynb #share-weights-2
+def _share_weights(graph, path: Path) -> None: # graph: of `onnx_ir`; path: a safetensors file beside it
     places = stored_places(path)
-    def stored(tensor, shape, place):
-        return ir.ExternalTensor(path.name, *place, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, base_dir=path.parent)
-    for name, value in list(graph.initializers.items()):
+    for value in list(graph.initializers.values()):
         tensor, array = value.const_value, value.const_value.numpy()
         if array.nbytes < 1024: continue
-        if place := places.get(_key(array)): value.const_value = stored(tensor, array.shape, place)
+        if place := places.get(_key(array)): value.const_value = _stored(tensor, array.shape, place, path)
         elif array.ndim == 2 and (place := places.get(_key(array.T))):
-            turned = ir.node('Transpose', [ir.Value(name=f'{name}_stored', type=value.type, shape=ir.Shape(array.T.shape),
-                                                    const_value=stored(tensor, array.T.shape, place))], dict(perm=[1, 0]))
-            ir.convenience.replace_all_uses_with(value, turned.outputs[0])
-            graph.initializers.pop(name)
-            graph.register_initializer(turned.inputs[0])
-            graph.insert_before(graph[0], turned)
+            _turn(graph, value, _stored(tensor, array.T.shape, place, path))
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-graph
 def write_graph(graph: nn.Module, file: Path,

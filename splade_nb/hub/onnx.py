@@ -9,6 +9,8 @@ __all__ = ['FILES', 'OnnxModel', 'OnnxEncoder']
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+
+# %% ../../nbs/5_hub/02_onnx.ipynb #imports-library
 import numpy as np
 from scipy import sparse
 from ..config.files import ConfigError, read_json, sha256_of
@@ -19,11 +21,15 @@ from ..model.encode import DENSE_BYTES, encode
 # %% ../../nbs/5_hub/02_onnx.ipynb #session
 FILES = 'model.onnx', 'model.safetensors', 'splade.json', 'tokenizer.json'
 
-def _session(folder): # the graph of a folder
+def _check_files(folder: Path) -> None:
     absent = [name for name in FILES if not (folder/name).exists()]
-    if absent:
-        raise ConfigError(f'{folder}: {", ".join(absent)} missing: no model for ONNX Runtime; `splade-nb export --to onnx` '
-                          "writes one, and PyTorch reads the weights alone: pip install 'splade_nb[train]'")
+    if not absent: return
+    raise ConfigError(f'{folder}: {", ".join(absent)} missing: no model for ONNX Runtime; `splade-nb export --to onnx` '
+                      "writes one, and PyTorch reads the weights alone: pip install 'splade_nb[train]'")
+
+# %% ../../nbs/5_hub/02_onnx.ipynb #open-session
+def _session(folder): # the graph of a folder
+    _check_files(folder)
     try: import onnxruntime
     except ImportError as error: raise ConfigError('onnxruntime is missing: pip install onnxruntime') from error
     return onnxruntime.InferenceSession(str(folder/'model.onnx'), providers=onnxruntime.get_available_providers())
@@ -40,9 +46,8 @@ def _parts(windows: list, # of each text
     yield slice(first, len(windows)), slice(row, row + size)
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #model
-class OnnxModel:
-    "An exported model as `model.encode` asks it. Raises `ConfigError` for a folder without the files, or another's."
-    decoder = None  # `keep` acts on vectors
+class _Opened: # what a folder holds
+    decoder = None  # of PyTorch; here `keep` acts on vectors
     def __init__(self, folder: Path | str):
         from safetensors import safe_open
         self.folder = Path(folder)
@@ -52,6 +57,16 @@ class OnnxModel:
             self.special = weights.get_tensor('special')  # [V] bool
             if self.settings.idf_prior_documents: self.frequencies = weights.get_tensor('frequencies')
 
+# %% ../../nbs/5_hub/02_onnx.ipynb #part-vectors
+def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
+    given = more | dict(windows=np.array(windows[texts], np.int64))
+    given |= {name: values[texts if name in ('bag', 'counts') else rows] for name, values in inputs.items()}
+    vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
+    return sparse.csr_matrix(vectors if columns is None else vectors * columns)
+
+# %% ../../nbs/5_hub/02_onnx.ipynb #onnx-model
+class OnnxModel(_Opened):
+    "An exported model as `model.encode` asks it. Raises `ConfigError` for a folder without the files, or another's."
     def digest(self) -> str: # 16 hex digits
         "Of graph and weights: vectors of PyTorch are rounded otherwise, so its digest of the same model is another."
         hashes = [sha256_of(self.folder/name) for name in ('model.onnx', 'model.safetensors')]
@@ -71,13 +86,8 @@ class OnnxModel:
         if precision != 'fp32': raise ConfigError(f'precision={precision}: found with ONNX Runtime; allowed: auto, fp32')
         most = max(1, DENSE_BYTES // (4 * len(self.special) * inputs['input_ids'].shape[1]))
         more = dict(document=np.array([document]), mean_length=np.array([mean_length], np.float32))
-        return sparse.vstack([self._part(columns, inputs, windows, *part, more) for part in _parts(windows, most)]).tocsr()
-
-    def _part(self, columns, inputs, windows, texts, rows, more): # [b, V]
-        given = more | dict(windows=np.array(windows[texts], np.int64))
-        given |= {name: values[texts if name in ('bag', 'counts') else rows] for name, values in inputs.items()}
-        vectors = self.session.run(None, {name: given[name] for name in self.inputs})[0]
-        return sparse.csr_matrix(vectors if columns is None else vectors * columns)
+        return sparse.vstack([_part_vectors(self, columns, inputs, windows, *part, more)
+                              for part in _parts(windows, most)]).tocsr()
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #encoder
 class OnnxEncoder:

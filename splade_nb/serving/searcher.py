@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+
+# %% ../../nbs/6_serving/08_searcher.ipynb #imports-arrays
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
@@ -30,6 +32,8 @@ from ..hub.onnx import OnnxModel
 from ..model.encode import encode, encode_queries, factor_for, input_terms, normalize_for_scoring
 from ..model.encode import prepared_decoder
 from ..model.static_embedding import DIMENSIONS, StaticEmbedding, hybrid_queries, load_embedding, save_embedding
+
+# %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving
 from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
@@ -53,18 +57,22 @@ class Encoder:
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-model
 RELEASED, RUNTIMES = Path(str(files('splade_nb')/'released')), ('auto', 'torch', 'onnx')
 
-def open_model(name: str | Path = '',  # a run or model folder, also from the project's root, or one of the hub; '': `RELEASED`
+def _place(name: str | Path) -> Path: # of a model, also from the project's root; '': `RELEASED`
+    inside = root()/(name or RELEASED)  # `outputs/v28` from a notebook in `nbs/`
+    return inside if inside.exists() and not Path(name).exists() else Path(name or RELEASED)
+
+# %% ../../nbs/6_serving/08_searcher.ipynb #open-model-2
+def open_model(name: str | Path = '',  # a run or model folder, or one of the hub by name; '': `RELEASED`
                runtime: str = 'auto'   # torch, onnx; auto: torch where it is installed
               ) -> tuple:              # model, tokenizer
     "A trained model. Raises `ConfigError` where there is none, or one that is not read exactly."
-    inside = root()/(name or RELEASED)  # `outputs/v28` from a notebook in `nbs/`
-    folder = inside if inside.exists() and not Path(name).exists() else Path(name or RELEASED)
+    folder = _place(name)
     if choose('runtime', runtime, RUNTIMES) == 'torch' or runtime == 'auto' and installed('torch'):
         needs('torch', 'train')
         from splade_nb.model.load import load_encoder
         return load_encoder(folder if folder.exists() else name)
-    model = folder/'model' if (folder/'model').is_dir() else folder
-    return OnnxModel(model), load_tokenizer(model)
+    folder = folder/'model' if (folder/'model').is_dir() else folder
+    return OnnxModel(folder), load_tokenizer(folder)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-encoder
 def open_encoder(folder: Path | str | Encoder) -> Encoder:
@@ -468,6 +476,7 @@ def search(query: str, results: int = 5, **options) -> None: # options: of `save
     "Print the best texts of a saved searcher. Raises `ConfigError`, `DataError`."
     with saved_searcher(**options) as searcher: print_hits(searcher.search(query, results))
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #main-2
 @exit_codes
 def main(arguments: list | None = None) -> int | None: # exit code
     "One search in a terminal, or `clean`."

@@ -1,0 +1,197 @@
+"""The package as `pip install splade_nb` brings it: vectors, search and the command line without PyTorch and transformers."""
+import inspect, json, os, re, shutil, subprocess, sys
+import numpy as np
+import pytest
+from scipy import sparse
+from conftest import ROOT
+from splade_nb import api, cli
+from splade_nb.config.files import ConfigError
+from splade_nb.data.tokenizer import PlainTokenizer, SpladeTokenizer, load_tokenizer, masks, text_options
+from splade_nb.hub.onnx import OnnxModel
+from splade_nb.model.encode import encode
+from splade_nb.serving.searcher import RELEASED, open_model
+
+TEXTS = ['경복궁은 한복을 입으면 무료입니다', '택배 문자의 링크는 누르지 마세요', '', '제주도 올레길은 봄에 걷기 좋습니다. ' * 60]
+QUERIES = ['한복 입고 경복궁', '올레길']
+
+# Where a program is started with these missing, nothing that imports them can pass.
+WITHOUT = '''
+import sys
+class Absent:
+    names = {'torch', 'transformers', 'datasets', 'matplotlib', 'pandas', 'sklearn', 'accelerate', 'pyarrow', 'bm25s',
+             'pytrec_eval', 'sentencepiece', 'tensorboard', 'onnx', 'fastapi', 'uvicorn', 'ray'}
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in self.names: raise ModuleNotFoundError(f'No module named {name!r}', name=name.split('.')[0])
+sys.meta_path.insert(0, Absent())
+'''
+ENCODED = WITHOUT + '''
+import json
+from scipy import sparse
+from splade_nb import load, search
+texts, queries, folder = json.loads(sys.argv[1])
+encoder = load()
+documents = encoder.encode_document(texts)
+found = encoder.encode_query(queries, documents)
+sparse.save_npz(f'{folder}/documents.npz', documents)
+sparse.save_npz(f'{folder}/queries.npz', found)
+hits = search('', folder, queries[0])
+print(json.dumps(dict(decoded=encoder.decode(found, 3), hit=hits[0].id, scores=encoder.similarity(found, documents).tolist())))
+'''
+COMMANDS = WITHOUT + '''
+from splade_nb.cli import main
+assert not {'numpy', 'scipy'} & {*sys.modules}, 'the command line reads what a command needs when it runs'
+print([main(command.split()) for command in sys.argv[1:]])
+'''
+
+
+def program(script: str, *arguments: str, folder) -> subprocess.CompletedProcess:
+    environment = os.environ | dict(PYTHONPATH=str(ROOT))
+    return subprocess.run([sys.executable, '-c', script, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def write_corpus(folder) -> None:
+    rows = [dict(id=f'd{n}', title='', text=text) for n, text in enumerate(TEXTS) if text]
+    (folder/'corpus.jsonl').write_text('\n'.join(json.dumps(row, ensure_ascii=False) for row in rows), encoding='utf-8')
+
+
+@pytest.fixture(scope='module')
+def runtimes():
+    "The released model by both libraries."
+    return open_model(runtime='torch'), open_model(runtime='onnx')
+
+
+@pytest.mark.filterwarnings('ignore:.*are longer than')
+def test_a_process_without_torch_gives_the_vectors_of_one_with_it(tmp_path):
+    write_corpus(tmp_path)
+    (tmp_path/'settings.ini').touch()  # where saved copies go
+    done = program(ENCODED, json.dumps([TEXTS, QUERIES, str(tmp_path)]), folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, encoder = json.loads(done.stdout), api.load(runtime='torch')
+    documents = encoder.encode_document(TEXTS)
+    queries = encoder.encode_query(QUERIES, documents)
+    for name, wanted in dict(documents=documents, queries=queries).items():
+        assert abs(sparse.load_npz(tmp_path/f'{name}.npz') - wanted).max() < 1e-4
+    assert np.allclose(found['scores'], encoder.similarity(queries, documents), atol=1e-3) and found['hit'] == 'd0'
+    assert [[term for term, _ in row] for row in found['decoded']] == [[term for term, _ in row] for row in encoder.decode(queries, 3)]
+
+
+def test_what_an_installation_lacks_is_named_with_its_extra(tmp_path):
+    commands = ['train v28', 'evaluate --model x --data mini', 'export --model x --out y', 'serve --data x', 'release --model x --out y',
+                'encode --data texts.txt --out y --engine ray', 'encode --data texts.txt --out y --screen on']
+    (tmp_path/'texts.txt').write_text('제주도', encoding='utf-8')
+    done = program(COMMANDS, *commands, folder=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout) == [2] * len(commands), done.stderr[-2000:]
+    assert re.findall(r"pip install 'splade_nb\[(\w+)\]'", done.stderr) == ['train', 'train', 'export', 'serve', 'export', 'cluster', 'train']
+    assert "splade-nb train needs torch: pip install 'splade_nb[train]'" in done.stderr.splitlines()
+    assert [path.name for path in tmp_path.iterdir()] == ['texts.txt'], 'nothing half done'
+
+
+@pytest.mark.filterwarnings('ignore:.*are longer than')
+@pytest.mark.parametrize('options', [{}, dict(most_windows=0), dict(whole=True), dict(mean_length=30.0), dict(top_k=9),
+                                     dict(keep=np.arange(5, 9000, 2)), dict(document=False)], ids=lambda options: '-'.join(options) or 'default')
+def test_both_runtimes_give_one_vector(options, runtimes):
+    (torch_model, tokenizer), (onnx_model, _) = runtimes
+    wanted, found = (encode(model, tokenizer, TEXTS, **options) for model in (torch_model, onnx_model))
+    assert wanted.nnz and (found.dtype, found.shape) == (wanted.dtype, wanted.shape) and abs(found - wanted).max() < 1e-4
+
+
+def test_a_batch_is_divided_between_texts(runtimes, monkeypatch):
+    (_, tokenizer), (model, _) = runtimes
+    wanted = encode(model, tokenizer, TEXTS, most_windows=2, cut={})
+    monkeypatch.setattr('splade_nb.hub.onnx.DENSE_BYTES', 1)
+    assert abs(encode(model, tokenizer, TEXTS, most_windows=2, cut={}) - wanted).max() < 1e-5
+
+
+def test_a_tokenizer_read_without_transformers_gives_the_same_ids():
+    ours = load_tokenizer(RELEASED/'model')
+    plain = SpladeTokenizer(PlainTokenizer(RELEASED/'model'), **text_options(ours))
+    assert type(ours.backend) is not PlainTokenizer and plain.ids(TEXTS) == ours.ids(TEXTS) and plain.bags(TEXTS) == ours.bags(TEXTS)
+    assert (plain.begin, plain.end, plain.pad, plain.names, plain.words) == (ours.begin, ours.end, ours.pad, ours.names, ours.words)
+    assert all((masks(plain)[name] == mask).all() for name, mask in masks(ours).items())
+
+
+def test_the_graph_reads_the_weights_beside_it(tmp_path):
+    import onnx
+    graph = onnx.load(RELEASED/'model'/'model.onnx', load_external_data=False).graph
+    outside = [{entry.key: entry.value for entry in each.external_data} for each in graph.initializer if each.external_data]
+    assert {entry['location'] for entry in outside} == {'model.safetensors'}
+    assert (RELEASED/'model'/'model.onnx').stat().st_size < 100_000
+    shutil.copytree(RELEASED/'model', tmp_path/'model')
+    (tmp_path/'model'/'model.safetensors').unlink()
+    with pytest.raises(ConfigError, match='model.safetensors missing'): OnnxModel(tmp_path/'model')
+
+
+def test_public_functions_have_types():
+    functions = [api.load, api.encode, api.search, api.train, api.evaluate]
+    functions += [getattr(api.SparseEncoder, name) for name in ('encode_document', 'encode_query', 'similarity', 'decode', 'sparsity')]
+    for function in functions:
+        signature = inspect.signature(function)
+        untyped = [name for name, given in signature.parameters.items()
+                   if given.annotation is given.empty and name != 'self' and given.kind is not given.VAR_KEYWORD]
+        assert not untyped and signature.return_annotation is not signature.empty, function.__name__
+    assert (ROOT/'splade_nb'/'py.typed').exists()
+
+
+# The wheel itself
+
+def run(*command: str, folder, code: int = 0, **more: str) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'IN_TEST')} | more
+    done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, f'{command}: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
+    return done
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    "The programs of an empty environment into which only the wheel was installed, and a folder outside the checkout."
+    folder = tmp_path_factory.mktemp('wheel')
+    probe = subprocess.run([sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '-d', folder/'probe', 'tqdm'], capture_output=True, text=True)
+    if probe.returncode: pytest.skip(f'no package index can be reached: {probe.stderr.strip().splitlines()[-1][:200]}')
+    shutil.copytree(ROOT/'splade_nb', folder/'source'/'splade_nb', ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('pyproject.toml', 'README.md', 'LICENSE'): shutil.copy(ROOT/name, folder/'source'/name)
+    run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder/'built', folder/'source', folder=folder)
+    run(sys.executable, '-m', 'venv', folder/'venv', folder=folder)
+    programs = folder/'venv'/'bin'
+    run(programs/'python', '-m', 'pip', 'install', '-q', *(folder/'built').glob('*.whl'), folder=folder)
+    (folder/'work').mkdir()
+    write_corpus(folder/'work')
+    return programs, folder/'work'
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_neither_torch_nor_transformers(installed):
+    programs, work = installed
+    script = ('import importlib.util as find, pathlib, splade_nb\n'
+              'heavy = [name for name in ("torch", "transformers", "datasets", "matplotlib", "pandas") if find.find_spec(name)]\n'
+              'assert not heavy, heavy\nfolder = pathlib.Path(splade_nb.__file__).parent\n'
+              'assert (folder/"py.typed").exists() and "venv" in folder.parts\nprint(splade_nb.load())')
+    assert 'SparseEncoder(24,192 terms' in run(programs/'python', '-c', script, folder=work).stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_searches_encodes_and_converts(installed):
+    programs, work = installed
+    command = programs/'splade-nb'
+    assert run(command, 'search', '--data', work, '--query', QUERIES[0], folder=work).stdout.startswith('1. d0')
+    label = json.loads(run(command, 'encode', '--data', work, '--out', 'shards', folder=work).stdout)
+    assert label['whole'] and label['collection']['documents'] == 3
+    (work/'queries.txt').write_text('\n'.join(QUERIES), encoding='utf-8')
+    run(command, 'encode', '--queries', 'queries.txt', '--collection', 'shards', '--out', 'queries', folder=work)
+    documents, queries = (sparse.load_npz(work/name/'shard-000000.npz') for name in ('shards', 'queries'))
+    wanted = api.load(runtime='torch')
+    vectors = wanted.encode_document([text for text in TEXTS if text])
+    assert abs(documents - vectors).max() < 1e-4 and abs(queries - wanted.encode_query(QUERIES, vectors)).max() < 1e-4
+    run(command, 'convert', '--vectors', 'shards', '--format', 'jsonl', '--out', 'rows', '--data', work, folder=work)
+    assert len((work/'rows'/'shard-000000.jsonl').read_text(encoding='utf-8').splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_every_command_of_the_wheel_has_help_or_names_its_extra(installed):
+    programs, work = installed
+    for name, (_, said, _, extra) in cli.COMMANDS.items():
+        shown = ' '.join(run(programs/'splade-nb', name, '--help', folder=work, COLUMNS='300').stdout.split())
+        assert said in shown and (f'splade_nb[{extra}]' in shown) == bool(extra)
+    refused = run(programs/'splade-nb', 'train', 'v28', folder=work, code=2)
+    assert refused.stderr.strip() == "splade-nb train needs torch: pip install 'splade_nb[train]'"
+    assert 'checkout' in run(programs/'splade-nb', 'data', folder=work, code=2).stderr
+    assert not (work/'outputs'/'v28').exists()
