@@ -96,16 +96,13 @@ class Study(KeptResults):
             self.path(part).parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path(part), about | record)
 
-    def source(self, pattern: str = '*',
-               data: dict | None = None # collection -> hash, where it is known although the results do not keep it
-              ) -> str:                 # of `source_line`
+    def source(self, pattern: str = '*', data: dict | None = None) -> str:  # data: hashes that the results do not keep
         "Where the results come from: what measures the missing ones, on which data, of which revisions, when."
         paths, command = self.paths(pattern), f'make study STUDY={self.name}'
         if not paths: return f'Nothing is measured yet: `{command}`.'
-        records = [read_json(path) for path in paths]
-        judged = {name: hash for record in records for name, hash in data_of(record).items()} | (data or {})
-        return source_line(command, judged or 'not kept', map(revision_of, paths),
-                           [record.get('date', '') for record in records])
+        kept = [read_json(path) for path in paths]
+        judged = {name: hash for record in kept for name, hash in data_of(record).items()} | (data or {})
+        return source_line(command, judged or 'not kept', map(revision_of, paths), [one.get('date', '') for one in kept])
 
 # %% ../../nbs/4_evaluation/13_study.ipynb #baselines
 def known_baselines() -> dict:  # collection -> {"hash", "documents", "index", "splits"}
