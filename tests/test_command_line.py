@@ -38,7 +38,7 @@ def test_every_parser_refuses_or_adds_up(program):
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    known = ('splade_nb/cli', 'splade_nb/serving/searcher', 'benchmarks/run')
+    known = ('splade_nb/cli', 'splade_nb/config/command_line', 'benchmarks/run')
     assert all(found[f'{name}.py'] for name in known)
 
 
