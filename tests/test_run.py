@@ -5,9 +5,11 @@ import pytest
 from chromium import faults
 from conftest import ROOT, run_cells
 from faults import command, exit_code_of, output_of, start, summary_of
+from test_provenance import unsourced_cells
 from splade_nb.data.records import DataError, toy_corpus
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
+from splade_nb.evaluation.report import run_source
 from splade_nb.model.load import load_encoder
 from splade_nb.experiment import begin_run, run_version
 from splade_nb.cli import main
@@ -50,6 +52,13 @@ def test_the_folder_holds_what_the_contract_names(run):
     for system in ('metrics', 'bm25', 'bm25_bigrams', 'before_training'): assert set(summary[system]) == METRICS
     assert summary['revision'] and summary['documents'] > 0
     assert set(summary['index']) == {'model', 'before_training', 'bm25', 'bm25_bigrams'}
+
+
+def test_every_table_and_figure_of_a_run_says_where_it_comes_from(run):
+    notebook, summary = (json.loads((run/name).read_text(encoding='utf-8')) for name in ('train.ipynb', 'summary.json'))
+    assert unsourced_cells(notebook) == {}
+    source = run_source(summary)
+    assert source.endswith(f'revision `{summary["revision"]}`; {summary["date"]}.') and json.dumps(notebook, ensure_ascii=False).count(json.dumps(source, ensure_ascii=False)[1:-1]) > 15
 
 
 def test_the_notebook_stops_at_what_is_misspelt(tmp_path):
