@@ -125,7 +125,7 @@ def equal_start() -> str:
     trained, untrained = means['mean of seeds'], means['untrained']
     verb = 'improves' if float(trained) > float(untrained) else 'does not improve'
     return (f'On the public sets training {verb} `splade_ko` ({trained} trained, {untrained} untrained): '
-            'what it gains over BM25 comes from tokens, character bigrams, phonetic keys and Model 1 expansions.')
+            'what it gains over BM25 comes from tokens, character bigrams and Model 1 expansions.')
 
 
 def table() -> str:
@@ -186,8 +186,8 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
     re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 한국어 컬렉션 여섯 개의 평균, 모든 컬렉션에 모델 하나, 시드 세 개. mini: 내장 데이터로, 학습 질의와 시험 질의의 정답 문서가 겹칩니다. 용어는 그 문서의 것입니다.',
-    r'On the public sets training does not improve `splade_ko` \((\S+) trained, (\S+) untrained\): what it gains over BM25 comes from tokens, character bigrams, phonetic keys and Model 1 expansions\.':
-        r'공개 컬렉션에서 `splade_ko`는 학습해도 나아지지 않습니다(학습 후 \1, 학습 전 \2). BM25보다 나은 것은 토큰, 글자쌍, 발음 키, Model 1 확장 덕분입니다.',
+    r'On the public sets training does not improve `splade_ko` \((\S+) trained, (\S+) untrained\): what it gains over BM25 comes from tokens, character bigrams and Model 1 expansions\.':
+        r'공개 컬렉션에서 `splade_ko`는 학습해도 나아지지 않습니다(학습 후 \1, 학습 전 \2). BM25보다 나은 것은 토큰, 글자쌍, Model 1 확장 덕분입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries were judged for (\d+) recipes of `splade_ko` and (\d+) systems of the leaderboard\.':
         r'이 시험 질의로 `splade_ko`의 레시피 \1개와 순위표의 시스템 \2개를 평가했습니다.',

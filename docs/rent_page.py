@@ -5,6 +5,7 @@
     python docs/rent_page.py --measure    compute the memory plan again first; it passes two texts through the whole model
 """
 import math, sys
+from datetime import date
 from functools import cache
 from pathlib import Path
 import torch
@@ -14,6 +15,7 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.splade_doc import SpladeDoc
 from splade_nb.training.objective import ProcessGroup, memory_plan
 from splade_nb.training.trainer import step_count, texts_in_step
+from splade_nb.evaluation.figures import source_line
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PLAN = ROOT/'docs'/'rent_a_gpu.md', ROOT/'docs'/'results'/'rent'/'plan.json'
@@ -75,7 +77,9 @@ nohup deploy/rent_gpu.sh > rent.log 2>&1 &
 
 def table(columns: list, rows) -> str:
     lines = [columns, ['---', *['--:'] * (len(columns) - 1)], *rows]
-    return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
+    records = read_json(PLAN), read_json(REHEARSED)
+    source = source_line('python docs/rent_page.py', 'sizes of the rehearsal', *([each[name] for each in records] for name in ('revision', 'date')))
+    return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines) + f'\n\n{source}'
 
 
 # The memory plan
@@ -207,7 +211,7 @@ def page() -> str:
 def main() -> int:
     if '--measure' in sys.argv:
         PLAN.parent.mkdir(exist_ok=True)
-        write_json(PLAN, dict(command='python docs/rent_page.py --measure', revision=revision(), machine=machine(), processes=measured()))
+        write_json(PLAN, dict(command='python docs/rent_page.py --measure', revision=revision(), date=date.today().isoformat(), machine=machine(), processes=measured()))
     if '--check' in sys.argv:
         right = PAGE.exists() and PAGE.read_text(encoding='utf-8') == page()
         if not right: print(f'{PAGE.name} is not what its script writes: run docs/rent_page.py', file=sys.stderr)

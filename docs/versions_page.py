@@ -9,10 +9,11 @@ import pandas as pd
 import readme_table
 from splade_nb.config.versions import ABOUT, VERSIONS
 from splade_nb.evaluation.compare import RECIPES, markdown_table
-from splade_nb.evaluation.figures import SYSTEMS, canvas, legend_below, write_svg
+from splade_nb.config.files import read_json
+from splade_nb.evaluation.figures import SYSTEMS, canvas, legend_below, source_line, write_svg
 from splade_nb.evaluation.leaderboard import BASELINE, FLOOR, boards, summary_rows
 from splade_nb.evaluation.metrics import index_bytes
-from splade_nb.evaluation.study import known_baselines, of_revisions
+from splade_nb.evaluation.study import known_baselines, revision_of
 
 DOCS = Path(__file__).resolve().parent
 SHOWN = [version for version in VERSIONS if version[1:].isdigit() and 22 <= int(version[1:]) <= 28]
@@ -29,7 +30,7 @@ TEXT = {
   columns=('version', 'what it adds', 'embedded set: untrained', '{}', 'public: {}', 'terms', 'index, MB'),
   none=('Recipe `original` has the versions exactly as the design documents write them. No result of it is kept{but}; '
         '`make train VERSION=v28 RECIPE=original` measures one. What was measured as written is recipe `earlier`: `original` and what the repository that first trained these versions had added.'),
-  but=' for {}', source='Source: `docs/results/*` (revision {}) and `docs/results/studies/leaderboard` (revision {}), by `python docs/versions_page.py`.',
+  but=' for {}',
   found=('On the embedded set the corrected versions reach {low} to {high}, BM25 {bm25} and BM25 with bigrams {bigrams}; its training and test queries ask for the same documents, so this shows what is learned, not what carries over. '
          'On the public collections (mean of {n}, one model trained for all) they reach {public_low} to {public_high}, BM25 {public_bm25} and BM25 with bigrams {public_bigrams}: {above} of {all} rank above BM25, {over} above BM25 with bigrams. '
          'Of recipe `earlier`, {failed} of {runs} collapsed or were stopped on the embedded set.'),
@@ -46,7 +47,7 @@ TEXT = {
   columns=('버전', '더한 것', '내장 데이터: 학습 전', '{}', '공개: {}', '용어', '색인, MB'),
   none=('레시피 `original`은 설계 문서에 적힌 그대로의 버전입니다. 남아 있는 결과가 없으며{but}, `make train VERSION=v28 RECIPE=original`로 잴 수 있습니다. '
         '적힌 대로 잰 것은 레시피 `earlier`로, `original`에 이 버전들을 처음 학습한 저장소의 설정을 더한 것입니다.'),
-  but='({})', source='출처: `docs/results/*`(리비전 {})와 `docs/results/studies/leaderboard`(리비전 {}). `python docs/versions_page.py`가 씁니다.',
+  but='({})',
   found=('내장 데이터에서 corrected 버전은 {low}~{high}, BM25는 {bm25}, 글자쌍을 더한 BM25는 {bigrams}입니다. 학습 질의와 시험 질의의 정답 문서가 겹치므로 배운 만큼을 보여 줄 뿐, 다른 문서에도 통하는지는 보여 주지 않습니다. '
          '공개 컬렉션(모델 하나로 {n}개의 평균)에서는 {public_low}~{public_high}, BM25는 {public_bm25}, 글자쌍을 더한 BM25는 {public_bigrams}입니다. {all}개 가운데 BM25보다 높은 것은 {above}개, 글자쌍을 더한 BM25보다 높은 것은 {over}개입니다. '
          '레시피 `earlier`는 내장 데이터에서 {runs}개 가운데 {failed}개가 붕괴하거나 중단되었습니다.'),
@@ -155,16 +156,25 @@ def versions_table(language: str) -> str:
     return markdown_table(pd.DataFrame([cells(name) for name in (*LEXICAL, *SHOWN)], columns=columns))
 
 
+def source_of(runs: pd.DataFrame, language: str) -> str:
+    "Where figure and table come from: kept runs on the embedded set, and the leaderboard of the public collections."
+    name = max(boards(), key=lambda name: name.count('+'))
+    paths = sorted((DOCS/'results'/'studies'/'leaderboard'/name).glob('v2[2-8]-*.json'))
+    public = {each: known_baselines().get(each, {}).get('hash', '') for each in name.split('+')}
+    line = source_line('python docs/versions_page.py', dict(zip(runs['data'], runs['hash'])) | public, [*runs['of'], *map(revision_of, paths)],
+                       [*runs['date'], *(read_json(path).get('date', '') for path in paths)])
+    return line if language == 'en' else readme_table.in_korean(line)
+
+
 def page(language: str) -> str:
     said, table = TEXT[language], rows()
     runs = readme_table.kept().query('data == "mini" and version in @SHOWN')
-    board = (DOCS/'results'/'studies'/'leaderboard').glob('*+*/v2[2-8]-*.json')
     known = [version for version in SHOWN if len(table[(table['name'] == version) & (table['recipe'] == 'original')])]
     missing = [version.upper() for version in SHOWN if version not in known]
     note = [said['none'].format(but=said['but'].format(', '.join(missing)) if known else '')] if missing else []
-    source = said['source'].format(', '.join(f'`{name}`' for name in dict.fromkeys(runs['of'])), of_revisions(board))
+    source = source_of(runs, language)
     return '\n\n'.join([said['title'], said['line'], said['read'], f'![{said["alt"]}]({said["figure"]})', source, said['found'].format(**numbers(table)),
-                        *note, versions_table(language), said['small'], said['more']]) + '\n'
+                        *note, versions_table(language), source, said['small'], said['more']]) + '\n'
 
 
 def contents() -> dict:  # path -> its text

@@ -34,8 +34,8 @@ def cells(line: str) -> list: return re.split(r'(?<!\\)\|', line.strip().strip('
 
 
 def says_itself(svg: str) -> bool:
-    "Whether an SVG whose letters are text names its source."
-    return bool(DRAWN.search(' '.join(map(unescape, re.findall(r'<text[^>]*>(.*?)</text>', svg, re.S)))))
+    "Whether a line of source is drawn in an SVG: matplotlib writes each drawn text as a comment beside its outlines."
+    return bool(DRAWN.search(' '.join(map(unescape, re.findall(r'<!-- (.*?) -->', svg, re.S)))))
 
 
 def drawn_with_source(line: str, folder) -> bool:

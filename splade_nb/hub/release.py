@@ -80,12 +80,11 @@ def release(folder: Path | str,        # of a finished run
     with new_folder(out) as part:
         _write_facts(facts, part)
         shutil.copytree(folder/'model', part/'model')
-        encoder = load_encoder(folder)
-        add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
+        add_graph(copy.deepcopy((encoder := load_encoder(folder))[0]).cpu().float(), part/'model')
         missing = _write_forms(encoder, facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
-        label = dict(name=name, licence=licence, command=made_by(config), revision=facts['summary']['revision'],
-                     device=facts['summary']['device'], data=data, missing=missing, files=_files_of(part))
+        label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing, files=_files_of(part),
+                     **{fact: facts['summary'][fact] for fact in ('revision', 'device')})
         write_json(part/'release.json', label)
     return label
 
