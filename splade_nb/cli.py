@@ -369,8 +369,8 @@ def _data(**options) -> dict:
 
 # %% ../nbs/8_cli.ipynb #run-command
 def _search(**options) -> None:
-    from splade_nb.serving.searcher import search
-    search(**options)
+    from splade_nb.serving.searcher import search_texts
+    search_texts(**options)
 
 def _serve(**options) -> None:
     from splade_nb.serving.web import serve_texts

@@ -182,7 +182,7 @@ def test_the_wheel_searches_encodes_and_converts(installed):
     vectors = wanted.encode_document([text for text in TEXTS if text])
     assert abs(documents - vectors).max() < 1e-4 and abs(queries - wanted.encode_query(QUERIES, vectors)).max() < 1e-4
     run(command, 'convert', '--vectors', 'shards', '--format', 'jsonl', '--out', 'rows', '--data', work, folder=work)
-    [rows] = (work/'rows').glob('*.jsonl')
+    [rows] = (work/'rows').rglob('*.jsonl*')
     assert [json.loads(row)['id'] for row in rows.read_text(encoding='utf-8').splitlines()] == ['d0', 'd1', 'd3']
 
 

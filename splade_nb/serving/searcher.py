@@ -6,7 +6,7 @@
 __all__ = ['RELEASED', 'RUNTIMES', 'EXAMPLE', 'LENGTH_CHANGE', 'Encoder', 'open_model', 'open_encoder', 'Term', 'terms_of',
            'full_text', 'matched_terms', 'mean_length', 'document_vectors', 'commit', 'Hit', 'print_hits', 'Searcher',
            'check_address', 'build_searcher', 'NoSearcher', 'open_searcher', 'saved_searcher', 'command_options',
-           'search', 'main']
+           'search_texts', 'main']
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports
 import itertools, shutil, sys, threading
@@ -472,7 +472,7 @@ def command_options(module: str) -> CommandLine: # --model, --data, --engine, --
     return parser
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #main
-def search(query: str, results: int = 5, **options) -> None: # options: of `saved_searcher`
+def search_texts(query: str, results: int = 5, **options) -> None: # options: of `saved_searcher`
     "Print the best texts of a saved searcher. Raises `ConfigError`, `DataError`."
     with saved_searcher(**options) as searcher: print_hits(searcher.search(query, results))
 
@@ -485,7 +485,7 @@ def main(arguments: list | None = None) -> int | None: # exit code
     parser = command_options('searcher')
     parser.epilog = '`python -m splade_nb.serving.searcher clean` removes outdated copies.'
     add_query_options(parser)
-    search(**vars(parser.parse_args(arguments)))
+    search_texts(**vars(parser.parse_args(arguments)))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #main-guard
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
