@@ -11,6 +11,7 @@ from splade_nb.cli import main
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
+from splade_nb.hub import vespa_model # noqa: F401, adds its form
 from splade_nb.hub.export import write_form
 from splade_nb.hub.opensearch_model import HEAVIEST
 from splade_nb.model.encode import encode
