@@ -11,7 +11,7 @@ from splade_nb.config.files import DataError, read_json, replaced, write_json
 
 LESSONS = sorted(path.relative_to(NOTEBOOKS) for path in (NOTEBOOKS/'tutorials').glob('*.ipynb'))
 COPIED = [Path('train.ipynb'), Path('evaluate.ipynb'), Path('pretrain.ipynb'), *LESSONS]
-NEEDS = {'evaluate': ('[board]',), 'search_in_five_minutes': ('[engines]',), 'idf_and_stopwords': ('', 'ipywidgets')}  # extra, other packages
+NEEDS = {'evaluate': ('board',), 'search_in_five_minutes': ('train,engines',), 'idf_and_stopwords': ('train', 'ipywidgets')}  # extras, other packages; else train
 GIVEN = {'train': dict(scale='mini'), 'pretrain': dict(scale='mini'), 'evaluate': dict(model='', tasks='mini')}  # minutes, also without a GPU
 BRANCH = f'{CONFIG.git_url.removeprefix("https://github.com/")}/blob/notebooks'
 PLACES = {'Colab': f'https://colab.research.google.com/github/{BRANCH}', 'Kaggle': f'https://kaggle.com/kernels/welcome?src=https://github.com/{BRANCH}'}
@@ -77,8 +77,8 @@ def code(source: str, id: str, **metadata) -> dict:
 
 def install(notebook: Path, revision: str) -> dict:
     "The first code cell."
-    extra, *others = NEEDS.get(notebook.stem.removesuffix('_ko'), ('',))
-    packages = [f'{CONFIG.lib_name}{extra} @ git+{CONFIG.git_url}@{revision}', *others]
+    extras, *others = NEEDS.get(notebook.stem.removesuffix('_ko'), ('train',))
+    packages = [f'{CONFIG.lib_name}[{extras}] @ git+{CONFIG.git_url}@{revision}', *others]
     called = f'_install({", ".join(map(repr, packages))})'
     return code(f'#@title Install {CONFIG.lib_name}\n{inspect.getsource(_install)}\n{called}', 'install', cellView='form')
 

@@ -165,21 +165,23 @@ def installed(tmp_path_factory) -> Path:
 def folder(tmp_path_factory) -> Path: return tmp_path_factory.mktemp('session')  # one for all notebooks, as on a person's machine
 
 
-def brought(package: str, extras: set, found: set) -> set:
-    "Names of a package and of all that pip installs with it, added to those that were found."
-    if (name := canonicalize_name(package)) in found: return found
-    found.add(name)
+def brought(package: str, extras: set, seen: set) -> set:
+    "Names of a package and of all that pip installs with it; a package is seen once with the same extras."
+    name, key = canonicalize_name(package), (canonicalize_name(package), frozenset(extras))
+    if key in seen: return set()
+    seen.add(key)
+    found = {name}
     try: wanted = [Requirement(each) for each in requires(name) or ()]
     except importlib.metadata.PackageNotFoundError: return found
     for each in wanted:
-        if not each.marker or any(each.marker.evaluate(dict(extra=extra)) for extra in extras | {''}): brought(each.name, each.extras, found)
+        if not each.marker or any(each.marker.evaluate(dict(extra=extra)) for extra in extras | {''}): found |= brought(each.name, each.extras, seen)
     return found
 
 
 def hidden_modules(notebook: str) -> set:
     "Modules of the extras' packages that are not installed by the first cell of the notebook."
-    extra, *others = copies.NEEDS.get(Path(notebook).stem, ('',))
-    there = brought('splade_nb', {extra.strip('[]')}, set()).union(*(brought(other, set(), set()) for other in others))
+    extras, *others = copies.NEEDS.get(Path(notebook).stem, ('train',))
+    there = brought('splade_nb', {*extras.split(',')}, set()).union(*(brought(other, set(), set()) for other in others))
     hidden = {canonicalize_name(Requirement(each).name) for each in requires('splade_nb')} - there
     return {module for module, packages in packages_distributions().items() if {canonicalize_name(each) for each in packages} <= hidden}
 
