@@ -150,6 +150,10 @@ def test_no_picture_was_drawn_without_hangul():
     assert [name(n) for n in NOTEBOOKS if 'missing from font' in n.read_text(encoding='utf-8')] == []
 
 
+def test_no_function_is_described_by_a_phrase_of_the_tool():
+    assert [path.name for path in (SITE/'library').rglob('*.html') if 'Call self as a function' in path.read_text(encoding='utf-8')] == []
+
+
 def test_each_picture_says_what_it_shows(pages):
     "Alternative texts are sentences or captions, not names of files, and not empty."
     poor = [(path.name, alt) for path, page in pages.items() for alt in page.pictures if len(alt.split()) < 3 or re.search(r'\.(png|svg)$', alt)]
