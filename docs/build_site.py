@@ -103,6 +103,7 @@ def documentation(cell: dict, module: str, level: int) -> str:
     "What `show_doc` put out, as Markdown under a heading that other pages can link to."
     name = SHOWN.search(text(cell))[1]
     shown = ''.join(''.join(o.get('data', {}).get('text/markdown', '')) for o in cell['outputs'])
+    shown = shown.replace('*Call self as a function.*', '')  # what nbdev says where there is no docstring
     shown = re.sub(r'\A---\s*', '', re.sub(r'\{target="_blank"[^}]*\}', '', shown))
     depth = level + 1 + name.count('.')
     shown = re.sub(r'^#+ .*$', lambda m: f'({target_of(module, name)})=\n{"#"*depth} `{name}`', shown, count=1, flags=re.M)

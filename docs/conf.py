@@ -8,7 +8,8 @@ from sphinx.search import SearchLanguage, languages
 from sphinx.util.docutils import SphinxDirective
 
 # Sphinx has no Korean splitter: it would index whole words with their particles, so that 벡터 would not
-# find 희소벡터와. Pairs of neighbouring syllables, on both sides, find any run of two or more.
+# find 희소벡터와. Pairs of neighbouring syllables, on both sides, find any run of two or more. Words are
+# written together or apart, so that a pair across a space is indexed too: 희소벡터 finds 희소 벡터.
 WORD = re.compile(r'[가-힣]+|[^\W가-힣]+')
 
 
@@ -21,7 +22,8 @@ var splitQuery = (query) => [...query.matchAll(/[가-힣]+|(?:(?![가-힣])[\p{L
 
     def split(self, text):
         pairs = lambda word: [word[i:i + 2] for i in range(len(word) - 1)] if '가' <= word[0] <= '힣' and len(word) > 2 else [word]
-        return [part for word in WORD.findall(text) for part in pairs(word)]
+        across = [''.join(pair) for pair in re.findall(r'([가-힣]) (?=([가-힣]))', text)]
+        return [part for word in WORD.findall(text) for part in pairs(word)] + across
 
     def stem(self, word): return word.lower()
     def word_filter(self, word): return bool(word)
@@ -48,9 +50,9 @@ def load_mermaid(app, name, template, context, doctree):
 
 def set_title(app, name, template, context, doctree):
     "The language of a page, and what a search engine and a tab show: `build_site` writes it, longer than the heading."
-    title = (context.get('meta') or {}).get('page_title')
+    title = (context.get('meta') or {}).get('page_title') or context.get('title', '')
+    context['page_title'] = title if title.startswith(project) else f'{title} - {project}'
     if re.search(r'_ko$|^korean\b', name): context['language'] = 'ko'
-    if title: context['docstitle' if name == context['master_doc'] else 'title'] = title
 
 
 undescribed = NbElementRenderer.render_image
@@ -86,7 +88,7 @@ myst_fence_as_directive = ['mermaid']
 myst_heading_anchors, myst_dmath_double_inline = 3, True
 mathjax_path, mathjax_options = 'katex/katex.js', {'defer': 'defer'}  # the extension marks formulae up, KaTeX draws them
 html_theme = 'furo'
-html_static_path = ['_static']
+html_static_path, templates_path = ['_static'], ['_templates']
 html_css_files = ['katex/katex.min.css', 'site.css']
 html_copy_source = html_show_sphinx = html_use_index = False
 html_extra_path = ['nbs/_extra'] if Path(__file__).with_name('nbs').joinpath('_extra').exists() else []  # reports, as they are

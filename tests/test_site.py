@@ -150,6 +150,10 @@ def test_no_picture_was_drawn_without_hangul():
     assert [name(n) for n in NOTEBOOKS if 'missing from font' in n.read_text(encoding='utf-8')] == []
 
 
+def test_no_function_is_described_by_a_phrase_of_the_tool():
+    assert [path.name for path in (SITE/'library').rglob('*.html') if 'Call self as a function' in path.read_text(encoding='utf-8')] == []
+
+
 def test_each_picture_says_what_it_shows(pages):
     "Alternative texts are sentences or captions, not names of files, and not empty."
     poor = [(path.name, alt) for path, page in pages.items() for alt in page.pictures if len(alt.split()) < 3 or re.search(r'\.(png|svg)$', alt)]
@@ -201,7 +205,7 @@ def test_index_finds_korean_words(index, word):
 FIRST_COLUMN = """(() => {
   const box = [...document.querySelectorAll('.table-wrapper, div.cell_output .text_html')].find((box) => box.scrollWidth > box.clientWidth + 40);
   if (!box) return 'no wide table';
-  box.scrollLeft = 1000;
+  box.scrollLeft = box.scrollWidth;
   const cell = box.querySelector('tbody :is(th, td)'), last = box.querySelector('tbody tr').lastElementChild;
   return {moved: box.scrollLeft, cell: cell.getBoundingClientRect().left - box.getBoundingClientRect().left,
           last: last.getBoundingClientRect().right - box.getBoundingClientRect().right, share: cell.getBoundingClientRect().width / box.clientWidth};
@@ -213,7 +217,7 @@ def test_the_first_column_stays_in_sight_on_a_phone(browser, page):
     "A wide table scrolls in its own box; its first column stays, and takes at most half of the width."
     assert browser.open((SITE/f'{page}.html').as_uri(), 390) == []
     found = browser.value(FIRST_COLUMN)
-    assert found != 'no wide table' and found['moved'] > 30 and abs(found['cell']) < 3 and abs(found['last']) < 3 and found['share'] <= 0.5, found
+    assert found != 'no wide table' and found['moved'] > 30 and abs(found['cell']) < 5 and abs(found['last']) < 5 and 0.15 < found['share'] <= 0.5, found
 
 
 def test_search_in_the_browser(browser, page_of, served):
@@ -227,7 +231,7 @@ def test_search_in_the_browser(browser, page_of, served):
 @pytest.mark.parametrize('word', ['희소벡터', '형태소', '색인'])
 def test_a_korean_word_finds_pages(browser, served, word):
     assert browser.open(f'{served}/search.html?q={quote(word)}') == []
-    browser.wait("/finished/.test(document.querySelector('#search-results').innerText)")
+    browser.wait("/finished|did not match/.test(document.querySelector('#search-results').innerText)")
     assert browser.value("document.querySelectorAll('#search-results a').length") > 0
 
 
