@@ -118,7 +118,7 @@ def table(columns: list, rows) -> str:  # Markdown, numbers to the right
 def source(*results: dict, data: dict | str = 'random weights') -> str:
     "Where the figures of some parts come from."
     commands = ' and '.join(dict.fromkeys(result['command'] for result in results))
-    return source_line(commands, data, [result.get('of', result.get('revision', '')) for result in results], [result['date'] for result in results])
+    return source_line(commands, data, [result.get('revision') or result.get('of', '') for result in results], [result['date'] for result in results])
 
 
 def megabytes(value: float) -> str: return f'{value / 1e6:,.0f} MB'
