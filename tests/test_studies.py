@@ -1,5 +1,5 @@
 """Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
-import ast, json
+import ast, json, re
 import pytest
 from conftest import NOTEBOOKS, name, read, run_cells, text
 from splade_nb.config import versions
@@ -157,3 +157,20 @@ def test_full_scale_measures_and_leaves_out_what_is_not_public(tmp_path, capsys)
     study = run_cells('studies/full_scale.ipynb', collections=source, dense='', out=str(tmp_path/'full'), results=str(tmp_path/'kept'), measure=True)
     assert study['measured'] == [] and (tmp_path/'full'/'taught'/'bm25_bigrams.json').exists()
     assert 'left out, no public collection: taught, bm25' in capsys.readouterr().out
+
+
+def test_a_list_of_one_may_be_a_number(monkeypatch, tmp_path):
+    "`papermill -p seeds 3` gives a number."
+    for study in STUDIES:
+        cells = [text(cell) for cell in read(study)['cells'] if cell['cell_type'] == 'code']
+        lists = [match[1] for match in re.finditer(r"^(\w+) = '[\d,.]+' ", cells[0], re.M)]
+        for parameter in lists:
+            assert not any(f'{parameter}.split' in cell for cell in cells), f'{study.name}: {parameter} is read by `listed`'
+    names = {}
+    scale = next(study for study in STUDIES if study.stem == 'scale')
+    cells = {cell['id']: text(cell) for cell in read(scale)['cells'] if cell['cell_type'] == 'code'}
+    run_in = [cell for cell in cells.values() if cell.startswith('measure = ') or 'import functools' in cell or 'def copies' in cell]
+    for cell in run_in: exec(cell, names)
+    names |= dict(sizes=10_000, seeds=3, versions='v28')
+    exec(next(cell for cell in cells.values() if 'def parts' in cell), names)
+    assert [*names['parts']()] == ['near_identity/10000-v28-3']
