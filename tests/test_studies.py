@@ -1,5 +1,5 @@
 """Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
-import ast, json, re
+import ast, json
 import pytest
 from conftest import NOTEBOOKS, name, read, run_cells, text
 from splade_nb.config import versions
@@ -159,18 +159,13 @@ def test_full_scale_measures_and_leaves_out_what_is_not_public(tmp_path, capsys)
     assert 'left out, no public collection: taught, bm25' in capsys.readouterr().out
 
 
-def test_a_list_of_one_may_be_a_number(monkeypatch, tmp_path):
-    "`papermill -p seeds 3` gives a number."
-    for study in STUDIES:
-        cells = [text(cell) for cell in read(study)['cells'] if cell['cell_type'] == 'code']
-        lists = [match[1] for match in re.finditer(r"^(\w+) = '[\d,.]+' ", cells[0], re.M)]
-        for parameter in lists:
-            assert not any(f'{parameter}.split' in cell for cell in cells), f'{study.name}: {parameter} is read by `listed`'
-    names = {}
-    scale = next(study for study in STUDIES if study.stem == 'scale')
-    cells = {cell['id']: text(cell) for cell in read(scale)['cells'] if cell['cell_type'] == 'code'}
-    run_in = [cell for cell in cells.values() if cell.startswith('measure = ') or 'import functools' in cell or 'def copies' in cell]
-    for cell in run_in: exec(cell, names)
-    names |= dict(sizes=10_000, seeds=3, versions='v28')
-    exec(next(cell for cell in cells.values() if 'def parts' in cell), names)
-    assert [*names['parts']()] == ['near_identity/10000-v28-3']
+@pytest.mark.parametrize('notebook', STUDIES, ids=name)
+def test_values_joined_by_commas_are_read_by_one_function(notebook):
+    "`papermill -p seeds 3` gives a number, which has no `split`."
+    cells = [text(cell) for cell in read(notebook)['cells'] if cell['cell_type'] == 'code']
+    assert not [cell for cell in cells if ".split(','" in cell], 'use config.files.listed'
+
+
+def test_a_list_of_one_may_be_a_number():
+    given = dict(sizes=10_000, seeds=3, versions='v28')
+    assert [*run_cells('studies/scale.ipynb', **given)['parts']()] == ['near_identity/10000-v28-3']

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SEED', 'DISK_ERRORS', 'root', 'embedded', 'replaced', 'plain', 'write_json', 'read_json', 'sha256_of', 'nearest',
-           'alternatives', 'ConfigError', 'choose', 'DataError', 'no_repeats', 'writable', 'alone', 'out_of_reach',
-           'installed', 'needs', 'folder_of', 'model_folder', 'packages', 'revision', 'peak_memory_mb', 'machine',
-           'device']
+           'alternatives', 'ConfigError', 'choose', 'listed', 'DataError', 'no_repeats', 'writable', 'alone',
+           'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder', 'packages', 'revision', 'peak_memory_mb',
+           'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, os, platform, resource
@@ -109,6 +109,11 @@ def choose(kind: str, name: str, choices) -> str:
     "`name` if it is one of `choices`. Raises `ConfigError` with the nearest and all otherwise."
     if name in choices: return name
     raise ConfigError(f'unknown {kind} {name!r}: {alternatives(name, choices)}')
+
+# %% ../../nbs/0_config/01_files.ipynb #listed
+def listed(given: str | int) -> list:  # str
+    "The values of a parameter that are joined by commas, without spaces around them and without empty ones."
+    return [part.strip() for part in str(given).split(',') if part.strip()]
 
 # %% ../../nbs/0_config/01_files.ipynb #data-error
 class DataError(ValueError):

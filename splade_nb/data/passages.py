@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/1_data/19_passages.ipynb #imports-library
-from ..config.files import DataError, root
+from ..config.files import DataError, listed, root
 from .prepared import Preparation, content_key, file_hash
 from .readers import load_collection, text_stream
 from .stored import TextColumn
@@ -31,7 +31,7 @@ def _files_of(place: str) -> list[Path]:
 # %% ../../nbs/1_data/19_passages.ipynb #text-files-function
 def text_files(source: str) -> list[Path]:  # none where the source is a collection
     "The text files of a source, in order. Raises `DataError` where text files and something else are joined."
-    places = [part.strip() for part in source.split(',') if part.strip()]
+    places = listed(source)
     found = [_files_of(place) for place in places]
     if any(found) and not all(found):
         allowed = 'beside text files: .txt, .txt.xz, or a folder that holds some'

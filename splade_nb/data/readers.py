@@ -12,7 +12,7 @@ import codecs, hashlib, lzma, os, re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from ..config.files import DataError, embedded, root
+from ..config.files import DataError, embedded, listed, root
 from .lines import Faults, Row, children, known_id, known_ids, new_id, normalise, one_of, pair_type
 from .lines import parse_row, read_lines, read_rows, row_texts, show
 from .merge import merge
@@ -299,7 +299,7 @@ def load(source: Path | str,
     Raises DataError at the first fault; with `strict=False` faulty lines are skipped and counted in `notes`."""
     source = str(source)
     alone = os.path.exists(source) or ',' not in source
-    sources = [source.strip()] if alone else [part.strip() for part in source.split(',') if part.strip()]
+    sources = [source.strip()] if alone else listed(source)
     if not any(sources):
         raise DataError(show(source), None, 'source', 'nothing', f'{SOURCES}; several are joined by commas')
     triplets = {part: found for part in sources if (found := _triplet_source(part))}

@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..config.files import ConfigError, machine, packages, peak_memory_mb, read_json, revision, write_json
+from ..config.files import ConfigError, listed, machine, packages, peak_memory_mb, read_json, revision, write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
 from ..data.prepared import digest
 from ..data.records import DataError
@@ -116,7 +116,7 @@ def gather(model: str,        # run or model folders
     "Open systems and collections, several joined by commas. Raises one `ConfigError` that names all that are missing."
     missing = []
     def opened(function, names, *more):
-        for name in filter(None, map(str.strip, names.split(','))):
+        for name in listed(names):
             try: yield function(name, *more)
             except (ConfigError, DataError) as error: missing.append(str(error))
     systems = [*bm25_systems(), *opened(pretrained_system, dense), *opened(model_system, model)]

@@ -16,7 +16,7 @@ import pandas as pd
 from tqdm import tqdm
 
 # %% ../../nbs/4_evaluation/14_board.ipynb #imports-library
-from ..config.files import ConfigError, alternatives, choose, needs, read_json, replaced, write_json
+from ..config.files import ConfigError, alternatives, choose, listed, needs, read_json, replaced, write_json
 from ..data.corpus import Corpus, Texts, text_of
 from ..data.prepared import content_key
 from ..data.readers import load_collection, own_cache
@@ -129,7 +129,7 @@ def open_tasks(sources: str = '',   # several joined by commas; empty: all of th
                split: str = 'test') -> list:
     "Every task. Raises one `ConfigError` that names all that cannot be had, and for two of the same name."
     found, missing = [], []
-    for source in [part.strip() for part in sources.split(',') if part.strip()] or board_tasks():
+    for source in listed(sources) or board_tasks():
         try: found.append(open_task(source, split))
         except (ConfigError, DataError) as error: missing.append(str(error))
     names = [task.metadata.name for task in found]

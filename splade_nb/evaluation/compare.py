@@ -12,7 +12,7 @@ __all__ = ['RECIPES', 'percent', 'short', 'join_words', 'markdown_table', 'run_f
 import math
 from textwrap import fill
 from pathlib import Path
-from ..config.files import root
+from ..config.files import listed, root
 from ..config.settings import Settings, flat, from_dict, off
 from ..config.versions import ABOUT, PARENTS, VERSIONS, current_recipe, resolve_quietly
 from .figures import SYSTEMS, canvas, legend_below, nothing, palette, write_labels
@@ -51,7 +51,7 @@ def markdown_table(table, digits: int = 3, source: str = '') -> str:  # source: 
 def run_folders(runs: str = '') -> list:  # paths
     "Folders joined by commas, relative to here or to the project's root; by default every run in `outputs/`."
     if not runs.strip(): return sorted(path.parent for path in (root()/'outputs').glob('*/summary.json'))
-    paths = [Path(name.strip()).expanduser() for name in runs.split(',') if name.strip()]
+    paths = [Path(name).expanduser() for name in listed(runs)]
     return [path if path.exists() else root()/path for path in paths]
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #run-status

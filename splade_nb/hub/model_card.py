@@ -8,7 +8,7 @@ __all__ = ['FACTS', 'EMBEDDED', 'FORMATS', 'SYSTEMS', 'facts_of', 'data_licences
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #imports
 from pathlib import Path
-from ..config.files import ConfigError, read_json, root
+from ..config.files import ConfigError, listed, read_json, root
 from ..config.settings import current_names
 from ..config.versions import ABOUT, PARENTS
 from ..evaluation.compare import from_parent, markdown_table, short
@@ -32,7 +32,7 @@ def data_licences(source: str  # as `DATA` names sets, joined by commas
                  ) -> dict:    # name of a set: its licence, and whose set it is
     "From the file SOURCE that `make data` leaves in a set's folder; that of any other set is unknown."
     found = {}
-    for part in filter(None, map(str.strip, source.split(','))):
+    for part in listed(source):
         name, label = Path(part).name, root()/part/'SOURCE'
         found[name] = 'CC0 1.0' if name in EMBEDDED else 'unknown: ask its source'
         if label.exists(): found[name] = '{licence} ({origin}, {revision})'.format(**read_json(label))

@@ -10,7 +10,7 @@ import copy, shutil
 from pathlib import Path
 
 # %% ../../nbs/5_hub/09_release.ipynb #imports-library
-from ..config.files import ConfigError, choose, read_json, sha256_of, write_json
+from ..config.files import ConfigError, choose, listed, read_json, sha256_of, write_json
 from ..evaluation.report import made_by
 from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
@@ -75,7 +75,7 @@ def release(folder: Path | str,        # of a finished run
            ) -> dict:                  # what `release.json` holds
     "Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights."
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
-    config, data, wanted = facts['config'], facts['summary']['data'], [form for form in forms.split(',') if form]
+    config, data, wanted = facts['config'], facts['summary']['data'], listed(forms)
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
         _write_facts(facts, part)

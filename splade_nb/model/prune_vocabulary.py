@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
-from ..config.files import ConfigError, choose, out_of_reach, read_json, write_json
+from ..config.files import ConfigError, choose, listed, out_of_reach, read_json, write_json
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer
 from ..data.tokenizer import special_ids, vocabulary_kinds
@@ -359,7 +359,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    kinds = [kind.strip() for kind in ','.join(options.kinds).split(',') if kind.strip()]
+    kinds = listed(','.join(options.kinds))
     sources = options.data, options.words, options.held_out
     texts, words, held_out = (read_texts(source) if source else [] for source in sources)
     print(table(prune(options.source, texts, options.out, kinds, words, options.segment, held_out)))
