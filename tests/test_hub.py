@@ -19,6 +19,8 @@ from splade_nb.model.load import save
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import open_checkpoint_folder
 from splade_nb.model.load import load_encoder
+from splade_nb.model.splade_doc import parts_of
+from splade_nb.model.term_weights import FrequentBigrams
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
 from splade_nb.cli import export_model
 from splade_nb.data.tokenizer import load_tokenizer, save_tokenizer
@@ -41,12 +43,14 @@ def models(tmp_path_factory):
         version, scale = form.split('-')
         with quiet():
             sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
-            setup = prepare(resolve_quietly(version, 'corrected', scale, **sizes), corpus, 42, place='cpu')
+            shares = dict(bigram_share=0.02) if version == 'splade_ko' else {}
+            setup = prepare(resolve_quietly(version, 'corrected', scale, **sizes, **shares), corpus, 42, place='cpu')
         with torch.no_grad():
             for weight in setup.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
         known[form] = save(setup.model.eval(), folder/form)
         save_tokenizer(setup.training_data.tokenizer, known[form])
         assert bool(setup.training_data.tokenizer.expansions) == (version == 'splade_ko')
+        assert any(isinstance(part, FrequentBigrams) and part.frequent.any() for part in parts_of(setup.model, True)) == bool(shares)
         return known[form]
     return made
 

@@ -129,6 +129,26 @@ def test_no_document_is_expanded_beyond_its_limit(limit):
     assert model(*rows, document=False)[0].equal(whole(*rows, document=False)[0]), 'queries stay as they are'
 
 
+def test_a_frequent_bigram_stays_out_of_documents():
+    "Also in windows and in what `sparse_batch` writes to an index; tokens, rarer bigrams and queries stay as they are."
+    changes = dict(hashed_bigrams=6, min_input_logit=3.0, idf_prior_documents=20)
+    model, whole = (toy_model(bigram_share=share, **changes).eval() for share in (0.2, 1.0))
+    tokens, columns = len(model.decoder.weight), len(model.special)
+    whole.frequencies[:] = torch.tensor([10.0] * tokens + [0, 1, 2, 3, 9, 10] + [10])
+    model.load_state_dict(whole.state_dict())
+    ids = torch.tensor([[0, 9, 11, 2], [0, 8, 2, 1], [0, 7, 7, 2]])
+    bag = torch.tensor([[9, 11, *range(tokens, tokens + 6)], [7, 8, *range(tokens, tokens + 6)]])
+    rows = dict(input_ids=ids, attention_mask=(ids != 1).long(), windows=[1, 2], bag=bag, counts=torch.ones(bag.shape))
+    found, free = (each(**rows)[0] for each in (model, whole))
+    assert (free[:, tokens:] > 0).all() and found[:, :tokens + 3].equal(free[:, :tokens + 3]) and not found[:, tokens + 3:].any()
+    text, token, weight = sparse_batch(model, None, **rows)
+    assert weight.equal(found[found > 0]) and token.max() == columns - 4
+    assert model(**rows, document=False)[0].equal(whole(**rows, document=False)[0])
+    whole.frequencies[:] = 0
+    model.load_state_dict(whole.state_dict())
+    assert model(**rows)[0].equal(free), 'nothing is known of the training documents'
+
+
 # ---- across languages
 
 def test_alignment_reads_pairs_across_languages_alone(tmp_path):

@@ -61,6 +61,7 @@ class ModelSettings(GateSettings, EncoderSettings):
     term_frequency: bool = False        # BM25's term frequency and length factor on documents
     min_input_logit: float = 0.0        # the logits of a text's input tokens are at least this; 0 is off
     hashed_bigrams: int = 0             # columns after the vocabulary, for hashed pairs of characters
+    bigram_share: float = 1.0           # largest share of the training documents that a document's bigram may stand in
     phonetic_keys: bool = False         # the phonetic key of a word in the same columns: iTunes matches 아이튠즈
     lead_boost: float = 0.0             # share of a text, from its beginning, whose tokens count twice
     model1_threshold: float = 0.0       # least probability of a Model 1 expansion from training pairs; 0: none
@@ -344,6 +345,8 @@ OFF |= {
     'term_weights': (lambda s: s.term_weights, 'no further term weight is named'),
     'hashed_bigrams lead_boost model1_threshold': (lambda s: s.min_input_logit, 'no least logit of input tokens'),
     'phonetic_keys': (bigram_columns, 'no least logit of input tokens, or no columns of bigrams'),
+    'bigram_share': (lambda s: bigram_columns(s) and s.idf_prior_documents,
+                     'no columns of bigrams, or no document frequencies of the training texts'),
     'bigram_query_weight': (lambda s: s.inference_free_query and bigram_columns(s),
                             'no table of query weights, or no columns of bigrams'),
     'lambda_initialization': (lambda s: s.inference_free_query, 'no table of query weights'),
@@ -430,7 +433,7 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
 SHARES = ('dropout gate_dropout document_share df_cutoff flops_ramp language_ramp ramp_start warmup_ratio lead_boost '
-          'model1_threshold adam_beta1 adam_beta2').split()
+          'bigram_share model1_threshold adam_beta1 adam_beta2').split()
 
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k min_df mining_depth '

@@ -22,9 +22,9 @@ from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits
 from .splade import on_states, read_states, texts_of, token_logits
-from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor, ExpansionLimit, HashedBigrams, InferenceFreeQuery
-from .term_weights import InputFloor, LogTwice, OutputIdf, SpecialMask, Texts, apply_term_weights
-from .term_weights import make_term_weight, scatter_counts
+from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor, ExpansionLimit, FrequentBigrams
+from .term_weights import HashedBigrams, InferenceFreeQuery, InputFloor, LogTwice, OutputIdf, SpecialMask
+from .term_weights import Texts, apply_term_weights, frequent_bigrams, make_term_weight, scatter_counts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts
 def _numbers(values, columns: int = 0):  # as a tensor, ones for None
@@ -154,6 +154,9 @@ def parts_of(model: SpladeDoc,
     parts += [OutputIdf(model.output_weight)]
     if counted: parts += [CountFactor(model.mean_length)]
     if settings.expansion_limit: parts += [ExpansionLimit(settings.expansion_limit)]
+    if settings.bigram_share < 1 and settings.idf_prior_documents:
+        tokens = len(model.special) - bigram_columns(settings)
+        parts += [FrequentBigrams(frequent_bigrams(model.frequencies, tokens, settings.bigram_share))]
     return parts + model.parts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #term-weights-of

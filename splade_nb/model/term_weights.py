@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
            'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
-           'OutputIdf', 'CountFactor', 'ExpansionLimit', 'InferenceFreeQuery', 'register_term_weight',
-           'make_term_weight']
+           'OutputIdf', 'CountFactor', 'ExpansionLimit', 'frequent_bigrams', 'FrequentBigrams', 'InferenceFreeQuery',
+           'register_term_weight', 'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
 from dataclasses import dataclass
@@ -126,6 +126,21 @@ class ExpansionLimit(TermWeight):
         largest = weights.masked_fill(own, 0).topk(int(most.max()), dim=1).indices
         within = torch.arange(largest.shape[1], device=most.device) < most[:, None]
         return weights.masked_fill(~(own | torch.zeros_like(own).scatter(1, largest, within)), 0)
+
+# %% ../../nbs/2_model/06_term_weights.ipynb #frequent-bigrams
+def frequent_bigrams(frequencies: Tensor,  # [V + 1] training documents that hold a column; the last is how many there are
+                     tokens: int,          # columns before the bigrams
+                     share: float          # of the training documents
+                    ) -> Tensor:           # [V] bool
+    "Columns of bigrams that stand in a larger share of the training documents."
+    frequent = frequencies[:-1] > share * frequencies[-1]
+    return frequent & (torch.arange(len(frequent), device=frequent.device) >= tokens)
+
+class FrequentBigrams(TermWeight):
+    "`bigram_share`: frequent bigrams never stand in a document."
+    reads_counts = False
+    def __init__(self, frequent: Tensor): self.frequent = frequent # [V] bool
+    def on_weights(self, weights, texts): return weights.masked_fill(self.frequent, 0) if texts.document else weights
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #query-table
 QUERY_LEARNING_RATE_FACTOR = 20.0
