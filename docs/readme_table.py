@@ -76,7 +76,7 @@ def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
         of = lambda recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
         own, both = of('corrected'), runs[runs['version'] == version]
         mean = lambda name, form: form.format(own[name].mean()) if len(own) else '-'
-        return {'version': version, 'what changed': ABOUT[version][0], 'earlier': said(of('earlier')), 'untrained': mean('before', '{:.3f}'),
+        return {'version': version, 'what changed': ABOUT[version][0], 'original': said(of('original')), 'earlier': said(of('earlier')), 'untrained': mean('before', '{:.3f}'),
                 'corrected': said(own), 'query terms': mean('active query', '{:.0f}'), 'document terms': mean('active doc', '{:.0f}'),
                 'index, MB': megabytes(own['active doc'].mean(), own['documents'].max()) if len(own) else '-',
                 'minutes': mean('minutes', '{:.1f}'), 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}
@@ -203,7 +203,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'over BM25 \+ bigrams': 'BM25 + 글자쌍 대비', r'over BM25': 'BM25 대비', r'BM25 \+ bigrams': 'BM25 + 글자쌍',
     r'\| collection \|': '| 컬렉션 |', r'\| queries \|': '| 질의 |', r'\| mean of seeds \| lowest to highest \|': '| 시드 평균 | 최저~최고 |',
     r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |',
-    r'\| version \| what changed \| earlier \|': '| 버전 | 달라진 점 | 이전 저장소 |', r'\| version \| data \| seed \|': '| 버전 | 데이터 | 시드 |',
+    r'\| version \| what changed \| original \| earlier \|': '| 버전 | 달라진 점 | 설계대로 | 이전 저장소 |', r'\| version \| data \| seed \|': '| 버전 | 데이터 | 시드 |',
     r'\| untrained \| trained \|': '| 학습 전 | 학습 후 |', r'\| untrained \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
     r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
     'curriculum learning, six losses': '커리큘럼 학습, 손실 여섯 가지', 'weights rebalanced, IDF-aware FLOPS, first distillation': '가중치 재조정, IDF를 아는 FLOPS, 첫 증류',
