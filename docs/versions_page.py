@@ -142,18 +142,18 @@ def page_title(language: str) -> str: return TEXT[language]['result'].format(**n
 
 def versions_table(language: str) -> str:
     said, table, lines = TEXT[language], rows(), lines_of(language)
-    recipes = [recipe for recipe in RECIPES if recipe in set(table['recipe'])]
+    recipes, judged = ([recipe for recipe in RECIPES if recipe in set(table.loc[table['place'].isin(places), 'recipe'])] for places in (('mini',), ('public',)))
     def cells(name):
         own = table[table['name'] == name]
         def value(place, recipe, column='ndcg', form='{:.1f}'):
             found = own[(own['place'] == place) & (own['recipe'] == ('' if name in LEXICAL else recipe))]
             if not len(found) or found[column].isna().all() or (name in LEXICAL and recipe != 'corrected'): return '-'
             return form.format(found[column].item()) + (f' ({said["failed"]})' if column == 'ndcg' and found['outcome'].item() else '')
-        values = [value('mini', 'corrected', 'untrained'), *(value('mini', recipe) for recipe in recipes), *(value('public', recipe) for recipe in recipes),
+        values = [value('mini', 'corrected', 'untrained'), *(value('mini', recipe) for recipe in recipes), *(value('public', recipe) for recipe in judged),
                   value('mini', 'corrected', 'terms', '{:.0f}'), value('mini', 'corrected', 'megabytes', '{:.2f}')]
         return [*lines[name], *('-' if cell == 'nan' else cell for cell in values)]
     head = said['columns']
-    columns = [*head[:3], *(head[3].format(recipe) for recipe in recipes), *(head[4].format(recipe) for recipe in recipes), *head[5:]]
+    columns = [*head[:3], *(head[3].format(recipe) for recipe in recipes), *(head[4].format(recipe) for recipe in judged), *head[5:]]
     return markdown_table(pd.DataFrame([cells(name) for name in (*LEXICAL, *SHOWN)], columns=columns))
 
 
