@@ -33,7 +33,7 @@ TEXT = {
   but=' for {}',
   found=('On the embedded set the corrected versions reach {low} to {high}, BM25 {bm25} and BM25 with bigrams {bigrams}; its training and test queries ask for the same documents, so this shows what is learned, not what carries over. '
          'On the public collections (mean of {n}, one model trained for all) they reach {public_low} to {public_high}, BM25 {public_bm25} and BM25 with bigrams {public_bigrams}: {above} of {all} rank above BM25, {over} above BM25 with bigrams. '
-         'On the embedded set collapsed or were stopped: {original_failed} of {original_runs} of recipe `original`, {failed} of {runs} of recipe `earlier`.'),
+         'On the embedded set, {original_failed} of {original_runs} runs of recipe `original` and {failed} of {runs} runs of recipe `earlier` collapsed or were stopped.'),
   small='These are small models from random weights, trained on a CPU for 400 steps; the designs mean XLM-RoBERTa on a GPU. nDCG@10 in percent, test queries; - : not measured.',
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
