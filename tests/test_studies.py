@@ -74,7 +74,8 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     found = cut['RECORDS']['short-42']['found']['taught']
     assert found['weight, 20']['terms'] <= 20 < found['whole']['terms'] and len(found) == 1 + 2 * len(cut['KEPT_TERMS'])
 
-    study = run_cells('studies/terms.ipynb', models=str(tmp_path/'models'/'short-42'), data=source, results=str(tmp_path/'terms'), measure=True)
+    study = run_cells('studies/terms.ipynb', models=str(tmp_path/'models'/'short-42'), data=source, learn=source, seeds='1', steps=2,
+                      work=str(tmp_path/'work'), results=str(tmp_path/'terms'), measure=True)
     record = read_json(tmp_path/'terms'/'short-42'/'taught.json')
     terms = {name: one['terms'] for name, one in record['found'].items()}
     assert terms['all'] == pytest.approx(sum(record['terms'].values())) and terms['tokens'] == record['terms']['tokens'] > 0
