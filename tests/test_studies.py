@@ -104,20 +104,26 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
                              negative=next(text for id, text in toy.texts.items() if id != document))) for query, document in rows]
     for file in ('train_toy', 'val'): (made/f'{file}.jsonl').write_text('\n'.join(lines if file == 'train_toy' else lines[:2]), encoding='utf-8')
     source = write_beir(tmp_path/'new', splits=('test',))
-    given = dict(data=source, triplets=str(tmp_path/'made'), sizes='10,0', versions='splade_v2', seeds='1', steps=2, epochs=0.1,
+    given = dict(data=source, triplets=str(tmp_path/'made'), sizes='10,0', versions='splade_v2',
+                 variants={'colder': {'version': 'splade_v2', 'temperature': 0.5}}, seeds='1', steps=2, epochs=0.1,
                  work=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
     study = run_cells('studies/scale.ipynb', **given)
     some, all_of_them = (read_json(tmp_path/'kept'/'near_identity'/f'{size}-splade_v2-1.json') for size in ('10', 'all'))
     assert some['triplets'] < all_of_them['triplets'] and some['facts']['steps'] == all_of_them['facts']['steps'] == 2
     assert [*some['found']['trained']] == ['new'] == [*some['data']] and 'new' not in some['learned_from']
-    assert len(study['MEASURED']) == 2 and study['numbers'] == [some['triplets'], all_of_them['triplets']]
+    assert len(study['MEASURED']) == 3 and study['numbers'] == [some['triplets'], all_of_them['triplets']]
+    variant = ('colder', 'near_identity', some['triplets'])
+    assert study['reference'](variant) == ('splade_v2', *variant[1:]) and ('reference', 'splade_v2') not in {(over, row[0]) for row, over in study['COMPARED']}
+    assert (variant, 'reference', 'new') in study['gains'] and study['of'](*variant)[0]['changes']['temperature'] == 0.5
     assert len(study['values'](study['known']['found']['kiwi']['new'])) == len(toy_corpus().split('test'))
 
 
 def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
     for name in ('10M', '3M', '0.5M'): (tmp_path/'kept'/name).mkdir(parents=True)
-    study = run_cells('studies/scale.ipynb', pretrained=str(tmp_path), sizes='10', versions='v28', seeds='1,2')
-    assert [start for start, *_ in study['parts']().values()] == ['near_identity', '0.5M', '3M', '10M'] * 2, 'a first seed of all'
+    (tmp_path/'model').mkdir()
+    (tmp_path/'model'/'pretraining.json').write_text('{"planned_tokens": 15000000}')
+    study = run_cells('studies/scale.ipynb', pretrained=str(tmp_path), sizes='10', versions='v28', variants={}, seeds='1,2')
+    assert [start for start, *_ in study['parts']().values()] == ['near_identity', '0.5M', '3M', '10M', '15M'] * 2, 'a first seed of all'
     assert study['settings_of']('v28', '3M', 10).backbone == str(tmp_path/'kept'/'3M')
     assert [study['tokens'](start) for start in ('near_identity', '0.5M')] == [0, 0.5]
 
@@ -168,5 +174,5 @@ def test_values_joined_by_commas_are_read_by_one_function(notebook):
 
 
 def test_a_list_of_one_may_be_a_number():
-    given = dict(sizes=10_000, seeds=3, versions='v28')
+    given = dict(sizes=10_000, seeds=3, versions='v28', variants={})
     assert [*run_cells('studies/scale.ipynb', **given)['parts']()] == ['near_identity/10000-v28-3']
