@@ -1,5 +1,5 @@
 """The package as `pip install splade_nb` brings it: vectors, search and the command line without PyTorch and transformers."""
-import inspect, json, os, re, shutil, subprocess, sys
+import ast, inspect, json, os, re, shutil, subprocess, sys
 import numpy as np
 import pytest
 from scipy import sparse
@@ -149,7 +149,8 @@ def installed(tmp_path_factory):
     if probe.returncode: pytest.skip(f'no package index can be reached: {probe.stderr.strip().splitlines()[-1][:200]}')
     shutil.copytree(ROOT/'splade_nb', folder/'source'/'splade_nb', ignore=shutil.ignore_patterns('__pycache__'))
     for name in ('pyproject.toml', 'setup.py', 'README.md', 'LICENSE'): shutil.copy(ROOT/name, folder/'source'/name)
-    for name in ('data/mini', 'data/collections', 'docs/results/board'): shutil.copytree(ROOT/name, folder/'source'/name)
+    brought = ast.literal_eval(re.search('^BROUGHT = (.*)$', (ROOT/'setup.py').read_text(), re.M)[1])
+    for name in brought: shutil.copytree(ROOT/name, folder/'source'/name)
     run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder/'built', folder/'source', folder=folder)
     run(sys.executable, '-m', 'venv', folder/'venv', folder=folder)
     programs = folder/'venv'/'bin'

@@ -175,6 +175,30 @@ def _members(windows, rows: int): # of each text [B] -> [B, W] bool: which rows 
     ends, place = windows.cumsum(0), torch.arange(rows)
     return (place >= (ends - windows)[:, None]) & (place < ends[:, None])
 
+# %% ../../nbs/5_hub/03_export.ipynb #graph-logits
+def _maximum(rows, member): # [W, R], [B, W] -> [B, R] of the windows of each text
+    owner = member.int().argmax(0)[:, None].expand_as(rows)
+    return rows.new_full((member.shape[0], rows.shape[1]), MASKED_LOGIT).scatter_reduce(0, owner, rows, 'amax')
+
+def _gate_of(model, states, attention_mask, member): # [B, ..], None without a gate
+    gate = None if model.gate is None else model.gate(states, attention_mask)
+    if gate is None or member is None: return gate
+    return member.float() @ gate / member.sum(1, keepdim=True)
+
+# %% ../../nbs/5_hub/03_export.ipynb #graph-parts
+def _graph_parts(model, counted: bool, mean_length=None): # of `parts_of`, for the mean length of a collection
+    parts = parts_of(model, counted)
+    if mean_length is None: return parts
+    mean = torch.where(mean_length > 0, mean_length, model.mean_length)
+    return [CountFactor(mean) if isinstance(part, CountFactor) else part for part in parts]
+
+def _graph_counts(model, counted: bool, input_ids, attention_mask, bag, counts, member): # [B, V], None where no part reads them
+    settings = model.settings
+    if not (counted or settings.min_input_logit or settings.expansion_limit): return None
+    columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
+    own = scatter_counts(*columns, len(model.special))
+    return member.float() @ own if bag is None and member is not None else own
+
 # %% ../../nbs/5_hub/03_export.ipynb #graph-class
 class Graph(nn.Module): # every size free
     "What is traced: ids and masks of windows to the vectors of texts."
@@ -190,56 +214,28 @@ class Graph(nn.Module): # every size free
         logits = scores.new_full((scores.shape[0], len(model.special)), MASKED_LOGIT)
         return logits.scatter_reduce(1, input_ids, scores, 'amax')
 
-# %% ../../nbs/5_hub/03_export.ipynb #graph-logits
-def _maximum(rows, member): # [W, R], [B, W] -> [B, R] of the windows of each text
-    owner = member.int().argmax(0)[:, None].expand_as(rows)
-    return rows.new_full((member.shape[0], rows.shape[1]), MASKED_LOGIT).scatter_reduce(0, owner, rows, 'amax')
+    def logits(self, input_ids, attention_mask, member=None): # [B, R] under the gate
+        model = self.model
+        output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
+        if model.importance is not None: states = read = output[0]
+        else: states, read = model.seen.popitem()[1], output.logits
+        gate = _gate_of(model, states, attention_mask, member)
+        if gate is not None and model.gate.form.on_states:
+            read = read * (gate if member is None else gate[member.int().argmax(0)])[:, None]
+        largest = self.largest_logits(read, input_ids, attention_mask)
+        return on_logits(model, largest if member is None else _maximum(largest, member), gate)
 
-def _gate_of(model, states, attention_mask, member): # [B, ..], None without a gate
-    gate = None if model.gate is None else model.gate(states, attention_mask)
-    if gate is None or member is None: return gate
-    return member.float() @ gate / member.sum(1, keepdim=True)
-
-# %% ../../nbs/5_hub/03_export.ipynb #graph-logits-2
-def _graph_logits(self, input_ids, attention_mask, member=None): # [B, R] under the gate
-    model = self.model
-    output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
-    if model.importance is not None: states = read = output[0]
-    else: states, read = model.seen.popitem()[1], output.logits
-    gate = _gate_of(model, states, attention_mask, member)
-    if gate is not None and model.gate.form.on_states:
-        read = read * (gate if member is None else gate[member.int().argmax(0)])[:, None]
-    largest = self.largest_logits(read, input_ids, attention_mask)
-    return on_logits(model, largest if member is None else _maximum(largest, member), gate)
-
-# %% ../../nbs/5_hub/03_export.ipynb #graph-parts
-def _graph_parts(self, counted: bool, mean_length=None): # of `parts_of`, for the mean length of a collection
-    parts = parts_of(self.model, counted)
-    if mean_length is None: return parts
-    mean = torch.where(mean_length > 0, mean_length, self.model.mean_length)
-    return [CountFactor(mean) if isinstance(part, CountFactor) else part for part in parts]
-
-def _graph_counts(self, input_ids, attention_mask, bag, counts, member): # [B, V], None where no part reads them
-    settings = self.model.settings
-    if not (self.counted or settings.min_input_logit or settings.expansion_limit): return None
-    columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
-    own = scatter_counts(*columns, len(self.model.special))
-    return member.float() @ own if bag is None and member is not None else own
-
-# %% ../../nbs/5_hub/03_export.ipynb #graph-forward
-def _graph_forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
-                   windows=None,      # [B] rows of each text; None: one each
-                   mean_length=None): # [1], 0: of the training texts; gives [B, V]
-    member = None if windows is None else _members(windows, input_ids.shape[0])
-    logits = self.logits(input_ids, attention_mask, member)
-    own = _graph_counts(self, input_ids, attention_mask, bag, counts, member)
-    size = None if own is None else own.sum(1)
-    vectors = apply_term_weights(_graph_parts(self, self.counted, mean_length), logits, Texts(True, own, size))[0]
-    if document is None: return vectors
-    queries = apply_term_weights(_graph_parts(self, False), logits, Texts(False, own, size))[0]
-    return torch.where(document, vectors, queries)
-
-Graph.forward, Graph.logits = _graph_forward, _graph_logits
+    def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
+                windows=None,      # [B] rows of each text; None: one each
+                mean_length=None): # [1], 0: of the training texts; gives [B, V]
+        member = None if windows is None else _members(windows, input_ids.shape[0])
+        logits = self.logits(input_ids, attention_mask, member)
+        own = _graph_counts(self.model, self.counted, input_ids, attention_mask, bag, counts, member)
+        size = None if own is None else own.sum(1)
+        vectors = apply_term_weights(_graph_parts(self.model, self.counted, mean_length), logits, Texts(True, own, size))[0]
+        if document is None: return vectors
+        queries = apply_term_weights(_graph_parts(self.model, False), logits, Texts(False, own, size))[0]
+        return torch.where(document, vectors, queries)
 
 # %% ../../nbs/5_hub/03_export.ipynb #graph-inputs
 def _graph_inputs(model): # name -> example of two texts with three windows, name -> names of its sizes
