@@ -118,6 +118,20 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
     assert len(study['values'](study['known']['found']['kiwi']['new'])) == len(toy_corpus().split('test'))
 
 
+@pytest.mark.slow
+def test_the_study_of_labels_counts_and_trains_apart(tmp_path, small):
+    source = write_beir(tmp_path/'own')
+    given = dict(data=source, sizes='5,1000', seeds='1,2', steps=2, models=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
+    study = run_cells('studies/labels.ipynb', systems='counted', **given)
+    assert [*study['parts']()] == ['counted/own-5-1', 'counted/own-5-2'], 'no part with more labels than there are'
+    assert [key[:2] for key in study['gains']] == [('counted', 5)] and not (tmp_path/'kept'/'trained').exists()
+    study = run_cells('studies/labels.ipynb', systems='trained', **{**given, 'seeds': '2'})
+    kept = read_json(tmp_path/'kept'/'trained'/'own-5-2.json')
+    assert kept['facts']['steps'] == 2 and 'trained' in kept['found'] and 'counted' not in kept['found']
+    both = study['paired_difference'](study['ndcg']('trained', 'own', 5, {2}), study['ndcg']('counted', 'own', 5, {2}))
+    assert study['gains']['trained', 5, 'own'] == both, 'of the seed that both have'
+
+
 def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
     for name in ('10M', '3M', '0.5M'): (tmp_path/'kept'/name).mkdir(parents=True)
     (tmp_path/'model').mkdir()
