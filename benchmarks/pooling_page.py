@@ -14,8 +14,11 @@ sentence-transformers, its trainer, its losses and its folders; `splade_nb` repl
 run it with a small backbone in place of XLM-R.
 
 ```text
-pip install 'splade_nb[export]'
+pip install 'splade_nb[export] @ git+https://github.com/splade-nb/splade_nb'
 ```
+
+**Every figure of this page was measured on a CPU with two threads in float32; memory is the peak of the process.**
+On a GPU nothing was run yet ([what is open](gpu.md)). An empty cell: only memory was measured.
 
 Pairs of a query and a document, here from the embedded set; `load` reads a folder in BEIR form as well:
 
@@ -115,10 +118,15 @@ The pooling works as a route of a `Router` too. `router_mapping` names the route
 ```python
 from sentence_transformers.sparse_encoder.modules import Router, SparseStaticEmbedding
 
-table = SparseStaticEmbedding(tokenizer=model.tokenizer)
+table = SparseStaticEmbedding(tokenizer=model.tokenizer)  # every token weighs 1 until it is trained
 router = Router.for_query_document(query_modules=[table], document_modules=[model[0], model[1]])
 inference_free = SparseEncoder(modules=[router])
-routes = SparseEncoderTrainingArguments('checkpoints', router_mapping=dict(query='query', document='document'))
+loss = SpladeLoss(inference_free, SparseMultipleNegativesRankingLoss(inference_free), document_regularizer_weight=3e-5,
+                  use_document_regularizer_only=True)
+routes = SparseEncoderTrainingArguments('inference-free', max_steps=1000, per_device_train_batch_size=16,
+                                        learning_rate=2e-5, report_to='none',
+                                        router_mapping=dict(query='query', document='document'))
+SparseEncoderTrainer(model=inference_free, args=routes, train_dataset=rows, loss=loss).train()
 ```
 
 ## Save and publish
@@ -185,7 +193,7 @@ def start_table(start: dict | None) -> str:
         return [each['backbone'], each['start'], f'{before["mean"]:.2f} ± {before["deviation"]:.2f}',
                 f'{before["cosine"]:.3f}', f'{before["terms"]:,.0f}', f'{after["terms"]:,.0f}',
                 f'{before["loss"]:.2f}', f'{after["loss"]:.2f}', f'{after["first"]:.0%}']
-    return table(['level as', 'start', 'weights', 'cosine', f'{terms}, before', 'after', 'loss before', 'after',
+    return table(['logits as of', 'start', 'weights, mean ± SD', 'cosine', f'{terms}, before', f'{terms}, after', 'loss before', 'loss after',
                   'right document first'], map(row, start['rows']))
 
 

@@ -71,7 +71,7 @@ git clone {repository} && cd splade_nb
 nohup deploy/rent_gpu.sh > rent.log 2>&1 &
 ```
 
-[The script](../deploy/rent_gpu.sh) installs what is missing, makes the triplets, runs `make gpu` and `make train-distributed VERSION=v28`, and packs model, report and measurements into `outputs/rented-v28.tar.gz`. It goes on where it stopped: if the machine is taken away, keep `outputs` and `data` on a volume and type the same line on the next one. `deploy/rent_gpu.sh --dry-run` only prints the commands. Copy the archive before you return the machine.
+[The script](../deploy/rent_gpu.sh) installs what is missing, makes the triplets, runs `make gpu` and `make train-distributed VERSION=v28 SCALE=full DATA=data/v24.0`, and packs model, report and measurements into `outputs/rented-v28.tar.gz`. It goes on where it stopped: if the machine is taken away, keep `outputs` and `data` on a volume and type the same line on the next one. `deploy/rent_gpu.sh --dry-run` only prints the commands. Copy the archive before you return the machine.
 """
 
 
