@@ -1,5 +1,6 @@
 """Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
 import ast, json
+import numpy as np
 import pytest
 from conftest import NOTEBOOKS, name, read, run_cells, text
 from splade_nb.config import versions
@@ -81,6 +82,16 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert terms['all'] == pytest.approx(sum(record['terms'].values())) and terms['tokens'] == record['terms']['tokens'] > 0
     assert 0 < record['terms']['bigrams'] == pytest.approx(terms['all'] - terms['without bigrams'])
     assert study['overall']['tokens']['mean'] == pytest.approx(study['ndcg']('tokens', 'taught').mean() - study['ndcg']('all', 'taught').mean())
+
+
+    study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own', weights='0.1,1000',
+                      results=str(tmp_path/'companion'), measure=True)
+    found = read_json(tmp_path/'companion'/'sparse-own'/'taught-42.json')['found']
+    assert set(found) == {'dev', 'test'} and [*found['test']] == ['0', '0.1', '1000'] and study['asked'] == ['taught']
+    system = 'sparse+own'
+    assert study['CHOSEN'][system] == max(found['dev'], key=lambda weight: study['mean'](system, weight, 'dev'))
+    alone, summed = (study['ndcg'](system, 'new', weight) for weight in ('0', '1000'))
+    assert (alone != summed).any() and study['mean'](system, '0', 'test') == pytest.approx(np.mean([alone.mean(), study['ndcg'](system, 'taught', '0').mean()]))
 
 
 @pytest.mark.slow
