@@ -84,13 +84,13 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert study['overall']['tokens']['mean'] == pytest.approx(study['ndcg']('tokens', 'taught').mean() - study['ndcg']('all', 'taught').mean())
 
 
-    study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own', weights='0.1,1000',
+    study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own', weights='0.1,-1000',
                       results=str(tmp_path/'companion'), measure=True)
     found = read_json(tmp_path/'companion'/'sparse-own'/'taught-42.json')['found']
-    assert set(found) == {'dev', 'test'} and [*found['test']] == ['0', '0.1', '1000'] and study['asked'] == ['taught']
+    assert set(found) == {'dev', 'test'} and [*found['test']] == ['0', '0.1', '-1000'] and study['asked'] == ['taught']
     system = 'sparse+own'
     assert study['CHOSEN'][system] == max(found['dev'], key=lambda weight: study['mean'](system, weight, 'dev'))
-    alone, summed = (study['ndcg'](system, 'new', weight) for weight in ('0', '1000'))
+    alone, summed = (study['ndcg'](system, 'new', weight) for weight in ('0', '-1000'))
     assert (alone != summed).any() and study['mean'](system, '0', 'test') == pytest.approx(np.mean([alone.mean(), study['ndcg'](system, 'taught', '0').mean()]))
 
 
