@@ -9,11 +9,13 @@ from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import off
 from splade_nb.config.versions import PARENTS, VERSIONS, resolve, resolve_quietly
 from splade_nb.data.records import toy_corpus
+from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
+from splade_nb.model.load import load_encoder
 from splade_nb.model.splade import texts_of
 from splade_nb.model.splade_doc import input_counts, sparse_batch
 from splade_nb.training import check_settings
-from splade_nb.training.dataset import fix_seeds, prepare, toy_training_data
+from splade_nb.training.dataset import fix_seeds, prepare, save_model_folder, toy_training_data
 from splade_nb.training.objective import ProcessGroup, alignment_term, density, encoded, make_batch, optimizer_for
 from splade_nb.training.trainer import Run, train, train_step
 
@@ -147,6 +149,22 @@ def test_a_frequent_bigram_stays_out_of_documents():
     whole.frequencies[:] = 0
     model.load_state_dict(whole.state_dict())
     assert model(**rows)[0].equal(free), 'nothing is known of the training documents'
+
+
+def test_a_pretrained_decoder_is_calibrated(tmp_path):
+    "A document has the fewer terms of a named backbone, the further each stands above its mean; the saved model too."
+    texts = [*toy_corpus().texts.values()]
+    with check_settings.quiet(): checkpoint = check_settings.tiny_checkpoint(tmp_path/'backbone', texts, 0)
+    def prepared(deviations, folder='cache'):
+        settings = check_settings.small(resolve('splade_v2', scale='full', calibration=deviations), checkpoint)
+        return prepare(settings, toy_corpus(), 42, tmp_path/folder, 'cpu')
+    setups = [prepared(deviations) for deviations in (0.0, 1.0, 3.0)]
+    vectors = [encode(setup.model, setup.training_data.tokenizer, texts) for setup in setups]
+    assert vectors[0].nnz > vectors[1].nnz > vectors[2].nnz
+    again = prepared(3.0, 'elsewhere')
+    assert again.model.decoder.bias.equal(setups[2].model.decoder.bias), 'the same without what was prepared'
+    loaded, tokenizer = load_encoder(save_model_folder(setups[1], tmp_path/'saved'))
+    assert abs(encode(loaded, tokenizer, texts) - vectors[1]).max() < 1e-6
 
 
 # ---- across languages

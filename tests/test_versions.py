@@ -201,7 +201,7 @@ def test_a_wrong_value_is_seen():
     assert [place for *place, version, cell in wrong if ROWS[place[0]][place[1]](version, cell)] == []
 
 
-OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing initialization hidden layers vocabulary segment pair_weight direction_noise decoder_bias_offset
+OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing initialization hidden layers vocabulary segment pair_weight direction_noise decoder_bias_offset calibration
 similarity dot_scale score_limit positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
 negatives mining_depth steps weight_averaging validations'''.split()
 

@@ -82,6 +82,7 @@ class InitializationSettings:
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     direction_noise: float = 0.8        # random part of an initial direction
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
+    calibration: float = 0.0            # deviations above its mean over documents at which a term of a named backbone is active; 0: as it comes
     bigram_query_weight: float = 0.4    # weight of a bigram beside a token in the table of query weights
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -360,6 +361,7 @@ OFF |= {
     'pair_weight': (lambda s: s.initialization == 'near_identity', 'only in a near-identity start'),
     'decoder_bias_offset': (lambda s: s.initialization == 'near_identity' and s.mlm_head,
                             'only in a near-identity start of a decoder'),
+    'calibration': (lambda s: s.initialization == 'pretrained' and s.mlm_head, 'only for the decoder of a pretrained backbone'),
     'direction_noise': (lambda s: s.initialization == 'near_identity' and s.pair_weight,
                         'only in a near-identity start with pairs'),
 }

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['mini_backbone', 'resolve_toy', 'toy_model', 'window_counts', 'pair_counts', 'ppmi', 'directions', 'near_identity',
-           'backbone_for', 'create']
+           'calibration_shift', 'backbone_for', 'create']
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports
 import math
@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from ..config.files import ConfigError
 from ..config.settings import Settings, bigram_columns
 from ..data.idf import Frequencies
+from .head import max_logits
 from .load import fit, pretrained_backbone
+from .splade import Splade, read_states
 from .splade_doc import SpladeDoc
 from .term_weights import output_weights
 
@@ -137,6 +139,24 @@ def near_identity(backbone,
     nn.init.eye_(head.dense.weight)
     head.dense.bias.zero_()
     head.decoder.bias.fill_(decoder_bias)
+
+# %% ../../nbs/2_model/14_initialization.ipynb #calibration-shift
+@torch.no_grad()
+def calibration_shift(model: Splade,
+                      documents,             # iterable of batches: input_ids, attention_mask [B, L]
+                      deviations: float      # above the mean; 0 or more
+                     ) -> torch.Tensor:      # [V], to subtract from the decoder's bias
+    "The mean of each term's largest logit over documents, and as many standard deviations."
+    was_training, number, sums, squares = model.training, 0, 0.0, 0.0
+    model.eval()
+    for rows in documents:
+        mask = rows['attention_mask']
+        _, read = read_states(model, rows['input_ids'], mask)
+        largest = max_logits(read[mask.bool()], model.decoder.weight, model.decoder.bias, mask.sum(1).tolist()).double()
+        number, sums, squares = number + len(largest), sums + largest.sum(0), squares + largest.square().sum(0)
+    model.train(was_training)
+    mean = sums / number
+    return (mean + deviations * (squares / number - mean.square()).clamp(min=0).sqrt()).float()
 
 # %% ../../nbs/2_model/14_initialization.ipynb #create
 def backbone_for(settings: Settings, vocabulary: int): # transformers model
