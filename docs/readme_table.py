@@ -126,8 +126,8 @@ def equal_start() -> str:
     trained, untrained = (100 * table[table['system'] == system]['ndcg@10'].mean() for system in ('splade_ko', 'splade_ko-untrained'))
     gain = round(trained, 1) - round(untrained, 1)
     verb = 'improves' if gain > 0 else 'worsens' if gain < 0 else 'does not change'
-    return (f'On the public sets gradient training {verb} `splade_ko` ({untrained:.1f} before, {trained:.1f} after, same data): '
-            'what it gains over BM25 comes from tokens, character bigrams and Model 1 expansions.')
+    return (f'Gradient training {verb} `splade_ko` on public sets ({untrained:.1f} before, {trained:.1f} after, same data): '
+            'its gain over BM25 is tokens, character bigrams and Model 1 expansions.')
 
 
 def table() -> str:
@@ -142,8 +142,8 @@ def table() -> str:
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
 
-SHORT = ('nDCG@10 (%), test queries. Public: mean of six collections, one model, three seeds, English pairs too. mini: training and test '
-         'queries share documents; terms and index are of it. Untrained: Model 1 has counted the training pairs.')
+SHORT = ('nDCG@10 (%), test queries. Public: six collections, one model, three seeds. mini: training and test share documents; '
+         'terms, index: its. Untrained has counted training pairs.')
 
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
@@ -187,8 +187,8 @@ def short() -> str:
 KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
-    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 한국어 컬렉션 여섯 개의 평균, 모든 컬렉션에 모델 하나, 시드 세 개, 영어 쌍도 학습. mini: 내장 데이터로, 학습 질의와 시험 질의의 정답 문서가 겹치며, 용어와 색인은 여기서 잰 값입니다. 학습 전: Model 1이 학습 쌍을 이미 센 상태입니다.',
-    r'On the public sets gradient training does not change `splade_ko` \((\S+) before, (\S+) after, same data\): what it gains over BM25 comes from tokens, character bigrams and Model 1 expansions\.':
+    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 컬렉션 여섯 개, 모델 하나, 시드 세 개. mini: 학습과 시험의 정답 문서가 겹치며 용어와 색인도 mini. 학습 전: 학습 쌍은 센 상태.',
+    r'Gradient training does not change `splade_ko` on public sets \((\S+) before, (\S+) after, same data\): its gain over BM25 is tokens, character bigrams and Model 1 expansions\.':
         r'같은 데이터로 견주면 공개 컬렉션에서 `splade_ko`는 경사 학습으로 달라지지 않습니다(학습 전 \1, 학습 후 \2). BM25보다 나은 것은 토큰, 글자쌍, Model 1 확장 덕분입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries judged (\d+) recipes of `splade_ko` here and (\d+) systems of the leaderboard; the studies of terms, labels, scale and the static embedding asked them too\.':
