@@ -119,7 +119,7 @@ def search(model: str | Path, # as `load` takes it
            query: str,
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
-           hybrid: float = 0.0 # weight of a static embedding of these texts beside the model, such as 0.3
+           hybrid: float = 0.0 # weight of a static embedding of these texts beside the model, such as 0.2
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
     with saved_searcher(str(model), str(data), engine, index, hybrid) as searcher: return searcher.ask(query, k)

@@ -51,7 +51,7 @@ def add_search_options(parser) -> None: # --model, --data, --engine, --index, --
     parser.add_argument('--index', default='', help='The address of a server for the vectors, such as '
                                                     'http://localhost:9200/name.')
     parser.add_argument('--hybrid', type=float, default=0.0,
-                        help='The weight of a static embedding beside the model, such as 0.3. The default is none.')
+                        help='The weight of a static embedding beside the model, such as 0.2. The default is none.')
 
 def add_query_options(parser) -> None: # --query, --results
     "What one search takes besides."
