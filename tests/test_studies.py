@@ -156,7 +156,7 @@ def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
     assert study['settings_of']('v28', '3M', 10).backbone == str(tmp_path/'kept'/'3M')
     assert [study['tokens'](start) for start in ('near_identity', '0.5M')] == [0, 0.5]
     tried = [*study['calibration_parts']().values()]
-    assert tried[0] == ('near_identity', 0.0) and len(tried) == 1 + 4 * 4 and study['settings_of']('v28', '3M', 10).calibration == 4.0
+    assert tried[0] == ('near_identity', 0.0) and len(tried) == 1 + 4 * 4 and study['settings_of']('v28', '3M', 10).calibration == 5.0
 
 
 @pytest.fixture(scope='module')
