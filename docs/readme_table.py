@@ -115,19 +115,27 @@ def test_tables() -> list:  # Markdown, of each recipe that was judged, the most
 
 def judged_for() -> str:
     "How often the public test queries were looked at."
-    systems = next(table['system'].nunique() for name, table in boards().items() if '+' in name)
-    return (f'These test queries judged {len(test_tables())} recipes of `splade_ko` here and {systems} systems of the leaderboard; '
+    return (f'These test queries judged {len(test_tables())} recipes of `splade_ko` here and {public_board()["system"].nunique()} systems of the leaderboard; '
             'the studies of terms, labels, scale and the static embedding asked them too.')
 
 
+def public_board():  # pandas.DataFrame, a row for each system, seed and collection
+    "The leaderboard of the public collections: all systems learned from the same data."
+    return next(table for name, table in boards().items() if '+' in name)
+
+
+def before_and_after() -> tuple:  # nDCG@10 in percent, as text
+    "`splade_ko` before its first step and after training, mean of the public collections."
+    means = public_board().groupby('system')['ndcg@10'].mean()
+    return tuple(f'{100 * means[system]:.1f}' for system in ('splade_ko-untrained', 'splade_ko'))
+
+
 def equal_start() -> str:
-    "What training adds to `splade_ko` on the public collections: both systems of the leaderboard learned from the same data."
-    table = next(table for name, table in boards().items() if '+' in name)
-    trained, untrained = (100 * table[table['system'] == system]['ndcg@10'].mean() for system in ('splade_ko', 'splade_ko-untrained'))
-    gain = round(trained, 1) - round(untrained, 1)
-    verb = 'improves' if gain > 0 else 'worsens' if gain < 0 else 'does not change'
-    return (f'Gradient training {verb} `splade_ko` on public sets ({untrained:.1f} before, {trained:.1f} after, same data): '
-            'its gain over BM25 is tokens, character bigrams and Model 1 expansions.')
+    "What training adds to `splade_ko` on the public collections."
+    untrained, trained = before_and_after()
+    verb = 'does not change' if trained == untrained else 'improves' if float(trained) > float(untrained) else 'worsens'
+    return (f'On public sets gradient training {verb} `splade_ko` ({untrained} before, {trained} after): '
+            'its gain over BM25 comes from tokens, character bigrams and Model 1 expansions.')
 
 
 def table() -> str:
@@ -142,8 +150,8 @@ def table() -> str:
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
 
-SHORT = ('nDCG@10 (%), test queries. Public: six collections, one model, three seeds. mini: training and test share documents; '
-         'terms, index: its. Untrained has counted training pairs.')
+SHORT = ('nDCG@10 (%), test queries. Public: six collections, seed 42. mini: training and test share documents. Terms, index: of mini. '
+         'Untrained: training pairs counted, no gradient step.')
 
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
@@ -163,18 +171,20 @@ def short_table(runs: pd.DataFrame) -> pd.DataFrame:
     for version in reversed(VERSIONS):
         own = mini[mini['version'] == version]
         if not len(own) or version.startswith('v28') and version != 'v28': continue  # its variants stand among all runs
-        terms, both = own['active doc'].mean(), (public['untrained'], public['mean of seeds']) if version == 'splade_ko' else ('-', '-')
+        terms, both = own['active doc'].mean(), before_and_after() if version == 'splade_ko' else ('-', '-')
         rows.append([version, *both, f'{100 * own["before"].mean():.1f}', f'{100 * own["nDCG@10"].mean():.1f}', f'{terms:.0f}', megabytes(terms, own['documents'].max())])
     return pd.DataFrame(rows, columns=columns)
 
 
 def short_source(mini: pd.DataFrame) -> str:
-    "Of the runs on the embedded set and of the study, whose table names its own."
+    "Of the runs on the embedded set, of the study, whose table names its own, and of the leaderboard."
+    board = sorted((ROOT/'docs'/'results'/'studies'/'leaderboard').glob('*+*/splade_ko*-42.json'))
+    ranked = [path for path in board if path.stem in ('splade_ko-42', 'splade_ko-untrained-42')]
     study = next(line for line in test_tables()[0].splitlines() if line.startswith('*Source:*'))
     _, _, revisions, dates = study.rstrip('.').split('; ')
     names = [name for name, known in known_baselines().items() if f'| {name} |' in test_tables()[0].split('*Source:*')[0]]
     return source_line('python docs/readme_table.py', {name: known_baselines()[name]['hash'] for name in ('mini', *names)},
-                       [*mini['of'], *re.findall('`([^`]+)`', revisions)], [*mini['date'], *dates.split(' to ')])
+                       [*mini['of'], *re.findall('`([^`]+)`', revisions), *map(revision_of, ranked)], [*mini['date'], *dates.split(' to ')])
 
 
 def short() -> str:
@@ -187,8 +197,8 @@ def short() -> str:
 KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
-    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 컬렉션 여섯 개, 모델 하나, 시드 세 개. mini: 학습과 시험의 정답 문서가 겹치며 용어와 색인도 mini. 학습 전: 학습 쌍은 센 상태.',
-    r'Gradient training does not change `splade_ko` on public sets \((\S+) before, (\S+) after, same data\): its gain over BM25 is tokens, character bigrams and Model 1 expansions\.':
+    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침. 용어와 색인: mini의 것. 학습 전: 학습 쌍은 세었고 경사 학습은 하지 않음.',
+    r'On public sets gradient training does not change `splade_ko` \((\S+) before, (\S+) after\): its gain over BM25 comes from tokens, character bigrams and Model 1 expansions\.':
         r'같은 데이터로 견주면 공개 컬렉션에서 `splade_ko`는 경사 학습으로 달라지지 않습니다(학습 전 \1, 학습 후 \2). BM25보다 나은 것은 토큰, 글자쌍, Model 1 확장 덕분입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries judged (\d+) recipes of `splade_ko` here and (\d+) systems of the leaderboard; the studies of terms, labels, scale and the static embedding asked them too\.':
