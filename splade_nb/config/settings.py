@@ -82,7 +82,7 @@ class InitializationSettings:
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     direction_noise: float = 0.8        # random part of an initial direction
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
-    calibration: float = 0.0            # deviations above its mean over documents at which a term of a named backbone is active; 0: as it comes
+    calibration: float = 0.0            # standard deviations above its mean logit at which a term of a pretrained decoder is active; 0: not calibrated
     bigram_query_weight: float = 0.4    # weight of a bigram beside a token in the table of query weights
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings

@@ -21,10 +21,10 @@ from torch import Tensor
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-library
 from ..config.files import ConfigError, device
 from ..config.stages import Stages
-from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, needs_teacher
+from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, needs_teacher, off
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
-from ..data.prepared import Preparation, Rows
+from ..data.prepared import Preparation, Rows, content_key
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
 from ..data.tokenizer import allowed_mask, batch, masks, token_kind, token_rows, tokenizer_key, train_unigram
 
@@ -300,11 +300,6 @@ def _untrained(stages: Preparation, settings: Settings, collection, rows: np.nda
 # %% ../../nbs/3_training/07_dataset.ipynb #calibrate
 MOST_CALIBRATED = 1_000  # documents, at even distances
 
-def _weights_hash(model: torch.nn.Module) -> str:  # 16 hex digits
-    "Tells weights of a folder or hub name from others that it held before."
-    sums = [value.detach().double().sum().item() for value in model.parameters()]
-    return hashlib.sha256(np.array(sums).tobytes()).hexdigest()[:16]
-
 def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
     "Shift the bias of a pretrained decoder, by the logits of training documents."
     place = model.decoder.bias.device
@@ -314,7 +309,8 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
             rows = batch(data.tokenizer, [data.documents[row] for row in chosen[first:first + 16]], settings.max_length)
             yield {name: value.to(place) for name, value in rows.items()}
     def shift(): return calibration_shift(model, batches(), settings.calibration).cpu().numpy()
-    of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=_weights_hash(model))
+    sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may hold other weights later
+    of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
     found = stages.array('calibration', shift, deviations=settings.calibration, max_length=settings.max_length, **of)
     with torch.no_grad(): model.decoder.bias -= torch.tensor(found, device=place)
 
@@ -345,7 +341,7 @@ def prepare(settings: Settings, collection, seed: int,
     data, groups = _build_training_data(preparation, settings, collection, rows, place)
     data.notes += notes
     model = _untrained(preparation, settings, collection, rows, data, seed).to(place)
-    if settings.calibration and settings.initialization == 'pretrained' and settings.mlm_head: _calibrate(preparation, model, settings, data)
+    if settings.calibration and 'calibration' not in off(settings): _calibrate(preparation, model, settings, data)
     return TrainingSetup(settings, collection, data, model, groups, dev_queries)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #keep-model
