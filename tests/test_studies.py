@@ -83,7 +83,6 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert 0 < record['terms']['bigrams'] == pytest.approx(terms['all'] - terms['without bigrams'])
     assert study['overall']['tokens']['mean'] == pytest.approx(study['ndcg']('tokens', 'taught').mean() - study['ndcg']('all', 'taught').mean())
 
-
     study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own', weights='0.1,-1000',
                       results=str(tmp_path/'companion'), measure=True)
     found = read_json(tmp_path/'companion'/'sparse-own'/'taught-42.json')['found']
