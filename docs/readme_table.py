@@ -150,8 +150,8 @@ def table() -> str:
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
 
-SHORT = ('nDCG@10 (%), test queries. Public: six collections, seed 42. mini: training and test share documents. Terms, index: of mini. '
-         'Untrained: training pairs counted, no gradient step.')
+SHORT = ('nDCG@10 (%), test queries. Public: six collections, seed 42. mini: training and test share documents. Terms, index: mini. '
+         'Untrained: pairs counted, no gradient step.')
 
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
@@ -197,7 +197,7 @@ def short() -> str:
 KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
-    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침. 용어와 색인: mini의 것. 학습 전: 학습 쌍은 세었고 경사 학습은 하지 않음.',
+    re.escape(SHORT): '시험 질의의 nDCG@10(백분율). 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침. 용어와 색인: mini. 학습 전: 학습 쌍만 셈.',
     r'On public sets gradient training does not change `splade_ko` \((\S+) before, (\S+) after\): its gain over BM25 comes from tokens, character bigrams and Model 1 expansions\.':
         r'같은 데이터로 견주면 공개 컬렉션에서 `splade_ko`는 경사 학습으로 달라지지 않습니다(학습 전 \1, 학습 후 \2). BM25보다 나은 것은 토큰, 글자쌍, Model 1 확장 덕분입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
