@@ -132,6 +132,20 @@ def test_a_run_is_the_same_in_one_two_and_three_processes(whole, tmp_path):
         assert len(list((folder/'tensorboard').iterdir())) == 1, 'one process writes'
 
 
+def without_listing(folder: Path) -> None:
+    group = experiment._processes()
+    def listed(place): raise AssertionError('the first process may be clearing this folder')
+    if group.rank: trainer.checkpoints = listed
+    toy(folder, CHANGES, dict(max_steps=2, resume=True), None, group)
+
+
+@pytest.mark.slow
+def test_only_the_first_process_looks_for_checkpoints(tmp_path):
+    (tmp_path/'run'/'checkpoints'/'part-step-3').mkdir(parents=True)  # what a process that was killed leaves
+    assert in_processes(2, without_listing, tmp_path/'run') == [0, 0]
+    assert len(losses(tmp_path/'run')) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('moment', (0, 6, 13))
 def test_the_first_process_dies_while_it_saves(moment, whole, tmp_path):

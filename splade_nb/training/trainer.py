@@ -256,12 +256,14 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
 
 # %% ../../nbs/3_training/12_trainer.ipynb #start-or-resume
 def start_or_resume(run: Run, resume: bool, resume_from: str = '') -> None:
-    "Restore the last checkpoint, or the one that is named; without either, clear the run folder."
-    if run.process_group.rank == 0: tidy(run.folder/'checkpoints')
-    run.process_group.wait()
-    existing = checkpoints(run.folder/'checkpoints')
-    if resume_from: restore(run, Path(resume_from))
-    elif resume and existing: restore(run, existing[-1])
+    """Restore the last checkpoint, or the one that is named; without either, clear the run folder. The first process looks
+    and tells the others: a slower one could meet a folder that is being cleared."""
+    def chosen() -> str:
+        tidy(run.folder/'checkpoints')
+        existing = checkpoints(run.folder/'checkpoints')
+        return resume_from or (str(existing[-1]) if resume and existing else '')
+    path = run.process_group.of_first(chosen)
+    if path: restore(run, Path(path))
     elif run.process_group.rank == 0:
         for name in ('checkpoints', 'tensorboard'): shutil.rmtree(run.folder/name, ignore_errors=True)
         for name in ('metrics.jsonl', 'guard.jsonl', 'training_history.json'): (run.folder/name).unlink(missing_ok=True)
