@@ -135,11 +135,13 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
 @pytest.mark.slow
 def test_the_study_of_labels_counts_and_trains_apart(tmp_path, small):
     source = write_beir(tmp_path/'own')
-    given = dict(data=source, sizes='5,1000', seeds='1,2', steps=2, models=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
+    given = dict(data=source, sizes='0,5,1000', seeds='1,2', steps=2, models=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
     study = run_cells('studies/labels.ipynb', systems='counted', **given)
-    assert [*study['parts']()] == ['counted/own-5-1', 'counted/own-5-2'], 'no part with more labels than there are'
-    assert [key[:2] for key in study['gains']] == [('counted', 5)] and not (tmp_path/'kept'/'trained').exists()
+    assert [*study['parts']()] == [f'counted/own-{number}-{seed}' for seed in (1, 2) for number in (0, 5)], 'no part with more labels than there are'
+    assert read_json(tmp_path/'kept'/'counted'/'own-0-1.json')['facts']['pairs'] == 0
+    assert [key[:2] for key in study['gains']] == [('counted', 0), ('counted', 5)] and not (tmp_path/'kept'/'trained').exists()
     study = run_cells('studies/labels.ipynb', systems='trained', **{**given, 'seeds': '2'})
+    assert [*study['parts']()] == ['trained/own-5-2'], 'nothing is trained without a label'
     kept = read_json(tmp_path/'kept'/'trained'/'own-5-2.json')
     assert kept['facts']['steps'] == 2 and 'trained' in kept['found'] and 'counted' not in kept['found']
     both = study['paired_difference'](study['ndcg']('trained', 'own', 5, {2}), study['ndcg']('counted', 'own', 5, {2}))
