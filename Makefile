@@ -75,7 +75,7 @@ asked    = $(foreach name,$(firstword $(unknown)) $(known),$(call quoted,$(name)
 proposal = $(shell $(call quoted,$(PYTHON)) -c '$(told)' $(asked) 2> /dev/null)
 $(if $(unknown),$(error no such variable: $(unknown): $(or $(proposal),Known: $(known))))
 
-.PHONY: train resume pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard record rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs browser docs-assets lab tensorboard lock clean clean-search clean-prepared help
+.PHONY: train resume fit pretrain resume-pretrain train-distributed resume-distributed report evaluate evaluate-full evaluate-board compare study leaderboard record rehearse data search serve opensearch export release test test-all notebooks faults bench gpu docs browser docs-assets lab tensorboard lock clean clean-search clean-prepared help
 
 # Waiting threads sleep: spinning ones starve each other where several processes share few cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -146,6 +146,10 @@ after-%: $(ready)
 	[ "$$folder/summary.json" -nt "$$folder/.lock" ] \
 	  || { echo "$$folder: its last run did not finish, or there was none: nothing is trained" >&2; exit 1; }
 	$(MAKE) --no-print-directory "train-$${name#*-}"
+
+$(if $(out_given),,$(eval fit: OUT = outputs/fit))
+fit: $(ready)  ## Count a model of splade_ko from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
+	@"$(bin)/python" -m splade_nb.cli fit --data="$$typed_DATA" --out="$$typed_OUT" --seed="$$typed_SEED" $(call option,SETTINGS,settings)
 
 report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the command line too
 	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)

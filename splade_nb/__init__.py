@@ -1,7 +1,7 @@
 __version__ = "0.1.0"
 from . import _earlier
 
-__all__ = ['load', 'encode', 'train', 'evaluate', 'search', 'SparseEncoder']
+__all__ = ['load', 'encode', 'fit', 'train', 'evaluate', 'search', 'SparseEncoder']
 
 
 def __getattr__(name: str):

@@ -304,6 +304,13 @@ def _add_written_options(command) -> None:
     command.add_argument('--licence', default='unknown', help='The licence of the weights, as the hub spells it.')
 
 # %% ../nbs/8_cli.ipynb #data-options
+def _add_fit_options(command) -> None:
+    "What `experiment.fit` takes."
+    command.add_argument('--data', required=True, help='The documents: a .txt file with one on each line, a folder with corpus.jsonl, or a collection.')
+    command.add_argument('--out', default='outputs/fit', help='The folder that is written. The default is outputs/fit.')
+    command.add_argument('--seed', type=int, default=42, help='The seed of what is drawn. The default is 42.')
+    command.add_argument('--settings', default='', help='Settings of splade_ko as JSON, or a file with them.')
+
 def _add_data_options(command) -> None:
     "What `make_data` takes."
     command.add_argument('--name', default='', help='A public set, or triplets. The default lists all sets.')
@@ -324,6 +331,7 @@ def _add_serve_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #commands
 COMMANDS = {  # name: what adds its options, what it does, and the module and the extra that it needs
     'train': (_add_train_options, 'Train a version and judge it on test queries.', 'torch', 'train'),
+    'fit': (_add_fit_options, 'Count a model from documents alone, without questions; nothing is trained.', 'torch', 'train'),
     'evaluate': (_add_evaluate_options, 'Judge a model on a collection, beside BM25.', 'torch', 'train'),
     'encode': (_add_encode_options, 'Write the vectors of texts into shards; an interrupted call goes on.', '', ''),
     'search': (_add_search_options, 'Print the best texts for a query and why they matched.', '', ''),
@@ -345,6 +353,11 @@ def parser() -> CommandLine:
     return top
 
 # %% ../nbs/8_cli.ipynb #run-train
+def _fit(data: str, out: str, seed: int, settings: str) -> dict:
+    "`fit` as the command line gives it."
+    from splade_nb.experiment import fit
+    return fit(data, out, read_overrides(settings), seed)
+
 def _train(version: str, set: list, resume: bool, resume_from: str, check_settings: bool) -> dict:
     "`run_version` as the command line gives it."
     from splade_nb.experiment import run_version
@@ -387,7 +400,7 @@ def _release(model: str, out: str, **options) -> dict:
     return release(model, out, **options)
 
 # %% ../nbs/8_cli.ipynb #runs
-RUNS = {'train': _train, 'evaluate': _evaluate, 'encode': _encode, 'search': _search, 'serve': _serve,
+RUNS = {'train': _train, 'fit': _fit, 'evaluate': _evaluate, 'encode': _encode, 'search': _search, 'serve': _serve,
         'convert': _convert, 'export': _export, 'release': _release, 'data': _data}
 
 # %% ../nbs/8_cli.ipynb #missing
@@ -407,7 +420,7 @@ def check_installed(command: str) -> None:
 # %% ../nbs/8_cli.ipynb #main
 @exit_codes
 def main(arguments: list | None = None) -> int | None:  # exit code
-    "Get data, train, evaluate, encode, search, serve, convert, export or release."
+    "Get data, train, fit, evaluate, encode, search, serve, convert, export or release."
     options = vars(parser().parse_args(arguments))
     command = options.pop('command')
     check_installed(command)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'GIVEN', 'check_parameters', 'notebook_names', 'scale_of', 'require_parts', 'begin_run',
            'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts', 'sample_terms', 'keep_samples',
-           'evaluate_run', 'peak_memory', 'summarise_run', 'run_version']
+           'evaluate_run', 'peak_memory', 'summarise_run', 'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
@@ -25,11 +25,13 @@ from .config.versions import SCALES, differences, recipe_name, resolve, resolve_
 from .config.versions import version_name
 from .data.prepared import Preparation
 from .data.readers import load_collection
+from .data.records import Collection, content_hash
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
 from .model.initialization import mini_backbone
 from .model.load import named_config
 from .model.splade_doc import SpladeDoc
+from .serving.saved_copies import read_source
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
@@ -340,3 +342,28 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                                  validator.facts())
     write_stages(stages, folder, group.rank)
     return {}
+
+# %% ../nbs/7_experiment.ipynb #fit
+def _documents_alone(source: str) -> Collection:
+    "The documents of a source. Raises `DataError` where they cannot be read, `ConfigError` where there are none."
+    documents = {document.id: document for document in read_source(source)}
+    if not documents: raise ConfigError(f'data={source}: found no text; at least one is needed')
+    return Collection(Path(source).name, documents, {}, {}, hash=content_hash(documents.values()))
+
+def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
+        out: str | Path = 'outputs/fit', # the folder into which `model/` is written
+        settings: dict | None = None,   # of `splade_ko` at mini scale, by name
+        seed: int = 42
+       ) -> dict:                       # documents, vocabulary, parameters, seconds, out
+    """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
+    Raises `ConfigError`, `DataError`."""
+    folder, began = Path(out), time.perf_counter()
+    if (folder/'summary.json').exists(): raise ConfigError(f'out={out}: holds a trained run; name another folder')
+    collection = _documents_alone(source)
+    setup = prepare(resolve_quietly('splade_ko', **settings or {}), collection, seed)
+    save_model_folder(setup, folder)
+    facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents),
+                 vocabulary=len(setup.training_data.tokenizer), parameters=sum(p.numel() for p in setup.model.parameters()),
+                 seed=seed, seconds=round(time.perf_counter() - began, 1), revision=revision())
+    write_json(folder/'fit.json', facts)
+    return facts | dict(out=str(folder))

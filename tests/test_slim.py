@@ -76,12 +76,12 @@ def test_a_process_without_torch_gives_the_vectors_of_one_with_it(tmp_path):
 
 
 def test_what_an_installation_lacks_is_named_with_its_extra(tmp_path):
-    commands = ['train v28', 'evaluate --model x --data mini', 'export --model x --out y', 'serve --data x', 'release --model x --out y',
+    commands = ['train v28', 'fit --data x', 'evaluate --model x --data mini', 'export --model x --out y', 'serve --data x', 'release --model x --out y',
                 'encode --data texts.txt --out y --engine ray', 'encode --data texts.txt --out y --screen on']
     (tmp_path/'texts.txt').write_text('제주도', encoding='utf-8')
     done = program(COMMANDS, *commands, folder=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout) == [2] * len(commands), done.stderr[-2000:]
-    assert re.findall(r"pip install 'splade_nb\[(\w+)\]'", done.stderr) == ['train', 'train', 'export', 'serve', 'export', 'cluster', 'train']
+    assert re.findall(r"pip install 'splade_nb\[(\w+)\]'", done.stderr) == ['train', 'train', 'train', 'export', 'serve', 'export', 'cluster', 'train']
     assert "splade-nb train needs torch: pip install 'splade_nb[train]'" in done.stderr.splitlines()
     assert [path.name for path in tmp_path.iterdir()] == ['texts.txt'], 'nothing half done'
 

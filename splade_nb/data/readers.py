@@ -145,6 +145,7 @@ def read_beir(folder: Path, faults: Faults) -> Collection:
     for name in ('corpus.jsonl', 'queries.jsonl'):
         if not (folder/name).is_file():
             allowed = 'corpus.jsonl, queries.jsonl and judgments (BEIR form)'
+            if name == 'queries.jsonl': allowed += '; `make fit` needs documents alone'
             raise DataError(folder, None, 'files', f'no {name}', allowed)
     def rows(*names):
         return (row for name in names if (folder/name).is_file() for row in read_rows(folder/name, faults))
