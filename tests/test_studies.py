@@ -84,13 +84,15 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert study['overall']['tokens']['mean'] == pytest.approx(study['ndcg']('tokens', 'taught').mean() - study['ndcg']('all', 'taught').mean())
 
     study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own', weights='0.1,-1000',
-                      results=str(tmp_path/'companion'), measure=True)
+                      fits=str(tmp_path/'fits'), results=str(tmp_path/'companion'), measure=True)
     found = read_json(tmp_path/'companion'/'sparse-own'/'taught-42.json')['found']
     assert set(found) == {'dev', 'test'} and [*found['test']] == ['0', '0.1', '-1000'] and study['asked'] == ['taught']
     system = 'sparse+own'
     assert study['CHOSEN'][system] == max(found['dev'], key=lambda weight: study['mean'](system, weight, 'dev'))
     alone, summed = (study['ndcg'](system, 'new', weight) for weight in ('0', '-1000'))
     assert (alone != summed).any() and study['mean'](system, '0', 'test') == pytest.approx(np.mean([alone.mean(), study['ndcg'](system, 'taught', '0').mean()]))
+    assert read_json(tmp_path/'fits'/'taught-42'/'fit.json')['documents'] and (tmp_path/'companion'/'fit-own'/'taught-42.json').exists()
+    assert study['over_bm25']('floor+own', '0')['mean'] == 0 and study['over_bm25']('fit+own', '-1000')['mean'] != study['over_bm25']('fit+own', '0')['mean']
 
 
 @pytest.mark.slow
