@@ -159,7 +159,8 @@ def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
     assert study['settings_of']('v28', '3M', 10).backbone == str(tmp_path/'kept'/'3M')
     assert [study['tokens'](start) for start in ('near_identity', '0.5M')] == [0, 0.5]
     tried = [*study['calibration_parts']().values()]
-    assert tried[0] == ('near_identity', 0.0) and len(tried) == 1 + 4 * 4 and study['settings_of']('v28', '3M', 10).calibration == 5.0
+    assert tried[0] == ('near_identity', 0.0) and len(tried) == 1 + 4 * 4 and study['settings_of']('splade_ko', '3M', 10).calibration == 5.0
+    assert study['settings_of']('v28', '3M', 10).calibration == 0, 'only where a minimum logit keeps the tokens of a text'
 
 
 @pytest.fixture(scope='module')
