@@ -200,7 +200,7 @@ def readers() -> list[str]:
 ELSEWHERE = {
     **dict.fromkeys(('gradient_cache', 'teacher_max_length', 'teacher_normalise', 'calibration'), ('v28', 'corrected', 'full')),
     **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
-    **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'bigram_share', 'phonetic_keys', 'lead_boost', 'model1_threshold', 'model1_smoothing',
+    **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'bigram_share', 'phonetic_keys', 'lead_boost', 'model1_threshold',
                      'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),
                     ('splade_ko', 'corrected', 'mini')),
     **dict.fromkeys(('df_cutoff', 'df_steepness', 'df_steps'), ('v29', 'corrected', 'mini')),

@@ -65,7 +65,6 @@ class ModelSettings(GateSettings, EncoderSettings):
     phonetic_keys: bool = False         # the phonetic key of a word in the same columns: iTunes matches 아이튠즈
     lead_boost: float = 0.0             # share of a text, from its beginning, whose tokens count twice
     model1_threshold: float = 0.0       # least probability of a Model 1 expansion from training pairs; 0: none
-    model1_smoothing: float = 0.0       # expected counts added to a token's total, so that rare tokens are expanded less
     inference_free_query: bool = False  # query weights come from a learned table: no forward pass
     idf_prior_documents: int = 0        # IDF per collection, smoothed by so many training documents; 0: theirs alone
     expansion_limit: float = 0.0        # terms of a document beyond its input tokens, as times those; 0: no limit
@@ -346,7 +345,6 @@ OFF = {  # names: (acts, why not)
 OFF |= {
     'term_weights': (lambda s: s.term_weights, 'no further term weight is named'),
     'hashed_bigrams lead_boost model1_threshold': (lambda s: s.min_input_logit, 'no least logit of input tokens'),
-    'model1_smoothing': (lambda s: s.min_input_logit and s.model1_threshold, 'no expansions from Model 1'),
     'phonetic_keys': (bigram_columns, 'no least logit of input tokens, or no columns of bigrams'),
     'bigram_share': (lambda s: bigram_columns(s) and s.idf_prior_documents,
                      'no columns of bigrams, or no document frequencies of the training texts'),

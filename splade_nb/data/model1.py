@@ -61,10 +61,9 @@ def _add_shares(total: np.ndarray,        # [T] of all entries of the table; gro
 def fit_model1(pairs: list,            # of `missing_pairs`
                least: float = 0.0,     # probability from which an entry stays
                rounds: int = 8,
-               smoothing: float = 0.0, # expected counts added to the total of a document's token
                most: int = 20_000_000  # cooccurrences in memory at once
               ) -> dict:               # (document's id, query's id) -> probability
-    "Expectation maximisation over all pairs, block by block; the same result for every `most`. Moore, ACL 2004: smoothing."
+    "Expectation maximisation over all pairs, block by block; the same result for every `most`."
     if not pairs: return {}
     parts, size = _blocks(pairs, most), 1 + max(int(query.max()) for query, _ in pairs)
     entries = functools.reduce(np.union1d, (np.unique(_keyed(part, size)[0]) for part in parts))
@@ -77,19 +76,17 @@ def fit_model1(pairs: list,            # of `missing_pairs`
         total = np.zeros(len(entries))
         for number in range(len(parts)): _add_shares(total, probability, *entries_of(number))
         probability = total / np.bincount(source, total)[source]
-    if smoothing: probability = total / (np.bincount(source, total)[source] + smoothing)
     return {(int(key // size), int(key % size)): float(p) for key, p in zip(entries, probability) if p >= least}
 
 # %% ../../nbs/1_data/14_model1.ipynb #translations
 def expansions(tokenizer: SpladeTokenizer, questions: list, documents: list,  # lists of ids
                pairs: list,            # (query, document) of the training pairs
                least: float,           # probability from which a token counts
-               smoothing: float = 0.0, # of `fit_model1`
                most: int = 20_000_000  # cooccurrences in memory at once; changes memory and time alone
               ) -> dict:               # token -> tokens, the likeliest first
     "The `expansions` of `SpladeTokenizer`, learned from all of the pairs."
     names, learned = tokenizer.names, {}
-    probabilities = fit_model1(missing_pairs(questions, documents, pairs, len(names)), least, smoothing=smoothing, most=most)
+    probabilities = fit_model1(missing_pairs(questions, documents, pairs, len(names)), least, most=most)
     for (source, target), _ in sorted(probabilities.items(), key=lambda entry: -entry[1]):
         if source < len(names): learned.setdefault(names[source], []).append(names[target])
     return learned

@@ -54,17 +54,16 @@ def bags_key(settings: Settings, tokenizer: SpladeTokenizer) -> str:
     "What bags follow from, beside the texts and the pairs."
     options = {name: value for name, value in text_options(tokenizer).items() if name != 'expansions'}
     least = settings.model1_threshold if settings.min_input_logit else 0
-    smoothing = settings.model1_smoothing if least else 0
-    return content_key(tokenizer=tokenizer_key(tokenizer), options=options, least=least, smoothing=smoothing)
+    return content_key(tokenizer=tokenizer_key(tokenizer), options=options, least=least)
 
 # %% ../../nbs/3_training/06_bags.ipynb #out-of-fold
 def _out_of_fold(stages: Preparation, tokenizer: SpladeTokenizer, questions: Rows, documents: Rows, pairs, least: float,
-                 smoothing: float, of: dict) -> tuple:  # the tokenizers of all pairs, and of the other folds for each fold; folds [N]
+                 of: dict) -> tuple:  # the tokenizers of all pairs, and of the other folds for each fold; folds [N]
     "What Model 1 learns, each time in one part."
     folds = stages.array('folds', lambda: _folds_of(questions, documents, pairs, 4), **of)
     def learned(part):
         chosen = pairs if part == 0 else pairs[folds[pairs[:, 1]] != part - 1]
-        return expansions(tokenizer, questions, documents, chosen, least, smoothing)
+        return expansions(tokenizer, questions, documents, chosen, least)
     return [_expanded(tokenizer, known) for known in stages.json('expansions', 5, learned, **of)], folds
 
 # %% ../../nbs/3_training/06_bags.ipynb #with-bags
@@ -77,7 +76,7 @@ def with_bags(stages: Preparation, settings: Settings, tokenizer: SpladeTokenize
     if not (settings.min_input_logit or settings.inference_free_query): return tokenizer, None, []
     search, by_fold, folds, notes, of = tokenizer, [tokenizer], None, [], of | dict(bags=bags_key(settings, tokenizer))
     if settings.min_input_logit and settings.model1_threshold:
-        learn = questions, documents, pairs, settings.model1_threshold, settings.model1_smoothing, of
+        learn = questions, documents, pairs, settings.model1_threshold, of
         (search, *by_fold), folds = _out_of_fold(stages, tokenizer, *learn)
         notes = _uneven(folds, pairs)
     def asked(first, last): return tokenizer.bags(query_texts[first:last], questions[first:last], document=False)
