@@ -350,18 +350,28 @@ def _documents_alone(source: str) -> Collection:
     if not documents: raise ConfigError(f'data={source}: found no text; at least one is needed')
     return Collection(Path(source).name, documents, {}, {}, hash=content_hash(documents.values()))
 
+def _write_model(setup: TrainingSetup, folder: Path) -> None:
+    "A model with its tokenizer, written beside what is there and then put in its place."
+    part = folder/'part'
+    shutil.rmtree(part, ignore_errors=True)
+    save_model_folder(setup, part)
+    shutil.rmtree(folder/'model', ignore_errors=True)
+    (part/'model').rename(folder/'model')
+    part.rmdir()
+
 def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of `splade_ko` at mini scale, by name
         seed: int = 42
        ) -> dict:                       # documents, vocabulary, parameters, seconds, out
     """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
-    Raises `ConfigError`, `DataError`."""
+    Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""
     folder, began = Path(out), time.perf_counter()
     if (folder/'summary.json').exists(): raise ConfigError(f'out={out}: holds a trained run; name another folder')
-    collection = _documents_alone(source)
-    setup = prepare(resolve_quietly('splade_ko', **settings or {}), collection, seed)
-    save_model_folder(setup, folder)
+    collection, resolved = _documents_alone(source), resolve_quietly('splade_ko', **settings or {})
+    with alone(folder, 'is working in this folder; choose another with out='):
+        setup = prepare(resolved, collection, seed)
+        _write_model(setup, folder)
     facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents),
                  vocabulary=len(setup.training_data.tokenizer), parameters=sum(p.numel() for p in setup.model.parameters()),
                  seed=seed, seconds=round(time.perf_counter() - began, 1), revision=revision())

@@ -6,7 +6,10 @@ import pytest
 import splade_nb
 from conftest import ROOT, made_collection
 from faults import program
+from splade_nb.cli import main
+from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
+from splade_nb.data.lines import DataError
 from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
@@ -27,7 +30,7 @@ def v28(tmp_path_factory) -> Path: return saved(tmp_path_factory.mktemp('v28'), 
 
 
 def test_the_package_alone_loads_nothing():
-    script = ('import sys, splade_nb\nassert {"load", "encode", "train", "evaluate", "search"} <= set(dir(splade_nb))\n'
+    script = ('import sys, splade_nb\nassert {"load", "encode", "fit", "train", "evaluate", "search"} <= set(dir(splade_nb))\n'
               'assert not {"torch", "numpy", "transformers", "splade_nb.api"} & set(sys.modules)')
     done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -85,6 +88,46 @@ def python(*arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
     done = program(*arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     return done
+
+
+SMALL = dict(hidden=64, layers=1, vocabulary=2000)
+
+
+def weights(folder: Path) -> bytes: return (folder/'model'/'model.safetensors').read_bytes()
+
+
+def test_fit_reads_documents_and_nothing_else(tmp_path):
+    "With questions beside the documents, and without: one model, and another for another seed or other documents."
+    judged, alone = made_collection(), tmp_path/'alone'
+    alone.mkdir()
+    (alone/'corpus.jsonl').write_bytes((judged/'corpus.jsonl').read_bytes())
+    for name, source, seed in (('one', judged, 42), ('two', alone, 42), ('seed', alone, 7)):
+        splade_nb.fit(source, tmp_path/name, SMALL, seed)
+    assert weights(tmp_path/'one') == weights(tmp_path/'two') != weights(tmp_path/'seed')
+    lines = (alone/'corpus.jsonl').read_text(encoding='utf-8').splitlines(keepends=True)
+    (alone/'corpus.jsonl').write_text(''.join(lines[:len(lines) // 2]), encoding='utf-8')
+    encoder = splade_nb.fit(alone, tmp_path/'two', SMALL)
+    assert weights(tmp_path/'two') != weights(tmp_path/'one') and encoder.encode_document(TEXTS).nnz
+    assert sorted(path.name for path in (tmp_path/'two').iterdir()) == ['.lock', 'fit.json', 'model'], 'replaced whole'
+
+
+def test_fit_by_command(tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    assert main(['fit', '--data', str(tmp_path/'texts.txt'), '--out', str(tmp_path/'own'), '--settings', json.dumps(SMALL)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts['documents'] == 3 and facts['out'] == str(tmp_path/'own') and facts['seed'] == 42
+    hits = splade_nb.search(tmp_path/'own', str(tmp_path/'texts.txt'), '한복 입고 경복궁')
+    assert hits[0].text == TEXTS[0]
+
+
+def test_fit_refuses_and_writes_nothing(tmp_path):
+    for name, text in (('texts.txt', TEXTS[0]), ('empty.txt', '\n')): (tmp_path/name).write_text(text, encoding='utf-8')
+    (tmp_path/'run').mkdir()
+    (tmp_path/'run'/'summary.json').write_text('{}')
+    for source, settings, out, said in (('texts.txt', {}, 'run', 'holds a trained run'), ('empty.txt', {}, 'new', 'found no text'),
+                                        ('none.txt', {}, 'new', 'none.txt'), ('texts.txt', {'vocabularies': 300}, 'new', "did you mean 'vocabulary'")):
+        with pytest.raises((ConfigError, DataError), match=said): splade_nb.fit(tmp_path/source, tmp_path/out, settings)
+    assert {path.name for path in tmp_path.iterdir()} == {'texts.txt', 'empty.txt', 'run'} and len(list((tmp_path/'run').iterdir())) == 1
 
 
 def test_the_earlier_five_lines_work_and_name_the_new_ones(v28):
