@@ -7,9 +7,8 @@ import splade_nb
 from conftest import ROOT, made_collection
 from faults import program
 from splade_nb.cli import main
-from splade_nb.config.files import ConfigError
+from splade_nb.config.files import ConfigError, DataError
 from splade_nb.config.versions import resolve
-from splade_nb.data.lines import DataError
 from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
