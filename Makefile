@@ -148,7 +148,7 @@ after-%: $(ready)
 	$(MAKE) --no-print-directory "train-$${name#*-}"
 
 $(if $(out_given),,$(eval fit: OUT = outputs/fit))
-fit: $(ready)  ## Count a model of splade_ko from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
+fit: $(ready)  ## Make an untrained splade_ko from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
 	@"$(bin)/python" -m splade_nb.cli fit --data="$$typed_DATA" --out="$$typed_OUT" --seed="$$typed_SEED" $(call option,SETTINGS,settings)
 
 report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the command line too

@@ -331,7 +331,7 @@ def _add_serve_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #commands
 COMMANDS = {  # name: what adds its options, what it does, and the module and the extra that it needs
     'train': (_add_train_options, 'Train a version and judge it on test queries.', 'torch', 'train'),
-    'fit': (_add_fit_options, 'Count a model from documents alone, without questions; nothing is trained.', 'torch', 'train'),
+    'fit': (_add_fit_options, 'Make an untrained model from documents alone, without questions.', 'torch', 'train'),
     'evaluate': (_add_evaluate_options, 'Judge a model on a collection, beside BM25.', 'torch', 'train'),
     'encode': (_add_encode_options, 'Write the vectors of texts into shards; an interrupted call goes on.', '', ''),
     'search': (_add_search_options, 'Print the best texts for a query and why they matched.', '', ''),
