@@ -243,6 +243,7 @@ test: selected := -m 'not slow'
 test: checks := notebooks
 test: $(ready)  ## Check what needs no GPU: notebooks, and tests but for slow proofs
 test-all: checks := docs notebooks
+test-all: export run_later = --skip_folder_re '^([_.]|tutorials)'
 test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does
 test test-all:
 	tests/in_step.sh "$(bin)"
@@ -250,8 +251,9 @@ test test-all:
 	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(selected)
 
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
+# tests/test_browser.py, a slow proof, runs the tutorials without a checkout: where it runs, that is once.
 notebooks: $(ready)
-	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb'
+	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(run_later)
 
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py

@@ -7,7 +7,7 @@ put the code of each exported cell, folded, under its documentation.
 
     python docs/build_site.py docs/nbs
 """
-import ast, json, os, re, shutil, sys
+import ast, gc, json, os, re, shutil, sys
 from functools import lru_cache
 from pathlib import Path
 import nbformat
@@ -255,7 +255,7 @@ def main(destination: str):
     goal = Path(destination).resolve()
     shutil.rmtree(goal, ignore_errors=True)
     sys.path.append(str(ROOT/'tests'))  # nbdev runs a notebook's imports only, and one imports a server from there
-    processed = Path(proc_nbs(NOTEBOOKS, n_workers=1, force=True))  # a second worker would import everything again
+    processed = Path(proc_nbs(NOTEBOOKS, n_workers=0, force=True))  # in this process: a worker would import everything again
     names = sorted(f.relative_to(processed) for f in processed.rglob('*.ipynb'))
     read = lambda path: json.loads(path.read_text(encoding='utf-8'))
     source = {n: read(processed/n) for n in names}
@@ -308,4 +308,6 @@ def main(destination: str):
     print(f'{len(pages)} notebooks, {len(written)} written pages, {len(targets)} documented names -> {destination}')
 
 
-if __name__ == '__main__': main(sys.argv[1])
+if __name__ == '__main__':
+    main(sys.argv[1])
+    gc.freeze()  # at the end IPython collects garbage once for each notebook, which takes a minute where all is looked through

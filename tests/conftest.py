@@ -135,8 +135,9 @@ def browser(tmp_path_factory):
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = '''containers browser check_settings processes faults run gpu memory hub formats api benchmark web exact_search tuning versions
-encoding units prune_vocabulary cluster bm25_and_negatives site lab house'''.split()
+LONG = '''faults browser check_settings processes site engines hub memory run containers slim gpu board web prune_vocabulary
+opensearch studies bm25_and_negatives rent benchmark exact_search formats provenance api house elasticsearch_model vocabulary
+searcher pretraining leaderboard vespa_model lab tuning cluster encoding units versions'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 

@@ -1,5 +1,5 @@
 """The container without docker: the steps of the Dockerfile, read from it and executed in a folder."""
-import json, os, re, shlex, shutil, subprocess
+import json, os, re, shlex, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 import yaml
@@ -121,8 +121,12 @@ def test_the_editor_opens_the_same_image():
 
 @pytest.mark.slow
 def test_the_steps_give_a_container_that_trains(tmp_path):
-    "Every step but Debian's packages, then the smoke training of the workflow, in an environment that pip fills anew."
+    "Every step but Debian's packages and downloads, then the smoke training of the workflow, in an environment of its own."
     build = Build(tmp_path)
+    interpreter = tmp_path/'python'
+    interpreter.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(ROOT/"tests/linked_venv.py"))} "$@"\n', encoding='utf-8')
+    interpreter.chmod(0o755)
+    build.environment['PYTHON'] = str(interpreter)  # `.ci/run` and a newcomer's first command are what downloads
     for name, rest in instructions(): build.execute(name, rest)
     assert build.command == ['make', 'train'] and 'make install' in build.ran
     smoke = shlex.join(WORKFLOW['env']['SMOKE'].split())

@@ -2,6 +2,7 @@
 import importlib, re
 from html import unescape
 import nbformat
+import matplotlib.pyplot as plt
 import pytest
 from conftest import NOTEBOOKS, ROOT, name, read
 from nbclient import NotebookClient
@@ -91,6 +92,7 @@ def test_a_study_says_where_its_figures_come_from(notebook):
 def test_the_pages_of_versions_say_where_their_figures_come_from(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'docs')
     made = importlib.import_module('version_pages')
+    monkeypatch.setattr(made, 'write_svg', lambda figure, path: plt.close(figure))  # a drawing takes long and names no source
     pages = made.pages(tmp_path)
     assert '*Source:* `make train VERSION=v28 ' in pages['experiments/v28.md'] and '| setting |' in pages['reference/settings.md']
     assert {name: missing for name, page in pages.items() if (missing := unsourced(page, tmp_path/made.HERE))} == {}
