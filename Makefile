@@ -311,8 +311,7 @@ $(ready):
 install:
 	$(own) || "$$typed_PYTHON" -m venv --clear "$$typed_VENV"
 	@printf 'installing into %s, once\n' "$$typed_VENV"
-	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[all]'
-	"$(bin)/python" -m compileall -qq -j 0 -x /tests/ "$$typed_VENV/lib" || true  # what pip does on one core
+	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[all]'  # Python compiles what is imported
 	pwd -P > "$$typed_VENV/.ready"
 
 $(assets): docs/package.json docs/package-lock.json docs/_static/katex-init.js

@@ -1,5 +1,5 @@
 """What the tests share: the project's folders, its notebooks, real data or data made in its place, a browser."""
-import functools, json, os, sys, tempfile
+import functools, json, os, shutil, sys, tempfile
 from contextlib import nullcontext
 from pathlib import Path
 import chromium
@@ -134,8 +134,14 @@ def browser(tmp_path_factory):
     browser.close()
 
 
+def bring_settings_checks(folder: Path) -> None:
+    "What was found out about settings lies in `folder` as in the checkout: it holds for the same code."
+    known = ROOT/'outputs'/'.settings_checks'
+    if known.exists(): shutil.copytree(known, folder/'outputs'/known.name)
+
+
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = '''faults browser check_settings processes site engines hub memory run containers slim gpu board web prune_vocabulary
+LONG = '''faults check_settings browser processes site engines hub memory run containers slim gpu board web prune_vocabulary
 opensearch studies bm25_and_negatives rent benchmark exact_search formats provenance api house elasticsearch_model vocabulary
 searcher pretraining leaderboard vespa_model lab tuning cluster encoding units versions'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from conftest import NOTEBOOKS, ROOT, name, read, text
+from conftest import NOTEBOOKS, ROOT, bring_settings_checks, name, read, text
 
 sys.path.insert(0, str(ROOT/'docs'))
 with chdir(ROOT): import browser as copies  # nbdev looks for its settings from the working folder up
@@ -162,7 +162,10 @@ def installed(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory) -> Path: return tmp_path_factory.mktemp('session')  # one for all notebooks, as on a person's machine
+def folder(tmp_path_factory) -> Path:
+    "One for all notebooks, as on a person's machine."
+    bring_settings_checks(folder := tmp_path_factory.mktemp('session'))
+    return folder
 
 
 def brought(package: str, extras: set, seen: set) -> set:

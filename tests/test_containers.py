@@ -3,7 +3,7 @@ import json, os, re, shlex, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, bring_settings_checks
 
 WORKFLOW = yaml.safe_load((ROOT/'.github/workflows/containers.yml').read_text())
 PATTERNS = [line for line in (ROOT/'.dockerignore').read_text().splitlines() if line and line[0] != '#']
@@ -129,6 +129,7 @@ def test_the_steps_give_a_container_that_trains(tmp_path):
     build.environment['PYTHON'] = str(interpreter)  # `.ci/run` and a newcomer's first command are what downloads
     for name, rest in instructions(): build.execute(name, rest)
     assert build.command == ['make', 'train'] and 'make install' in build.ran
+    bring_settings_checks(build.folder)
     smoke = shlex.join(WORKFLOW['env']['SMOKE'].split())
     assert smoke.split()[:2] == build.command
     build.shell(smoke)
