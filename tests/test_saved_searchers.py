@@ -1,5 +1,5 @@
 """Saved searchers follow their source, stay apart on a server, survive interruptions, and are removed when outdated."""
-import json, os, signal
+import json, os, shlex, signal
 from pathlib import Path
 import numpy as np
 import pytest
@@ -233,6 +233,18 @@ def test_a_file_that_changed_is_followed_in_its_one_searcher(encoder, project, c
     assert '1 new or changed, 2 taken out' in capsys.readouterr().err and Encoders.read == ['새로운 세 번째 줄']
     searchers.saved_searcher('model', str(project/'texts.txt')).close()
     assert 'nothing to encode' in capsys.readouterr().err and len(places()) == 1
+
+
+def test_the_model_of_the_package_is_said_not_to_know_own_texts(encoder, project, monkeypatch, capsys):
+    "Once, as its copy of own texts is made; not of any other model."
+    said = []
+    for released, name in ((project/'elsewhere', 'texts.txt'), (Path(encoder.folder), "my 'texts'.txt"), (Path(encoder.folder), "my 'texts'.txt")):
+        if not (project/name).exists(): (project/name).write_text('제주 가는 배편\n', encoding='utf-8')
+        monkeypatch.setattr(searchers, 'RELEASED', released)
+        searchers.saved_searcher('model', name).close()
+        said.append(capsys.readouterr().err)
+    assert ['make fit' in each for each in said] == [False, True, False]
+    assert shlex.split(said[1].partition('DATA=')[2].partition('`')[0]) == ["my 'texts'.txt"]
 
 
 def test_a_local_copy_that_was_lost_does_not_leave_texts_at_the_server(encoder, server, project):
