@@ -150,6 +150,17 @@ def test_the_study_of_labels_counts_and_trains_apart(tmp_path, small):
     assert study['gains']['trained', 5, 'own'] == both, 'of the seed that both have'
 
 
+@pytest.mark.slow
+def test_the_study_of_english_questions_learns_from_the_other_collection(tmp_path, small):
+    given = dict(data=f'{write_beir(tmp_path/"one")},{write_beir(tmp_path/"other")}', seeds='1', steps=2, work=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
+    study = run_cells('studies/english.ipynb', **given)
+    assert len(study['parts']()) == 2 * len(study['SYSTEMS']) == len(study['records'])
+    facts = {system: read_json(tmp_path/'kept'/system/'one-1.json')['facts'] for system in study['SYSTEMS']}
+    assert [facts[system]['pairs'] for system in ('without_keys', 'own')] == [0, 0] and 0 < facts['other']['pairs'] < facts['in_domain']['pairs']
+    assert {system for system in facts if facts[system]['steps']} == {'trained', 'aligned', 'v31'} and facts['v31']['steps'] == 2
+    assert set(study['gains']) == {(system, name) for system in study['COMPARED'] for name in ('one', 'other')}
+
+
 def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
     for name in ('10M', '3M', '0.5M'): (tmp_path/'kept'/name).mkdir(parents=True)
     (tmp_path/'model').mkdir()
@@ -176,20 +187,20 @@ def test_untrained_models_of_one_preparation_stand_together(study):
     assert len(shown) == len(set(prepared)) < len(runs), 'each preparation and seed once'
 
 
-def test_two_tables_of_terms_make_one_collection(study, tmp_path):
+def test_two_tables_of_terms_make_one_collection(tmp_path):
     for file, row in (('one', '위치\tplace\t.'), ('other', '가격\tprice\t.')):
         (tmp_path/f'{file}.tsv').write_text(row, encoding='utf-8')
-    write = study['write_english_questions']
+    write = run_cells('studies/english.ipynb')['write_english_questions']
     write(sorted(tmp_path.glob('*.tsv')), tmp_path/'out')
     corpus = (tmp_path/'out'/'corpus.jsonl').read_text(encoding='utf-8')
     assert [json.loads(line)['text'] for line in corpus.splitlines()] == ['위치', '가격']
 
 
-def test_lines_of_parallel_text_end_with_the_test_split(study, tmp_path):
+def test_lines_of_parallel_text_end_with_the_test_split(tmp_path):
     for file, korean, english in (('dev', '어디입니까', 'Where is it'), ('eval', '얼마입니까', 'How much is it')):
         (tmp_path/f'{file}.ko').write_text(korean, encoding='utf-8')
         (tmp_path/f'{file}.en').write_text(english, encoding='utf-8')
-    write = study['write_english_questions']
+    write = run_cells('studies/english.ipynb')['write_english_questions']
     assert write([tmp_path/'dev.ko', tmp_path/'eval.ko'], tmp_path/'out') == {'train': 1, 'test': 1}
     assert 'q1\td1\t1' in (tmp_path/'out'/'qrels_test.tsv').read_text(encoding='utf-8')
 
