@@ -152,11 +152,13 @@ def test_the_study_of_labels_counts_and_trains_apart(tmp_path, small):
 
 @pytest.mark.slow
 def test_the_study_of_english_questions_learns_from_the_other_collection(tmp_path, small):
-    given = dict(data=f'{write_beir(tmp_path/"one")},{write_beir(tmp_path/"other")}', seeds='1', steps=2, work=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
+    (tmp_path/'texts.txt').write_text('자동 장애 조치(failover)를 켠다\n쓰기 잠금(write lock)을 푼다\n', encoding='utf-8')
+    given = dict(data=f'{write_beir(tmp_path/"one")},{write_beir(tmp_path/"other")}', texts=str(tmp_path/'texts.txt'), seeds='1', steps=2, work=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
     study = run_cells('studies/english.ipynb', **given)
     assert len(study['parts']()) == 2 * len(study['SYSTEMS']) == len(study['records'])
     facts = {system: read_json(tmp_path/'kept'/system/'one-1.json')['facts'] for system in study['SYSTEMS']}
     assert [facts[system]['pairs'] for system in ('without_keys', 'own')] == [0, 0] and 0 < facts['other']['pairs'] < facts['in_domain']['pairs']
+    assert facts['glossary']['pairs'] == 2 and facts['both']['pairs'] == facts['other']['pairs'] + 2
     assert {system for system in facts if facts[system]['steps']} == {'trained', 'aligned', 'v31'} and facts['v31']['steps'] == 2
     assert set(study['gains']) == {(system, name) for system in study['COMPARED'] for name in ('one', 'other')}
 
