@@ -46,9 +46,10 @@ SCALE_BATCH ?= False
 TOKENS  ?=
 BACKBONE ?=
 ENTRY   ?=
+GLOSSARY ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -148,8 +149,8 @@ after-%: $(ready)
 	$(MAKE) --no-print-directory "train-$${name#*-}"
 
 $(if $(out_given),,$(eval fit: OUT = outputs/fit))
-fit: $(ready)  ## Make an untrained splade_ko from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
-	@"$(bin)/python" -m splade_nb.cli fit --data="$$typed_DATA" --out="$$typed_OUT" --seed="$$typed_SEED" $(call option,SETTINGS,settings)
+fit: $(ready)  ## Make an untrained splade_ko from the documents in DATA alone, without questions (SEED, SETTINGS; GLOSSARY of texts with English in parentheses), into OUT
+	@"$(bin)/python" -m splade_nb.cli fit --data="$$typed_DATA" --out="$$typed_OUT" --seed="$$typed_SEED" $(call option,SETTINGS,settings) $(call option,GLOSSARY,glossary)
 
 report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the command line too
 	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)

@@ -128,10 +128,11 @@ def search(model: str | Path, # as `load` takes it
 def fit(data: str,                      # a text file, a folder with `corpus.jsonl`, or a collection, whose questions are not read
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of `splade_ko`, by name
-        seed: int = 42) -> SparseEncoder:
+        seed: int = 42,
+        glossary: str = '') -> SparseEncoder: # texts that give English in parentheses, as 장애 조치(failover), for English questions
     "The model of `splade_ko` before training, from documents alone. Raises `ConfigError`, `DataError`."
     from splade_nb import experiment
-    return load(experiment.fit(str(data), out, settings, seed)['out'])
+    return load(experiment.fit(str(data), out, settings, seed, str(glossary))['out'])
 
 # %% ../nbs/9_api.ipynb #train
 def train(version: str = 'v28',

@@ -310,6 +310,7 @@ def _add_fit_options(command) -> None:
     command.add_argument('--out', default='outputs/fit', help='The folder that is written. The default is outputs/fit.')
     command.add_argument('--seed', type=int, default=42, help='The seed of what is drawn. The default is 42.')
     command.add_argument('--settings', default='', help='Settings of splade_ko as JSON, or a file with them.')
+    command.add_argument('--glossary', default='', metavar='TEXTS', help='Texts that give English in parentheses, for English questions; the documents themselves, or others.')
 
 def _add_data_options(command) -> None:
     "What `make_data` takes."
@@ -353,10 +354,10 @@ def parser() -> CommandLine:
     return top
 
 # %% ../nbs/8_cli.ipynb #run-train
-def _fit(data: str, out: str, seed: int, settings: str) -> dict:
+def _fit(data: str, out: str, seed: int, settings: str, glossary: str) -> dict:
     "`fit` as the command line gives it."
     from splade_nb.experiment import fit
-    return fit(data, out, read_overrides(settings), seed)
+    return fit(data, out, read_overrides(settings), seed, glossary)
 
 def _train(version: str, set: list, resume: bool, resume_from: str, check_settings: bool) -> dict:
     "`run_version` as the command line gives it."

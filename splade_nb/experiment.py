@@ -23,6 +23,8 @@ from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
+from .data.glossary import glossary_of
+from .data.merge import merge
 from .data.prepared import Preparation
 from .data.readers import load_collection
 from .data.records import Collection, content_hash
@@ -362,17 +364,18 @@ def _write_model(setup: TrainingSetup, folder: Path) -> None:
 def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of `splade_ko` at mini scale, by name
-        seed: int = 42
-       ) -> dict:                       # documents, vocabulary, parameters, seconds, out
+        seed: int = 42,
+        glossary: str = ''              # texts that give English in parentheses, as 장애 조치(failover): text files, a folder of them, or as `source`
+       ) -> dict:                       # documents, pairs of the glossary, vocabulary, parameters, seconds, out
     """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
     Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""
     folder, began = Path(out), time.perf_counter()
     if (folder/'summary.json').exists(): raise ConfigError(f'out={out}: holds a trained run; name another folder')
     collection, resolved = _documents_alone(source), resolve_quietly('splade_ko', **settings or {})
     with alone(folder, 'is working in this folder; choose another with out='):
-        setup = prepare(resolved, collection, seed)
+        setup = prepare(resolved, merge([collection, glossary_of(glossary)]) if glossary else collection, seed)
         _write_model(setup, folder)
-    facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents),
+    facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents), glossary=len(setup.training_data.pairs),
                  vocabulary=len(setup.training_data.tokenizer), parameters=sum(p.numel() for p in setup.model.parameters()),
                  seed=seed, seconds=round(time.perf_counter() - began, 1), revision=revision())
     write_json(folder/'fit.json', facts)

@@ -119,6 +119,24 @@ def test_fit_by_command(tmp_path, capsys):
     assert hits[0].text == TEXTS[0]
 
 
+def test_fit_learns_english_from_parentheses(tmp_path):
+    "Of its own texts or of others: an English question finds a text that holds the Korean alone."
+    own = ['서버가 멈추면 장애 조치를 시작합니다', '새 버전은 금요일 밤에 배포합니다', '비밀번호는 석 달마다 바꿉니다', '회의는 매주 월요일입니다']
+    more = ['자동 장애 조치(failover)를 켠다', '수동 장애 조치(failover)는 느리다', '계획된 장애 조치(failover)', '무중단 배포(deployment)', '점진적 배포(deployment)']
+    for name, texts in (('own', own), ('more', more), ('both', own + more)): (tmp_path/f'{name}.txt').write_text('\n'.join(texts), encoding='utf-8')
+    def scores(data, glossary):
+        encoder = splade_nb.fit(tmp_path/f'{data}.txt', tmp_path/'model', SMALL, glossary=glossary and tmp_path/f'{glossary}.txt')
+        vectors = encoder.encode_document(own)
+        return encoder.similarity(encoder.encode_query(['failover'], vectors), vectors)[0]
+    assert scores('own', '').max() < 0.01
+    for data, glossary in (('own', 'more'), ('both', 'both')):
+        found = scores(data, glossary)
+        assert found.argmax() == 0 and found[0] > 1.5 * max(found[1:]), glossary
+    assert json.loads((tmp_path/'model'/'fit.json').read_text())['glossary'] == 3
+    with pytest.raises(DataError, match='no English in parentheses'): splade_nb.fit(tmp_path/'own.txt', tmp_path/'none', SMALL, glossary=tmp_path/'own.txt')
+    assert not (tmp_path/'none'/'model').exists()
+
+
 def test_fit_refuses_and_writes_nothing(tmp_path):
     for name, text in (('texts.txt', TEXTS[0]), ('empty.txt', '\n')): (tmp_path/name).write_text(text, encoding='utf-8')
     (tmp_path/'run').mkdir()

@@ -124,7 +124,7 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
         ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE'), '--force'],
         EXPORT, pretrain, report('OUT', 'pretrain'), EXPORT, [*pretrain, '-p', 'resume', 'True'], report('OUT', 'pretrain'),
-        ['python', '-m', 'splade_nb.cli', 'fit', *given(data='DATA', out='OUT', seed='SEED', settings='SETTINGS')]]
+        ['python', '-m', 'splade_nb.cli', 'fit', *given(data='DATA', out='OUT', seed='SEED', settings='SETTINGS', glossary='GLOSSARY')]]
 
 
 def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}
@@ -312,7 +312,7 @@ def test_the_environment_is_made_where_it_is_asked_for(text, tmp_path):
     assert done.returncode == 0, done.stderr
     made, *installed, report = shop.calls()
     assert made == [python.name, '-m', 'venv', '--clear', shop.venv] and report[:2] == ['python', 'docs/report_html.py']
-    assert installed[-1][-1] == f'{shop.venv}/lib' and {call[0] for call in installed} == {'python'}
+    assert installed[-1][-1] == '.[all]' and {call[0] for call in installed} == {'python'}
     assert (shop.folder/shop.venv/'.ready').read_text(encoding='utf-8') == f'{shop.folder.resolve()}\n'
     shop.record.unlink()
     assert shop.make('report', *given).returncode == 0 and len(shop.calls()) == 1, 'installed once'
@@ -334,7 +334,7 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
     workshop.notebook('v28')
     assert workshop.make('report', f'PYTHON={python}').returncode == 0
     calls = workshop.calls()
-    assert len(calls) == 3 + again and ([*calls[0][:3], *calls[0][4:]] == ['python', '-m', 'venv', '.venv']) == again
+    assert len(calls) == 2 + again and ([*calls[0][:3], *calls[0][4:]] == ['python', '-m', 'venv', '.venv']) == again
 
 
 # Unknown variables
