@@ -200,7 +200,7 @@ def test_a_copy_runs_without_a_checkout(notebook, installed, folder, tmp_path):
     given.cells.append(nbformat.v4.new_code_cell('import splade_nb; print(splade_nb.__file__)'))
     environment = {key: value for key, value in os.environ.items() if not key.startswith('SPLADE_NB')}
     environment |= dict(PYTHONPATH=f'{tmp_path}:{installed}', HF_HUB_OFFLINE='1')
-    NotebookClient(given, timeout=None, resources={'metadata': {'path': str(folder)}}).execute(env=environment)
+    NotebookClient(given, timeout=300, resources={'metadata': {'path': str(folder)}}).execute(env=environment)
     assert given.cells[-1].outputs[0].text.startswith(str(installed))
     shown = json.dumps([each.outputs for each in given.cells if each.cell_type == 'code'])
     assert re.findall(r'\]\((?!https?:|#)[^)]*\)', shown) == []  # links in what the notebook computes
