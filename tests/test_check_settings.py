@@ -13,7 +13,7 @@ from splade_nb.training import check_settings as checks
 from splade_nb.training import curriculum, losses, objective
 
 WHOLE = tuple((version, recipe, 'mini') for version in ('v22', 'v28') for recipe in ('corrected', 'original'))
-WHOLE += ('splade_v2', 'corrected', 'mini'), ('splade_ko', 'corrected', 'mini'), ('v28', 'corrected', 'full')
+WHOLE += ('splade_v2', 'corrected', 'mini'), ('splade_ko', 'corrected', 'mini'), ('v22', 'corrected', 'full'), ('v28', 'corrected', 'full')
 FIRST = ('v28', 'corrected', 'mini')  # what `make train` runs: checked by the smoke run as well, and once for both
 # A run that is like another: the two differ in a few settings.
 LIKE = {(version, 'corrected', 'mini'): (PARENTS[version], 'corrected', 'mini')

@@ -27,7 +27,7 @@ def measured(*arguments):
     Path('/proc/self/clear_refs').write_text('5'); held.append(status('VmRSS'))
     true(*arguments)
 training._loop = measured
-training.train(setup.model, setup.training_data, settings, folder, quiet=True, max_steps=2)
+training.train(setup.model, setup.training_data, settings, folder, quiet=True, max_steps=3)
 print(json.dumps(dict(predicted=sum(plan.values()), measured=status('VmHWM') - held[0])))
 """
 SHAPES = {'one pass': dict(hidden=256, layers=4, batch_size=16, max_length=128),
