@@ -244,7 +244,7 @@ test: selected := -m 'not slow'
 test: checks := notebooks
 test: $(ready)  ## Check what needs no GPU: notebooks, and tests but for slow proofs
 test-all: checks := docs notebooks
-test-all: export run_later = --skip_folder_re '^([_.]|tutorials)'
+test-all: export without_tutorials = --skip_folder_re '^([_.]|tutorials)'
 test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does
 test test-all:
 	tests/in_step.sh "$(bin)"
@@ -252,9 +252,9 @@ test test-all:
 	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(selected)
 
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
-# tests/test_browser.py, a slow proof, runs the tutorials without a checkout: where it runs, that is once.
+# test-all leaves out the tutorials here: its slow test in tests/test_browser.py runs them, without a checkout.
 notebooks: $(ready)
-	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(run_later)
+	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(without_tutorials)
 
 faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 	"$(bin)/python" docs/fault_table.py
@@ -312,7 +312,7 @@ $(ready):
 install:
 	$(own) || "$$typed_PYTHON" -m venv --clear "$$typed_VENV"
 	@printf 'installing into %s, once\n' "$$typed_VENV"
-	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[all]'  # Python compiles what is imported
+	"$(bin)/python" -m pip install -q --no-compile -c constraints.txt -e '.[all]'  # Python compiles a module when it is first imported
 	pwd -P > "$$typed_VENV/.ready"
 
 $(assets): docs/package.json docs/package-lock.json docs/_static/katex-init.js

@@ -310,4 +310,4 @@ def main(destination: str):
 
 if __name__ == '__main__':
     main(sys.argv[1])
-    gc.freeze()  # at the end IPython collects garbage once for each notebook, which takes a minute where all is looked through
+    gc.freeze()  # at exit IPython collects garbage once for each notebook: with all objects to look through that takes a minute

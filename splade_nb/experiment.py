@@ -366,16 +366,18 @@ def fit(source: str,                    # a text file with one on each line, a f
         settings: dict | None = None,   # of `splade_ko` at mini scale, by name
         seed: int = 42,
         glossary: str = ''              # texts that give English in parentheses, as 장애 조치(failover): text files, a folder of them, or as `source`
-       ) -> dict:                       # documents, pairs of the glossary, vocabulary, parameters, seconds, out
+       ) -> dict:                       # data, documents, glossary, vocabulary, parameters, seconds, out
     """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
     Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""
     folder, began = Path(out), time.perf_counter()
     if (folder/'summary.json').exists(): raise ConfigError(f'out={out}: holds a trained run; name another folder')
     collection, resolved = _documents_alone(source), resolve_quietly('splade_ko', **settings or {})
     with alone(folder, 'is working in this folder; choose another with out='):
-        setup = prepare(resolved, merge([collection, glossary_of(glossary)]) if glossary else collection, seed)
+        pairs = glossary_of(glossary) if glossary else None
+        setup = prepare(resolved, merge([collection, pairs]) if pairs else collection, seed)
         _write_model(setup, folder)
-    facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents), glossary=len(setup.training_data.pairs),
+    facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents),
+                 glossary=dict(name=Path(glossary).name, hash=pairs.hash, terms=len(pairs.documents)) if pairs else None,
                  vocabulary=len(setup.training_data.tokenizer), parameters=sum(p.numel() for p in setup.model.parameters()),
                  seed=seed, seconds=round(time.perf_counter() - began, 1), revision=revision())
     write_json(folder/'fit.json', facts)

@@ -135,7 +135,7 @@ def browser(tmp_path_factory):
 
 
 def bring_settings_checks(folder: Path) -> None:
-    "What was found out about settings lies in `folder` as in the checkout: it holds for the same code."
+    "Copy the kept results of the settings check into `folder`. They hold there too, because the code is the same."
     known = ROOT/'outputs'/'.settings_checks'
     if known.exists(): shutil.copytree(known, folder/'outputs'/known.name)
 

@@ -1,6 +1,7 @@
-"""`python -m venv FOLDER` without a download: pip finds there the packages of this environment, and adds the checkout.
+"""A stand-in for `python` that makes environments without a download.
 
-Files are linked where the disk allows it. All other arguments are Python's own.
+`-m venv ... FOLDER` makes an environment that already holds the packages of the one that runs this file, so that
+`pip install` adds the checkout alone. Files are hard links where the disk allows it. All other arguments go to Python.
 """
 import os, re, shutil, sys, sysconfig
 import venv as environments

@@ -132,8 +132,8 @@ def test_fit_learns_english_from_parentheses(tmp_path):
     for data, glossary in (('own', 'more'), ('both', 'both')):
         found = scores(data, glossary)
         assert found.argmax() == 0 and found[0] > 1.5 * max(found[1:]), glossary
-    assert json.loads((tmp_path/'model'/'fit.json').read_text())['glossary'] == 3
-    with pytest.raises(DataError, match='no English in parentheses'): splade_nb.fit(tmp_path/'own.txt', tmp_path/'none', SMALL, glossary=tmp_path/'own.txt')
+    assert json.loads((tmp_path/'model'/'fit.json').read_text())['glossary']['terms'] == 3
+    with pytest.raises(DataError, match='own.txt.*no English in parentheses'): splade_nb.fit(tmp_path/'own.txt', tmp_path/'none', SMALL, glossary=tmp_path/'own.txt')
     assert not (tmp_path/'none'/'model').exists()
 
 

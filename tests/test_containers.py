@@ -126,7 +126,7 @@ def test_the_steps_give_a_container_that_trains(tmp_path):
     interpreter = tmp_path/'python'
     interpreter.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(ROOT/"tests/linked_venv.py"))} "$@"\n', encoding='utf-8')
     interpreter.chmod(0o755)
-    build.environment['PYTHON'] = str(interpreter)  # `.ci/run` and a newcomer's first command are what downloads
+    build.environment['PYTHON'] = str(interpreter)  # the downloads themselves are tested by `.ci/run`, which begins with them
     for name, rest in instructions(): build.execute(name, rest)
     assert build.command == ['make', 'train'] and 'make install' in build.ran
     bring_settings_checks(build.folder)

@@ -7,7 +7,6 @@ __all__ = ['GLOSSED', 'glossed_terms', 'glossary', 'glossary_of']
 
 # %% ../../nbs/1_data/20_glossary.ipynb #imports
 import re
-from collections import Counter
 from collections.abc import Iterable
 from ..config.files import DataError
 from .passages import text_files
@@ -17,23 +16,25 @@ from .records import Collection, Document, Query, collect
 # %% ../../nbs/1_data/20_glossary.ipynb #glossed-terms
 GLOSSED = re.compile(r'((?:[가-힣]{2,} )?[가-힣]{2,}) ?\(([A-Za-z][A-Za-z -]{1,38}[A-Za-z])\)')
 
-def glossed_terms(texts: Iterable[str]) -> Counter:  # (Korean, English in small letters) -> how often
+def glossed_terms(texts: Iterable[str]) -> list:  # [(Korean, English in small letters)], each pair once, in reading order
     "Korean words directly before English of 3 to 40 letters in parentheses: the last two, or one where only one is Korean."
-    return Counter((korean, english.lower()) for text in texts for korean, english in GLOSSED.findall(text))
+    return list(dict.fromkeys((korean, english.lower()) for text in texts for korean, english in GLOSSED.findall(text)))
 
 # %% ../../nbs/1_data/20_glossary.ipynb #glossary
-def glossary(texts: Iterable[str], name: str = 'glossary') -> Collection:  # English questions, all of the train split
+def glossary(texts: Iterable[str],
+             source: str = 'texts' # that an error names
+            ) -> Collection:       # English queries, all of the train split
     "The pairs of `glossed_terms` as a collection, each Korean term and each English once. Raises `DataError` where there is none."
     documents, queries, judged = {}, {}, {}
     for korean, english in glossed_terms(texts):
         document = documents.setdefault(korean, Document(f'd{len(documents)}', text=korean))
         query = queries.setdefault(english, Query(f'q{len(queries)}', english, 'train'))
         judged.setdefault(query.id, {})[document.id] = 1
-    if not documents: raise DataError(name, None, 'text', 'no English in parentheses', 'Korean words directly before it: 장애 조치(failover)')
-    return collect(name, *({each.id: each for each in made.values()} for made in (documents, queries)), judged)
+    if not documents: raise DataError(source, None, 'text', 'no English in parentheses', 'Korean words directly before it: 장애 조치(failover)')
+    return collect('glossary', *({each.id: each for each in made.values()} for made in (documents, queries)), judged)
 
 # %% ../../nbs/1_data/20_glossary.ipynb #glossary-of
 def glossary_of(source: str) -> Collection:
     "The glossary of text files, of a folder that holds some, of a folder with `corpus.jsonl`, or of a collection. Raises `DataError`."
     sources = [str(file) for file in text_files(source)] or [source]
-    return glossary((text for each in sources for _, text in iterate_texts(each)), name='glossary')
+    return glossary((text for each in sources for _, text in iterate_texts(each)), source)
