@@ -116,7 +116,7 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
                              negative=next(text for id, text in toy.texts.items() if id != document))) for query, document in rows]
     for file in ('train_toy', 'val'): (made/f'{file}.jsonl').write_text('\n'.join(lines if file == 'train_toy' else lines[:2]), encoding='utf-8')
     source = write_beir(tmp_path/'new', splits=('test',))
-    given = dict(data=source, triplets=str(tmp_path/'made'), sizes='10,0', versions='splade_v2',
+    given = dict(data=source, triplets=str(tmp_path/'made'), sizes='10,0', versions='splade_v2', counted='10',
                  variants={'colder': {'version': 'splade_v2', 'temperature': 0.5}}, seeds='1', steps=2, epochs=0.1,
                  work=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
     study = run_cells('studies/scale.ipynb', **given)
@@ -124,6 +124,10 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
     assert some['triplets'] < all_of_them['triplets'] and some['facts']['steps'] == all_of_them['facts']['steps'] == 2
     assert [*some['found']['trained']] == ['new'] == [*some['data']] and 'new' not in some['learned_from']
     assert len(study['MEASURED']) == 3 and study['numbers'] == [some['triplets'], all_of_them['triplets']]
+    counted = read_json(tmp_path/'kept'/'counted'/'10-1.json')
+    assert [*counted['found']] == ['untrained'] and counted['triplets'] == some['triplets'] and counted['facts']['steps'] == 0 < counted['facts']['pairs']
+    assert study['FORECASTS'] == [('splade_v2', 'untrained'), ('splade_v2', 'trained')], 'of one number there is no slope'
+    assert [*study['measured_at']('splade_ko', 'untrained')] == [counted['triplets']]
     variant = ('colder', 'near_identity', some['triplets'])
     assert study['reference'](variant) == ('splade_v2', *variant[1:]) and ('reference', 'splade_v2') not in {(over, row[0]) for row, over in study['COMPARED']}
     assert (variant, 'reference', 'new') in study['gains'] and study['of'](*variant)[0]['changes']['temperature'] == 0.5
@@ -138,10 +142,11 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
 def test_the_study_of_labels_counts_and_trains_apart(tmp_path, small):
     source = write_beir(tmp_path/'own')
     given = dict(data=source, sizes='0,5,1000', seeds='1,2', steps=2, models=str(tmp_path/'work'), results=str(tmp_path/'kept'), measure=True)
-    study = run_cells('studies/labels.ipynb', systems='counted', **given)
-    assert [*study['parts']()] == [f'counted/own-{number}-{seed}' for seed in (1, 2) for number in (0, 5)], 'no part with more labels than there are'
+    study = run_cells('studies/labels.ipynb', systems='counted', **{**given, 'sizes': '0,5,10,1000'})
+    assert [*study['parts']()] == [f'counted/own-{number}-{seed}' for seed in (1, 2) for number in (0, 5, 10)], 'no part with more labels than there are'
+    assert [key for key, forecast in study['forecasts'].items() if forecast] == [('counted', 'own')]
     assert read_json(tmp_path/'kept'/'counted'/'own-0-1.json')['facts']['pairs'] == 0
-    assert [key[:2] for key in study['gains']] == [('counted', 0), ('counted', 5)] and not (tmp_path/'kept'/'trained').exists()
+    assert [key[:2] for key in study['gains']] == [('counted', 0), ('counted', 5), ('counted', 10)] and not (tmp_path/'kept'/'trained').exists()
     study = run_cells('studies/labels.ipynb', systems='trained', **{**given, 'seeds': '2'})
     assert [*study['parts']()] == ['trained/own-5-2'], 'nothing is trained without a label'
     kept = read_json(tmp_path/'kept'/'trained'/'own-5-2.json')

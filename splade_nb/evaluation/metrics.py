@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MEASURES', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
-           'retrieval_metrics', 'recall_at', 'interval', 'summarise', 'paired_difference', 'pooled', 'holm', 'marked',
-           'reciprocal_rank_fusion', 'weighted_fusion', 'best_weights', 'active_terms', 'dead_rows', 'index_bytes',
-           'flops', 'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict',
-           'criteria']
+           'retrieval_metrics', 'recall_at', 'interval', 'summarise', 'paired_difference', 'pooled', 'per_tenfold',
+           'amount_for', 'holm', 'marked', 'reciprocal_rank_fusion', 'weighted_fusion', 'best_weights', 'active_terms',
+           'dead_rows', 'index_bytes', 'flops', 'language_values', 'korean_share', 'context_discrimination',
+           'lost_terms', 'void', 'verdict', 'criteria']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, itertools
@@ -132,6 +132,26 @@ def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and
     half = float(np.sqrt(sum(((each['high'] - each['low']) / 2) ** 2 for each in differences)) / len(differences))
     p = 2 * float(stats.norm.sf(stats.norm.isf(0.025) * abs(mean) / half)) if half else float(mean == 0)
     return dict(mean=mean, low=mean - half, high=mean + half, p=p)
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #per-tenfold
+def per_tenfold(amounts: list, # [A], above 0, at least two different ones
+                values         # [A, Q], for each amount one value a query
+               ) -> dict:      # {"mean", "low", "high", "p"}
+    "What ten times the amount adds: the mean over queries of the slope against the logarithm. Raises ValueError on fewer than two amounts."
+    places, values = np.log10(np.asarray(amounts, dtype=float)), np.asarray(values, dtype=float)
+    if len(set(places.tolist())) < 2: raise ValueError(f'amounts: {amounts}, a slope needs two different ones')
+    places = places - places.mean()
+    slopes = places @ values / (places @ places)
+    return paired_difference(slopes, 0 * slopes)
+
+def amount_for(target: float, # as `reached`
+               amount: float, # the largest that was measured
+               reached: float, # there
+               growth: dict   # of `per_tenfold`
+              ) -> float | None:
+    "The amount at which the line reaches the target; None where the slope is not clear of 0."
+    if growth['low'] <= 0: return None
+    return amount * 10 ** ((target - reached) / growth['mean'])
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #holm
 def holm(p_values: list) -> list:  # in the same order
