@@ -317,9 +317,11 @@ def every_phase(settings: Settings) -> tuple:
     return settings.phases or (whole,)
 
 # %% ../../nbs/0_config/03_settings.ipynb #learns-from-teacher
+def _lambda_kd(settings: Settings) -> bool: return any(phase.lambda_kd for phase in every_phase(settings))
+
 def _distils(settings: Settings) -> bool:
     "Whether some phase learns from the teacher's scores."
-    return any(phase.lambda_kd for phase in every_phase(settings))
+    return _lambda_kd(settings) and settings.alpha_kl + settings.alpha_mse > 0
 
 # %% ../../nbs/0_config/03_settings.ipynb #needs-teacher
 EMBEDDED_TEACHERS = ('lsa', 'static')  # learned from the training data
@@ -384,8 +386,10 @@ OFF |= {
 OFF |= {
     'teacher teacher_normalise': (needs_teacher, 'nothing is learned from a teacher'),
     'teacher_max_length': (lambda s: needs_teacher(s) and s.teacher not in EMBEDDED_TEACHERS, 'no pretrained teacher'),
-    'kd_scale kd_temperature alpha_kl alpha_mse kd_rows kd_warmup_epochs kd_annealing_epochs lambda_context_kd': (
-        _distils, 'lambda_kd is 0'),
+    'alpha_kl alpha_mse': (_lambda_kd, 'lambda_kd is 0'),
+    'kd_scale kd_temperature': (lambda s: _lambda_kd(s) and s.alpha_kl, 'lambda_kd or alpha_kl is 0'),
+    'kd_rows': (lambda s: _lambda_kd(s) and s.alpha_mse, 'lambda_kd or alpha_mse is 0'),
+    'kd_warmup_epochs kd_annealing_epochs lambda_context_kd': (_distils, 'lambda_kd is 0, or alpha_kl and alpha_mse are'),
     'early_stopping': (lambda s: s.validations, 'no validation'),
     'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
 }

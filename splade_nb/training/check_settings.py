@@ -218,7 +218,10 @@ def entry_checks(settings: Settings) -> dict[str, tuple]: # name -> entry, chang
 # %% ../../nbs/3_training/13_check_settings.ipynb #idle-settings
 def idle_settings(settings: Settings) -> dict[str, str]: # setting -> reason
     "Settings that others switch off, and tuples of names that are empty."
-    return {name: 'it names nothing' for name, value in name_tuples(settings).items() if not value} | off(settings)
+    nothing = {name: 'it names nothing' for name, value in name_tuples(settings).items() if not value}
+    undistilled = {} if settings.alpha_kl + settings.alpha_mse else {
+        f'phase {number + 1} lambda_kd': 'alpha_kl and alpha_mse are 0' for number in range(len(settings.phases))}
+    return nothing | undistilled | off(settings)
 
 # %% ../../nbs/3_training/13_check_settings.ipynb #together
 TOGETHER = dict(
