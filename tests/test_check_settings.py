@@ -99,17 +99,12 @@ def test_what_is_off_changes_nothing():
         assert seen_together(settings, idle) == []
 
 
-DISTILLATION = 'teacher', 'alpha_kl', 'alpha_mse', 'kd_scale', 'kd_temperature', 'kd_rows', 'phase 1 lambda_kd'
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('parts, idle', (((0.0, 0.0), {'teacher', 'kd_scale', 'kd_temperature', 'kd_rows', 'phase 1 lambda_kd'}),
-                                         ((0.7, 0.0), {'kd_rows'}), ((0.0, 0.3), {'kd_scale', 'kd_temperature'})))
-def test_distillation_without_one_of_its_parts_or_both(parts, idle):
-    settings = resolve_quietly('v28', alpha_kl=parts[0], alpha_mse=parts[1])
-    found = states(settings, DISTILLATION)
-    assert {name for name in found if found[name] == 'off'} == idle and 'dead' not in found.values()
-    assert seen_together(settings, sorted(idle - {'kd_scale'})) == [], 'z-scores cancel the scale but for rounding'
+def test_distillation_is_off_where_neither_of_its_parts_has_a_weight():
+    settings = resolve_quietly('v28', alpha_kl=0.0, alpha_mse=0.0)
+    idle = ['teacher', 'kd_scale', 'kd_temperature', 'kd_rows', 'phase 1 lambda_kd']
+    assert states(settings, ['alpha_kl', 'alpha_mse', *idle]) == dict(alpha_kl='live', alpha_mse='live') | dict.fromkeys(idle, 'off')
+    assert seen_together(settings, idle) == []
 
 
 def test_a_run_with_an_unused_setting_is_refused_by_name(monkeypatch):
