@@ -316,9 +316,10 @@ def every_phase(settings: Settings) -> tuple:
     whole = Phase(1, settings.epochs, settings.temperature, settings.lambda_infonce, 1.0, settings.lambda_kd)
     return settings.phases or (whole,)
 
-# %% ../../nbs/0_config/03_settings.ipynb #learns-from-teacher
+# %% ../../nbs/0_config/03_settings.ipynb #lambda-kd
 def _lambda_kd(settings: Settings) -> bool: return any(phase.lambda_kd for phase in every_phase(settings))
 
+# %% ../../nbs/0_config/03_settings.ipynb #learns-from-teacher
 def _distils(settings: Settings) -> bool:
     "Whether some phase learns from the teacher's scores."
     return _lambda_kd(settings) and settings.alpha_kl + settings.alpha_mse > 0
@@ -386,12 +387,16 @@ OFF |= {
 OFF |= {
     'teacher teacher_normalise': (needs_teacher, 'nothing is learned from a teacher'),
     'teacher_max_length': (lambda s: needs_teacher(s) and s.teacher not in EMBEDDED_TEACHERS, 'no pretrained teacher'),
+    'early_stopping': (lambda s: s.validations, 'no validation'),
+    'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
+}
+
+# %% ../../nbs/0_config/03_settings.ipynb #off-distillation
+OFF |= {
     'alpha_kl alpha_mse': (_lambda_kd, 'lambda_kd is 0'),
     'kd_scale kd_temperature': (lambda s: _lambda_kd(s) and s.alpha_kl, 'lambda_kd or alpha_kl is 0'),
     'kd_rows': (lambda s: _lambda_kd(s) and s.alpha_mse, 'lambda_kd or alpha_mse is 0'),
     'kd_warmup_epochs kd_annealing_epochs lambda_context_kd': (_distils, 'lambda_kd is 0, or alpha_kl and alpha_mse are'),
-    'early_stopping': (lambda s: s.validations, 'no validation'),
-    'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #idf-flops
