@@ -137,21 +137,22 @@ def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and
 def per_tenfold(amounts: list, # [A], above 0, at least two different ones
                 values         # [A, Q], for each amount one value a query
                ) -> dict:      # {"mean", "low", "high", "p"}
-    "What ten times the amount adds: the mean over queries of the slope against the logarithm. Raises ValueError on fewer than two amounts."
+    "What ten times the amount adds: the mean over queries of the slope against log10. Raises ValueError on amounts that give no slope."
+    if min(amounts) <= 0 or len(set(amounts)) < 2: raise ValueError(f'amounts: {amounts}; at least two different ones above 0 give a slope')
     places, values = np.log10(np.asarray(amounts, dtype=float)), np.asarray(values, dtype=float)
-    if len(set(places.tolist())) < 2: raise ValueError(f'amounts: {amounts}, a slope needs two different ones')
     places = places - places.mean()
     slopes = places @ values / (places @ places)
     return paired_difference(slopes, 0 * slopes)
 
-def amount_for(target: float, # as `reached`
-               amount: float, # the largest that was measured
-               reached: float, # there
-               growth: dict   # of `per_tenfold`
-              ) -> float | None:
-    "The amount at which the line reaches the target; None where the slope is not clear of 0."
+def amount_for(target: float,  # in the unit of the values
+               amount: float,  # the largest that was measured
+               reached: float, # the value there
+               growth: dict    # of `per_tenfold`
+              ) -> dict | None: # {"mean", "low", "high"}: by the slope, and by both ends of its interval
+    "The amount at which the line reaches the target; None where the interval of the slope contains 0."
     if growth['low'] <= 0: return None
-    return amount * 10 ** ((target - reached) / growth['mean'])
+    slopes = dict(mean=growth['mean'], low=growth['high'], high=growth['low'])
+    return {name: amount * 10 ** min(300, (target - reached) / slope) for name, slope in slopes.items()}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #holm
 def holm(p_values: list) -> list:  # in the same order
