@@ -36,7 +36,7 @@ def poor_training_data(vocabulary: int = 60) -> tuple: # training data, model
 
 DIVIDED = {'whole': dict(batch_size=8),
            'cached': dict(batch_size=4, accumulation=2, gradient_cache=True),
-           'plain': dict(batch_size=4, accumulation=2)}
+           'plain': dict(batch_size=4, accumulation=2, gradient_cache=False)}
 
 
 def settings_of(negatives: int, way: str) -> training.Settings:

@@ -8,7 +8,7 @@ from conftest import ROOT, real
 from splade_nb.config.files import SEED, ConfigError
 from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
-    ABOUT, ADDED, CHOSEN, CORRECTIONS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, VERSIONS, current_recipe, differences,
+    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, VERSIONS, current_recipe, differences,
     recipe_name, resolve, resolve_quietly, version_table)
 from splade_nb.training.objective import weights_at
 
@@ -398,6 +398,14 @@ def test_every_correction_acts_and_has_a_reason(scale, corrections):
     made = {found['setting']: found for recipe in ('original', 'earlier') for version in VERSIONS for found in differences(version, scale, recipe)}
     assert [name for name in corrections if name not in made] == []
     assert [name for name in corrections if len(corrections[name].reason) < 20 or made[name]['reason'] != corrections[name].reason] == []
+
+
+@pytest.mark.parametrize('version, overrides, corrected', [
+    ('splade_v2', dict(lambda_kd=1.0), dict(kd_rows=True)), ('v28', dict(accumulation=2), dict(gradient_cache=True)),
+    ('v26', dict(lambda_language=0.01), dict(language_spares_input=True, language_allows=LOANWORDS))])
+def test_what_an_override_switches_on_is_corrected(version, overrides, corrected):
+    usual, changed = resolve_quietly(version), resolve_quietly(version, **overrides)
+    assert all(name in off(usual) and getattr(usual, name) != value == getattr(changed, name) for name, value in corrected.items())
 
 
 @pytest.mark.parametrize('version', VERSIONS)

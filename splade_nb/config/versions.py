@@ -284,10 +284,11 @@ def _apply(settings: Settings, rules: dict) -> Settings:  # rules: name -> value
                                for name, rule in rules.items()})
 
 # %% ../../nbs/0_config/04_versions.ipynb #correct
-def _correct(settings: Settings, corrections: dict) -> Settings:
-    "Every correction whose condition holds, but none to a setting that is off afterwards."
+def _correct(settings: Settings, corrections: dict, overrides: dict) -> Settings:
+    "Every correction whose condition holds, but none to a setting that is off in the end."
     changed = _apply(settings, {name: c.value for name, c in corrections.items() if c.when(settings)})
-    return override(changed, {name: getattr(settings, name) for name in set(off(changed)) & set(corrections)})
+    without_effect = off(override(changed, overrides)).keys() & corrections.keys()
+    return override(changed, {name: getattr(settings, name) for name in without_effect})
 
 # %% ../../nbs/0_config/04_versions.ipynb #named-backbone
 NAMED = dict(hidden=0, layers=0, vocabulary=0, initialization='pretrained')  # its sizes and weights are its own
@@ -310,7 +311,7 @@ def resolve(version: str | int = 'v28',
     named = NAMED if _takes_backbone(scale, overrides) else {}
     base = override(base, named)
     if recipe == 'original': base = _as_written(name, base)
-    if recipe == 'corrected': base = override(_correct(base, _corrections(scale)), named)
+    if recipe == 'corrected': base = override(_correct(base, _corrections(scale), overrides), named)
     return check(override(base, overrides), base)
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-quietly
