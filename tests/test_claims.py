@@ -34,11 +34,12 @@ def test_page_is_what_the_script_writes():
 
 
 def test_results_are_kept():
-    "The figures of success criteria are those of the kept run."
-    summary = claims_page.result('v28-corrected-mini-42')
+    "The figures of success criteria are the means of the kept runs."
+    runs = [claims_page.result(name) for name in claims_page.V28]
+    share, noise, context = (sum(run[part][figure] for run in runs) / len(runs) for part, figure in (('korean', 'count_share'), ('korean', 'noise'), ('context_discrimination', 'set')))
     shown = [claim.found for claim in CLAIMS if claim.section == '10.2' and 'test_results_are_kept' in claim.evidence]
-    assert len(shown) == 3 and f'{summary["korean"]["count_share"]:.1%}' in shown[0] and f'{summary["korean"]["noise"]:.1%}' in shown[1]
-    assert summary['korean']['count_share'] > 0.85 and summary['context_discrimination']['set'] > 0.6
+    assert len(runs) >= 3 == len(shown) and f'{share:.1%}' in shown[0] and f'{noise:.1%}' in shown[1] and f'{context:.1%}' in shown[2]
+    assert share > 0.85 and context > 0.6
 
 
 def test_figures():
