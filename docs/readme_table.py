@@ -220,8 +220,8 @@ KOREAN = {  # what the English block says: the same in Korean
     r'Document terms and index: of BM25 / BM25 \+ bigrams / the model\.': '문서 용어와 색인: BM25 / BM25 + 글자쌍 / 모델.',
     r'`(\w+)` as `([\w-]+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread, of ([^:]+):':
         r'`\1`(`\2`), 모든 학습 분할을 합쳐 \3 스텝, 시드 \4, 스레드 \6개로 학습 \5분, 커밋 \7:',
-    r'The same models, Korean texts asked in English: BM25 shares hardly a word with the question, so nothing is measured against it\.':
-        '같은 모델, 한국어 글을 영어로 묻는 경우입니다. BM25는 질문과 겹치는 말이 거의 없으므로 차이를 재지 않습니다.',
+    r'The same models, Korean texts asked in English: BM25 shares hardly a word with the question; its value is shown, but no difference to it is tested\.':
+        '같은 모델, 한국어 글을 영어로 묻는 경우입니다. BM25는 질문과 겹치는 말이 거의 없어서, 값은 보이지만 차이를 검정하지는 않습니다.',
     r'V28 corrected, a model a collection:': 'V28 corrected, 컬렉션마다 모델 하나:',
     r'Embedded set `mini`, (\S+) test queries, which ask for documents that training queries ask for too, so that it shows no transfer\.':
         r'내장 데이터 `mini`, 시험 질의 \1개. 학습 질의가 찾는 문서를 시험 질의도 찾으므로 다른 문서에서의 성능은 알 수 없습니다.',
