@@ -32,9 +32,9 @@ def matching_facts(folder: Path | str) -> dict:  # of `facts_of`
 
 # %% ../../nbs/5_hub/09_release.ipynb #use-here
 def _use_here(name, folder):
-    return f"""from splade_nb import load
+    return """from splade_nb import load
 
-model = load({name!r})  # this folder
+model = load('path/to/this/folder')  # load() opens the model that the package brings
 documents = model.encode_document(['제주도 3박 4일 여행 일정', '김치찌개 맛있게 끓이는 법'])
 print(model.similarity(model.encode_query(['제주도 여행 어디가 좋아요'], documents), documents))"""
 
