@@ -130,10 +130,10 @@ def public_ndcg(system: str) -> str:  # in percent; '-' where it was not measure
     return f'{100 * means[system]:.1f}' if system in means else '-'
 
 
-def public_steps(system: str = 'splade_ko') -> int:
-    "Of a trained model of the leaderboard."
+def public_steps() -> int:
+    "Of `splade_ko` on the leaderboard."
     board = public_board()
-    return int(board.loc[board['system'] == system, 'steps'].max())
+    return int(board.loc[board['system'] == 'splade_ko', 'steps'].max())
 
 
 def equal_start() -> str:
@@ -143,7 +143,7 @@ def equal_start() -> str:
     steps, seeds = re.search(r'(\d+) steps on all train splits together, seeds ([\d, ]+),', test_tables()[0]).groups()
     adds = f'{more:.1f} points' if more > 0 else 'nothing'
     return (f'On public sets gradient training adds {adds} to `splade_ko`: nDCG@10 is {untrained} before, {trained} after {public_steps()} steps, '
-            f'{final} after {steps} ({len(seeds.split(","))} seeds).')
+            f'{final} after {steps} with English pairs ({len(seeds.split(","))} seeds).')
 
 
 def table() -> str:
@@ -160,10 +160,11 @@ def table() -> str:
 
 def short_note(runs: pd.DataFrame) -> str:  # on the embedded set
     "How the table of the first page is read."
-    counts = runs.groupby('version').size()
-    most = [version.upper() for version in VERSIONS if counts.get(version, 0) == counts.max() and version in counts]
+    counts, shown = runs.groupby('version').size(), [version for version in VERSIONS if version in set(runs['version'])]
+    most = [version for version in shown if counts[version] == counts.max()]
+    several = f'{most[0].upper()} to {most[-1].upper()}' if most == shown[shown.index(most[0]):][:len(most)] else ', '.join(most)
     return ('nDCG@10 (%), test queries, recipe `corrected`. Public: six collections, seed 42. mini: training and test share documents; '
-            f'{counts.max()} seeds of {most[0]} to {most[-1]}. Terms, index: mini. Untrained: pairs counted.')
+            f'{counts.max()} seeds of {several}. Terms, index: mini. Untrained: pairs counted. -: not measured.')
 
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
@@ -210,10 +211,10 @@ def short() -> str:
 KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
-    r'nDCG@10 \(%\), test queries, recipe `corrected`\. Public: six collections, seed 42\. mini: training and test share documents; (\d+) seeds of (\S+) to (\S+)\. Terms, index: mini\. Untrained: pairs counted\.':
-        r'시험 질의의 nDCG@10(백분율), 레시피 `corrected`. 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침, \2~\3은 시드 \1개. 용어와 색인: mini. 학습 전: 학습 쌍만 셈.',
-    r'On public sets gradient training adds nothing to `splade_ko`: nDCG@10 is (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) \((\d+) seeds\)\.':
-        r'공개 컬렉션에서 경사 학습은 `splade_ko`에 더하는 것이 없습니다. nDCG@10은 학습 전 \1, \3스텝 뒤 \2, \5스텝 뒤 \4(시드 \6개).',
+    r'nDCG@10 \(%\), test queries, recipe `corrected`\. Public: six collections, seed 42\. mini: training and test share documents; (\d+) seeds of (\S+) to (\S+)\. Terms, index: mini\. Untrained: pairs counted\. -: not measured\.':
+        r'시험 질의의 nDCG@10(백분율), 레시피 `corrected`. 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침, \2~\3은 시드 \1개. 용어와 색인: mini. 학습 전: 학습 쌍만 셈. -: 재지 않음.',
+    r'On public sets gradient training adds nothing to `splade_ko`: nDCG@10 is (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) with English pairs \((\d+) seeds\)\.':
+        r'공개 컬렉션에서 경사 학습은 `splade_ko`에 더하는 것이 없습니다. nDCG@10은 학습 전 \1, \3스텝 뒤 \2, \5스텝 뒤 \4(시드 \6개, 영어 쌍 포함).',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries judged (\d+) recipes of `splade_ko` here and (\d+) systems of the leaderboard; the studies of terms, labels, scale and the static embedding asked them too\.':
         r'이 시험 질의로 여기서 `splade_ko`의 레시피 \1개를, 순위표에서 시스템 \2개를 평가했고, 용어, 레이블, 규모, 정적 임베딩 연구에도 썼습니다.',

@@ -56,7 +56,7 @@ nDCG@10 in percent, lowest to highest of the seeds; then the difference to BM25 
 
 ## How to enter one
 
-1. Measure {seeds} seeds on every set of the last record, with the sets in `data` ([data sets](data.md)). `make study STUDY=training SETTINGS='{{"variants": {{"mine": {{"steps": 100}}}}, "test": "tydiqa_ko_goldp,question_pair,ko_strategyqa_facts,techdocs_ko,parakqc,korquad_v1"}}'` trains `splade_ko` with these settings for each seed, judges it on all six sets and keeps the results; `korquad_v1` is `KorQuAD_v1.0_dev` in the tables.
+1. Measure {seeds} seeds on every set of the last record, with the sets in `data` ([data sets](data.md)). `make study STUDY=training SETTINGS='{{"variants": {{"mine": {{"steps": 100}}}}, "test": "tydiqa_ko_goldp,question_pair,ko_strategyqa_facts,techdocs_ko,parakqc,korquad_v1"}}'` trains `splade_ko` with these settings for each seed, judges it on all of these sets and keeps the results; `korquad_v1` is `KorQuAD_v1.0_dev` in the tables.
 2. Copy [the template](records_template.json) and fill it: what was improved, the version, the sets, the paths of the kept results, the executed notebook or the HTML report in the repository. The numbers are those that the check names.
 3. `make record ENTRY=mine.json` checks it: the run is kept, the seeds are there, the numbers follow from the results, and the difference to the last record is beyond chance. It names the file and the field of what is wrong.
 4. Move it to `docs/results/records` under the next number, run `python docs/records_page.py`, and open a pull request; without one, [an issue](https://github.com/splade-nb/splade_nb/issues/new?template=result.yml).

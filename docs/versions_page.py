@@ -34,7 +34,7 @@ TEXT = {
   found=('On the embedded set the corrected versions reach {low} to {high}, BM25 {bm25} and BM25 with bigrams {bigrams}; its training and test queries ask for the same documents, so this shows what is learned, not what carries over. '
          'On the public collections (mean of {n}, one model trained for all) they reach {public_low} to {public_high}, BM25 {public_bm25} and BM25 with bigrams {public_bigrams}: {above} of {all} rank above BM25, {over} above BM25 with bigrams. '
          'On the embedded set, {original_failed} of {original_runs} runs of recipe `original` and {failed} of {runs} runs of recipe `earlier` collapsed or were stopped.'),
-  small=('These are small models without pretraining, trained on a CPU, on the embedded set for {mini_steps} steps ({seeds} in recipe `corrected`), on the public collections for {public_steps} steps (seed 42, one model for each version, learned from {taught} of them); '
+  small=('These are small models without pretraining, trained on a CPU, on the embedded set for {mini_steps} steps ({seeds} in recipe `corrected`), on the public collections for {public_steps} steps ({public_seeds}, one model for each version, learned from {taught} of them); '
          'the designs mean XLM-RoBERTa on a GPU. `corrected`, the default recipe, changes what in `earlier` had no effect or made training collapse. nDCG@10 in percent, test queries; - : not measured.'),
   seeds=('seed {}', 'mean of seeds {}'),
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
@@ -53,7 +53,7 @@ TEXT = {
   found=('내장 데이터에서 corrected 버전은 {low}~{high}, BM25는 {bm25}, 글자쌍을 더한 BM25는 {bigrams}입니다. 학습 질의와 시험 질의의 정답 문서가 겹치므로 배운 만큼을 보여 줄 뿐, 다른 문서에도 통하는지는 보여 주지 않습니다. '
          '공개 컬렉션(모델 하나로 {n}개의 평균)에서는 {public_low}~{public_high}, BM25는 {public_bm25}, 글자쌍을 더한 BM25는 {public_bigrams}입니다. {all}개 가운데 BM25보다 높은 것은 {above}개, 글자쌍을 더한 BM25보다 높은 것은 {over}개입니다. '
          '내장 데이터에서 레시피 `original`은 {original_runs}개 가운데 {original_failed}개가, `earlier`는 {runs}개 가운데 {failed}개가 붕괴하거나 중단되었습니다.'),
-  small=('모두 사전학습 없이 CPU로 학습한 작은 모델입니다. 내장 데이터에서는 {mini_steps}스텝(레시피 `corrected`는 {seeds}), 공개 컬렉션에서는 {public_steps}스텝(시드 42, 버전마다 그 가운데 {taught}개에서 배운 모델 하나) 학습했습니다. '
+  small=('모두 사전학습 없이 CPU로 학습한 작은 모델입니다. 내장 데이터에서는 {mini_steps}스텝(레시피 `corrected`는 {seeds}), 공개 컬렉션에서는 {public_steps}스텝({public_seeds}, 버전마다 그 가운데 {taught}개에서 배운 모델 하나) 학습했습니다. '
          '설계 문서가 뜻하는 것은 GPU에서 학습한 XLM-RoBERTa입니다. 기본 레시피 `corrected`는 `earlier`에서 효과가 없거나 학습을 무너뜨린 설정을 고친 것입니다. nDCG@10은 시험 질의의 백분율이고, -는 재지 않은 것입니다.'),
   seeds=('시드 {}', '시드 {}의 평균'),
   more='공개 컬렉션에는 여행 데이터가 없어서 V27은 V26과 같습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
@@ -166,10 +166,10 @@ def trained(runs: pd.DataFrame, language: str) -> dict:
     name, (one, several) = max(boards(), key=lambda name: name.count('+')), TEXT[language]['seeds']
     board = boards()[name]
     shown = board[board['system'].isin([f'{version}-corrected' for version in SHOWN])]
-    seeds = sorted(runs.loc[runs['recipe'] == 'corrected', 'seed'].unique())
+    mini = runs[runs['recipe'] == 'corrected']
     def listed(values): return ', '.join(f'{value:,.0f}' for value in sorted(set(values)))
-    return dict(mini_steps=listed(runs.loc[runs['recipe'] == 'corrected', 'steps']), public_steps=listed(shown['steps']), taught=name.count('+') + 1,
-                seeds=(several if len(seeds) > 1 else one).format(', '.join(map(str, seeds))))
+    def of_seeds(values): return (several if values.nunique() > 1 else one).format(listed(values))
+    return dict(mini_steps=listed(mini['steps']), seeds=of_seeds(mini['seed']), public_steps=listed(shown['steps']), public_seeds=of_seeds(shown['seed']), taught=name.count('+') + 1)
 
 
 def source_of(runs: pd.DataFrame, language: str) -> str:

@@ -131,6 +131,9 @@ def test_the_study_of_scale_learns_from_triplets_and_judges_elsewhere(tmp_path, 
     variant = ('colder', 'near_identity', some['triplets'])
     assert study['reference'](variant) == ('splade_v2', *variant[1:]) and ('reference', 'splade_v2') not in {(over, row[0]) for row, over in study['COMPARED']}
     assert study['before_training'](variant)['mean'] == 0, 'the same model before its first step'
+    alone, other = study['with_reference']('trained', variant, 'new'), dict(some['found']['trained']['new'], ndcg='0')
+    study['records'].append(dict(some, seed=2, found={'trained': {'new': other}}))
+    assert np.array_equal(study['with_reference']('trained', variant, 'new'), alone), 'of the seeds that both have'
     assert (variant, 'reference', 'new') in study['gains'] and study['of'](*variant)[0]['changes']['temperature'] == 0.5
     assert len(study['values'](study['known']['found']['kiwi']['new'])) == len(toy_corpus().split('test'))
     own = run_cells('studies/scale.ipynb', **{**given, 'data': write_beir(tmp_path/'own'), 'results': str(tmp_path/'none'), 'measure': False})

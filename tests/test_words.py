@@ -68,7 +68,7 @@ def test_sentence_and_table_are_of_one_result():
     sentence, row = block.splitlines()[1], next(line for line in block.splitlines() if line.startswith('| splade_ko |'))
     before, after = re.search(r'is (\S+) before, (\S+) after \d+ steps, ', sentence).groups()
     assert row.startswith(f'| splade_ko | {before} | {after} |')
-    assert f', {readme_table.public_means()["mean of seeds"]} after ' in sentence, 'the models of the figure too'
+    assert f', {readme_table.public_means()["mean of seeds"]} after ' in sentence, 'the models of the figure, too'
     board = next(table for name, table in boards().items() if '+' in name).groupby('system')['ndcg@10'].mean()
     assert [before, after] == [f'{100 * board[system]:.1f}' for system in ('splade_ko-untrained', 'splade_ko')], 'both learned from the same data'
 
