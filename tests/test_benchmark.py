@@ -2,13 +2,20 @@
 import json, os, subprocess, sys
 from functools import partial
 from pathlib import Path
+import pandas as pd
 import pytest
 from conftest import ROOT, run_cells
 from splade_nb.data.records import DataError, toy_corpus
-from splade_nb.config.files import ConfigError
+from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.corpus import STANDARD, of_collection, open_corpus
 from splade_nb.data.readers import load
 from splade_nb.evaluation.benchmark import evaluate_all, gather
+from splade_nb.evaluation.compare import comparable, compare_row, one_group
+from splade_nb.evaluation.metrics import marked, paired_difference
+from splade_nb.evaluation.report import RunError, against_bm25
+from splade_nb.evaluation.retrieval import evaluate_model
+from splade_nb.evaluation.systems import model_key
+from splade_nb.model.load import load_encoder
 
 MINI = load('mini')
 DOCUMENTS = [{'_id': document.id, 'title': document.title, 'text': document.text} for document in MINI.documents.values()][:300]
@@ -200,3 +207,33 @@ def test_the_study_takes_only_the_public_collections(tmp_path, capsys):
     assert '| BM25 (Nori there, Kiwi here) | 53.7 |  |' in table
     keep(result | dict(as_published=True, collection='ko_strategyqa'))
     assert f'| BM25 (Nori there, Kiwi here) | 53.7 | {percent(result["metrics"]["success@1"])} |' in shown()[1]
+
+
+def test_a_corpus_of_other_texts_of_the_same_size_has_another_hash(tmp_path):
+    first, second = (stand_in(tmp_path/name, 'taeminlee/Ko-miracl') for name in 'ab')
+    swapped = [DOCUMENTS[1] | {'_id': DOCUMENTS[0]['_id']}, DOCUMENTS[0] | {'_id': DOCUMENTS[1]['_id']}, *DOCUMENTS[2:]]
+    (second/'corpus.jsonl').write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in swapped), encoding='utf-8')
+    assert len({open_corpus(str(folder)).hash for folder in (first, second)}) == 2
+
+
+def test_results_of_a_model_follow_from_how_it_reads_texts(model):
+    model, tokenizer = load_encoder(str(model))
+    before = model_key(model, tokenizer)
+    tokenizer.lead_boost = 0.7
+    assert model_key(model, tokenizer) != before
+
+
+def test_runs_that_searched_different_documents_stand_apart():
+    summary = read_json(ROOT/'docs'/'results'/'v28-corrected-mini-42'/'summary.json')
+    table = pd.DataFrame([compare_row(summary), compare_row(summary | dict(version='v27', documents=100))])
+    assert [len(group) for group in comparable(table)] == [1, 1]
+    with pytest.raises(RunError, match='100 documents'): one_group(table)
+
+
+def test_one_query_is_no_difference_beyond_chance():
+    difference = paired_difference([0.9], [0.1])
+    assert difference['p'] == 1 and marked([difference]) == marked([difference | dict(p=None)]) == ['≈'] and 'one query' in against_bm25(difference)
+
+
+def test_a_split_that_is_not_evaluated_is_refused():
+    with pytest.raises(ConfigError, match="unknown split 'dev'"): evaluate_model('', 'toy', 'dev')

@@ -5,7 +5,7 @@ import zlib
 import pytest
 from conftest import made_collection, real, real_or_made
 from splade_nb.evaluation.metrics import retrieval_metrics
-from splade_nb.data.bm25 import BM25, BigramBM25, word_rows
+from splade_nb.data.bm25 import BM25, TOKENIZERS, BigramBM25, StoredBM25, word_rows
 from splade_nb.data.prepared import Preparation
 from splade_nb.training.negatives import bm25_candidates, draw, not_relevant
 
@@ -116,3 +116,17 @@ def test_mined_negatives_are_those_of_one_index_in_memory():
     words = dict(zip(index.ids, map(set, index.words))).__getitem__
     for (query, row), ranking in zip(found.items(), index.ranked(list(queries.values()), 50), strict=True):
         assert row == not_relevant(ranking, [doc for doc, grade in qrels[query].items() if grade], words, 0.8)
+
+
+def test_numbers_of_several_parts_are_words():
+    texts = {'d0': '파이썬 3.11.2 설치', 'd1': '파이썬 3.12.0 설치', 'd2': '공유기 주소는 192.168.0.1', 'd3': '문의 080-123-4567'}
+    found = BM25(texts).run({query: query for query in ('3.11.2', '192.168.0.1', '080-123-4567')}, 1)
+    assert [next(iter(hits)) for hits in found.values()] == ['d0', 'd2', 'd3']
+
+
+def test_another_release_of_kiwi_indexes_anew(tmp_path, monkeypatch):
+    texts, stages = {'d0': '한복 입고 경복궁', 'd1': '제주도 여행'}, Preparation(base=tmp_path)
+    assert StoredBM25(texts, {'kiwi': 1.0}, stages).run({'q': '한복'}, 1)['q']
+    monkeypatch.setattr('splade_nb.data.bm25.kiwi_version', lambda: 'another')
+    monkeypatch.setitem(TOKENIZERS, 'kiwi', lambda texts: [[word + '!' for word in text.split()] for text in texts])
+    assert [*StoredBM25(texts, {'kiwi': 1.0}, stages).run({'q': '한복'}, 1)['q']] == ['d0']

@@ -1,5 +1,5 @@
 """Public sets by name: fetched from a server or a folder, checked, continued; triplets in the layout of the designs."""
-import json, re, sys, threading
+import json, lzma, re, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 import pytest
@@ -9,6 +9,7 @@ from splade_nb.data import collections as sets, mixture as mixture_module, pairs
 from splade_nb.data.block_negatives import Mining
 from splade_nb.data.collections import Source, download, fetch, registered, registry
 from splade_nb.data.mixture import Rules, build, make_data
+from splade_nb.data.passages import text_files
 from splade_nb.data.readers import load_collection
 sys.path.append(str(ROOT/'docs'))
 import data_page
@@ -259,3 +260,25 @@ def test_a_broken_pair_is_named_by_its_line(tmp_path):
     folder = pairs_folder(tmp_path/'pairs', 1, 3)
     with open(folder/'source0.jsonl', 'a', encoding='utf-8') as file: file.write('{"query": "한복", "kind": "title_body"}\n')
     with pytest.raises(DataError, match='source0.jsonl, line 14, positive'): build(folder, tmp_path/'out', said=lambda line: None)
+
+
+def test_every_file_of_pairs_is_a_source(tmp_path):
+    line = json.dumps(dict(query='경복궁 휴일', positive='경복궁은 화요일에 쉰다', kind='title_body'), ensure_ascii=False)
+    for part in (1, 2): (tmp_path/f'wiki.part{part}.jsonl').write_bytes(b'\xef\xbb\xbf' + (line + '\n\n').encode())
+    found = pairs_module.sources(tmp_path)
+    assert [*found] == ['wiki.part1', 'wiki.part2'] and len([*pairs_module.read_pairs(found['wiki.part1'])]) == 1
+    with lzma.open(tmp_path/'wiki.part1.jsonl.xz', 'wt') as file: file.write(line)
+    with pytest.raises(DataError, match='second file of this name'): pairs_module.sources(tmp_path)
+
+
+@pytest.mark.parametrize('content, expected', [(b'[1]', 'one JSON object'), (b'{"query": 3, "positive": "a", "kind": "b"}', 'query'),
+                                               ('경복궁'.encode('cp949'), 'UTF-8')])
+def test_a_line_that_is_no_pair_is_named(content, expected, tmp_path):
+    (tmp_path/'a.jsonl').write_bytes(content)
+    with pytest.raises(DataError, match=expected): [*pairs_module.read_pairs(tmp_path/'a.jsonl')]
+
+
+def test_a_text_file_beside_a_collection_is_not_its_content(tmp_path):
+    write_beir(tmp_path/'set')
+    (tmp_path/'set'/'LICENSE.txt').write_text('이 자료는 이용 허락(license)을 따른다', encoding='utf-8')
+    assert text_files(str(tmp_path/'set')) == [] and len(text_files(str(tmp_path/'set'/'LICENSE.txt'))) == 1

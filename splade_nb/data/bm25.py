@@ -12,7 +12,6 @@ import hashlib, math, os, sys, warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.metadata import version
 
 # %% ../../nbs/1_data/13_bm25.ipynb #imports-library
 import numpy as np
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from ..config.files import alternatives
 from .analyzers import cjk, nori
 from .prepared import Rows, Preparation, content_key, part_keys
-from .tokenizer import bigrams, clean, kiwi, morphemes
+from .tokenizer import bigrams, clean, kiwi, kiwi_version, morphemes
 
 # %% ../../nbs/1_data/13_bm25.ipynb #whitespace
 def whitespace(texts: list) -> list:  # for each text its words
@@ -154,7 +153,7 @@ def word_rows(stages: Preparation, texts: Sequence,
         for start in range(first, last, 1000):
             rows = TOKENIZERS[tokenizer](texts[start:min(last, start + 1000)])
             yield from ([*map(number, words)] for words in rows)
-    made = version('kiwipiepy') if tokenizer == 'kiwi' else ''
+    made = kiwi_version() if tokenizer == 'kiwi' else ''
     found = stages.rows('words', len(texts), some, WORDS_PART, np.int64, texts, chosen, tokenizer=tokenizer, made=made)
     if tokenizer == 'kiwi' and len(texts) > WORDS_PART: kiwi.cache_clear()  # it holds 300 MB, and loads again in seconds
     return found
@@ -274,7 +273,7 @@ class StoredBM25:
         self.fields, self.key = dict(fields), content_key(texts=part_keys(values, 50_000))
         self.words = {name: word_rows(self.stages, values, name) for name in fields}
         self.paths = {name: bm25_blocks(self.stages, rows, **self._of(name)) for name, rows in self.words.items()}
-    def _of(self, field: str) -> dict: return dict(documents=self.key, tokenizer=field)
+    def _of(self, field: str) -> dict: return dict(documents=self.key, tokenizer=field, made=kiwi_version() if field == 'kiwi' else '')
     @property
     def entries(self) -> int:  # postings of the index
         found = [corpus_words(self.stages, rows, **self._of(name)) for name, rows in self.words.items()]

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..config.files import ConfigError, root
 from .records import SPLITS, Collection, DataError, content_hash
 from .lines import Faults, normalise
+from .prepared import digest
 from .readers import hub_tables, is_snapshot, judged_splits, load, locate
 from .readers import read_judgments, read_queries, table_rows
 
@@ -138,7 +139,7 @@ def _of_tables(name: str, source: str) -> Corpus:
     table = concatenate_datasets(list(tables['corpus'].values()))
     ids = _table_ids(source, table)
     split, queries, qrels = _judging(source, tables, ids)
-    hash = content_hash(ids, queries.items(), qrels.items(), [table.data.nbytes])
+    hash = content_hash(ids, queries.items(), qrels.items(), [digest(Texts(table))])
     return Corpus(name, ids, Texts(table), queries, qrels, split, hash, len(ids))
 
 # %% ../../nbs/1_data/08_corpus.ipynb #as-published

@@ -7,7 +7,7 @@ __all__ = ['SPLIT', 'LEFT_OUT', 'sources', 'read_pairs', 'text_key', 'components
            'write_pairs', 'registered_pairs']
 
 # %% ../../nbs/1_data/16_pairs.ipynb #imports
-import hashlib, json, lzma, re
+import hashlib, json, re
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
@@ -17,25 +17,27 @@ from scipy.sparse.csgraph import connected_components
 # %% ../../nbs/1_data/16_pairs.ipynb #imports-library
 from ..config.files import SEED, DataError, replaced
 from .collections import fetch, registry
-from .readers import load_collection
+from .lines import parse_row
+from .readers import load_collection, text_lines
 
 # %% ../../nbs/1_data/16_pairs.ipynb #sources
 def sources(folder: Path | str) -> dict:  # source: its file
-    "The files of pairs in a folder, by name. Raises DataError where there are none."
+    "The files of pairs in a folder, by name. Raises DataError where there are none, and for two of one name."
     found = [path for path in sorted(Path(folder).glob('*')) if path.name.endswith(('.jsonl', '.jsonl.xz'))]
-    if found: return {path.name.split('.')[0]: path for path in found}
+    names = [path.name.removesuffix('.xz').removesuffix('.jsonl') for path in found]
+    again = next((path for path, name in zip(found, names) if names.count(name) > 1), None)
+    if again: raise DataError(again, None, 'name', 'a second file of this name', 'a name for each source')
+    if found: return dict(zip(names, found))
     raise DataError(folder, None, 'pairs', 'no .jsonl and no .jsonl.xz', 'a folder with a file for each source')
 
 # %% ../../nbs/1_data/16_pairs.ipynb #read-pairs
 def read_pairs(path: Path) -> Iterator[tuple]:  # query, positive, kind
-    "The pairs of one source as a stream. Raises DataError at a line that is none."
-    with (lzma.open if path.suffix == '.xz' else open)(path, 'rt', encoding='utf-8') as file:
-        for line, text in enumerate(file, 1):
-            try: row = json.loads(text)
-            except json.JSONDecodeError as error: raise DataError(path, line, 'JSON', error.msg, 'an object') from None
-            wrong = [name for name in ('query', 'positive', 'kind') if not str(row.get(name, '')).strip()]
-            if wrong: raise DataError(path, line, wrong[0], 'nothing', 'a text')
-            yield ' '.join(row['query'].split()), ' '.join(row['positive'].split()), row['kind']
+    "The pairs of one source as a stream; empty lines are passed over. Raises DataError at a line that is none."
+    for number, text in text_lines(path):
+        if not text.strip(): continue
+        row = parse_row(path, int(number) + 1, text)
+        query, positive, kind = map(row.text, ('query', 'positive', 'kind'))
+        yield ' '.join(query.split()), ' '.join(positive.split()), kind
 
 # %% ../../nbs/1_data/16_pairs.ipynb #text-key
 def text_key(text: str) -> int:  # below 2^63

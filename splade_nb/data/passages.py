@@ -15,7 +15,7 @@ import numpy as np
 # %% ../../nbs/1_data/19_passages.ipynb #imports-library
 from ..config.files import DataError, listed, root
 from .prepared import Preparation, content_key, file_hash
-from .readers import load_collection, text_stream
+from .readers import is_snapshot, load_collection, text_stream
 from .stored import TextColumn
 
 # %% ../../nbs/1_data/19_passages.ipynb #text-files
@@ -26,6 +26,7 @@ def _files_of(place: str) -> list[Path]:
     path = Path(place).expanduser()
     path = path if path.exists() else root()/path
     if path.name.endswith(SUFFIXES): return [path]
+    if (path/'corpus.jsonl').is_file() or is_snapshot(path): return []  # a collection, whatever else lies there
     return sorted(each for each in path.rglob('*') if each.name.endswith(SUFFIXES)) if path.is_dir() else []
 
 # %% ../../nbs/1_data/19_passages.ipynb #text-files-function

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'HUB', 'SOURCES', 'metadata', 'read_documents', 'read_queries', 'score', 'read_judgments', 'read_beir',
            'read_squad', 'own_cache', 'hub_tables', 'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'load',
-           'load_collection', 'iterate_texts', 'text_stream', 'named_queries']
+           'load_collection', 'text_lines', 'iterate_texts', 'text_stream', 'named_queries']
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports
 import codecs, hashlib, lzma, os, re
@@ -315,7 +315,7 @@ def load_collection(source: str): # Collection
     return collection if collection.split('train') else with_splits(collection)
 
 # %% ../../nbs/1_data/07_readers.ipynb #text-lines
-def _text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
+def text_lines(path: Path | str) -> Iterator: # number from 0 as a string, line
     "A file's lines as they are read, empty ones too. Raises `DataError` where it cannot be read as UTF-8."
     try:
         with (lzma.open if str(path).endswith('.xz') else open)(path, 'rb') as file:
@@ -333,7 +333,7 @@ def iterate_texts(source: str) -> Iterator: # id, text
     """Lines of a `.txt` or `.txt.xz` file by number, as they are read, documents of a folder with `corpus.jsonl` alone,
     or of what `load` takes. Raises `DataError`."""
     corpus, faults = Path(source)/'corpus.jsonl', Faults()
-    if source.endswith(('.txt', '.txt.xz')): yield from _text_lines(source)
+    if source.endswith(('.txt', '.txt.xz')): yield from text_lines(source)
     elif corpus.is_file() and not corpus.with_name('queries.jsonl').exists():
         yield from ((id, document.full) for id, document in read_documents(read_rows(corpus, faults), faults).items())
     else: yield from load_collection(source).texts.items()
@@ -346,7 +346,7 @@ def text_stream(source: str) -> Iterator: # str
 # %% ../../nbs/1_data/07_readers.ipynb #named-queries
 def named_queries(source: str) -> Iterator: # id, text
     "Lines of a `.txt` file, records of a BEIR `queries.jsonl`, or queries of a collection. Raises `DataError`."
-    if source.endswith('.txt'): yield from _text_lines(source)
+    if source.endswith('.txt'): yield from text_lines(source)
     elif source.endswith('.jsonl'):
         faults = Faults()
         found = read_queries(read_rows(locate(source), faults), faults)

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'TEXT_OPTIONS', 'BYTE', 'TOKENIZER_FILES', 'RENAMED_OPTIONS', 'HANGUL', 'LATIN', 'KINDS',
-           'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES', 'clean', 'kiwi', 'analysed', 'remembered',
-           'morphemes', 'bigrams', 'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of', 'tokenizer_key',
-           'join_words', 'phonetic_names', 'hashed_names', 'expanded', 'SpladeTokenizer', 'text_options', 'padded',
-           'batch', 'counted', 'read_names', 'save_tokenizer', 'PlainTokenizer', 'load_tokenizer', 'token_rows',
-           'document_bags', 'vocabulary_hash', 'token_kind', 'special_ids', 'vocabulary_kinds', 'particle_mask',
-           'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES', 'clean', 'kiwi_version', 'kiwi', 'analysed',
+           'remembered', 'morphemes', 'bigrams', 'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of',
+           'tokenizer_key', 'join_words', 'phonetic_names', 'hashed_names', 'expanded', 'SpladeTokenizer',
+           'text_options', 'padded', 'batch', 'counted', 'read_names', 'save_tokenizer', 'PlainTokenizer',
+           'load_tokenizer', 'token_rows', 'document_bags', 'vocabulary_hash', 'token_kind', 'special_ids',
+           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #imports
 import functools, hashlib, json, os, re, shutil, unicodedata, zlib
 from collections.abc import Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 from ..config.files import ConfigError, installed, model_folder, out_of_reach, read_json, write_json
@@ -26,9 +27,13 @@ def clean(text: str) -> str:
     return re.sub(r'\s+', ' ', unicodedata.normalize('NFKC', text).lower()).strip()
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #kept-tags
-KEPT_TAGS = ('N', 'V', 'M', 'XR', 'SL', 'SN', 'SH', 'SW', 'XP')
+KEPT_TAGS = ('N', 'V', 'M', 'XR', 'SL', 'SN', 'SH', 'SW', 'XP', 'W_')  # W_: serial numbers, dates, addresses, hashtags
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #kiwi
+def kiwi_version() -> str:
+    "What the morphemes of a text follow from: the release of Kiwi and the tags that are kept."
+    return f'{version("kiwipiepy")} {" ".join(KEPT_TAGS)}'
+
 @functools.cache
 def kiwi():
     "One analyser a process: loading it takes a second."
@@ -53,7 +58,7 @@ def remembered(known: dict | None):  # text -> its morphemes, and grows
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #morphemes
 def morphemes(texts: list) -> list:  # for each text the forms of its kept morphemes, lower case
-    "Content morphemes by Kiwi (nouns, verbs, modifiers, roots, foreign words, numbers, symbols, prefixes)."
+    "Content morphemes by Kiwi (nouns, verbs, modifiers, roots, foreign words, numbers, symbols, prefixes, words like 3.11.2)."
     known = _known[-1]
     if known is None: return analysed(texts)
     new = [text for text in dict.fromkeys(texts) if text not in known]
@@ -118,10 +123,9 @@ def sentences_of(parts: list,           # sequences of texts, perhaps on disk
 # %% ../../nbs/1_data/10_tokenizer.ipynb #tokenizer-key
 def tokenizer_key(tokenizer) -> str:  # 16 hex digits; of a `SpladeTokenizer`
     "What its ids follow from: all of the backend, and how texts are prepared."
-    from importlib.metadata import version
     fast = getattr(tokenizer.backend, 'backend_tokenizer', None)
     whole = json.loads(fast.to_str()) | dict(truncation=None, padding=None) if fast else tokenizer.names
-    made = version('kiwipiepy') if tokenizer.segment == 'kiwi' else ''
+    made = kiwi_version() if tokenizer.segment == 'kiwi' else ''
     return hashlib.sha256(json.dumps([whole, tokenizer.segment, made]).encode()).hexdigest()[:16]
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #reading

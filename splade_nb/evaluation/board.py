@@ -18,15 +18,13 @@ from tqdm import tqdm
 # %% ../../nbs/4_evaluation/14_board.ipynb #imports-library
 from ..config.files import ConfigError, alternatives, choose, listed, needs, read_json, replaced, write_json
 from ..data.corpus import Corpus, Texts, text_of
-from ..data.prepared import content_key
 from ..data.readers import load_collection, own_cache
 from ..data.records import DataError
-from ..model.encode_shards import shard_description
-from ..model.load import SAVED_SETTINGS, load_encoder
+from ..model.load import load_encoder
 from .compare import percent
 from .exact_search import BestLists, Search, exact_search
 from .metrics import index_bytes
-from .systems import system_name
+from .systems import model_key, system_name
 
 # %% ../../nbs/4_evaluation/14_board.ipynb #board-tasks
 BOARD = 'MTEB(kor, v2)'
@@ -146,10 +144,9 @@ def strictly_falling(best: BestLists) -> None: # changed in place
 
 # %% ../../nbs/4_evaluation/14_board.ipynb #model-meta
 def model_meta(model, tokenizer, name: str): # `ModelMeta` of mteb
-    "What mteb's results say of a model; the revision is a hash of weights, vocabulary and settings."
-    settings = {setting: getattr(model.settings, setting) for setting in SAVED_SETTINGS}
+    "What mteb's results say of a model; the revision is a hash of weights, vocabulary, settings and how texts are read."
     return needs('mteb', 'board').models.ModelMeta(
-        loader=None, name=f'splade_nb/{name}', revision=content_key(vectors=shard_description(model, tokenizer), settings=settings),
+        loader=None, name=f'splade_nb/{name}', revision=model_key(model, tokenizer),
         release_date=None, languages=['kor-Hang'], n_parameters=sum(each.numel() for each in model.parameters()),
         memory_usage_mb=None, max_tokens=model.settings.max_length, embed_dim=len(model.special), license=None,
         open_weights=None, public_training_code=None, public_training_data=None, framework=['PyTorch'],

@@ -7,9 +7,9 @@ __all__ = ['collection_embedding', 'DensePart']
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #imports
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 import numpy as np
 from ..data.prepared import prepared_folder
+from ..data.tokenizer import kiwi_version
 from ..model.static_embedding import (
     WEIGHT, StaticEmbedding, hybrid_queries, indexed, load_embedding, save_embedding)
 from ..training.span_contrast import learn_embedding
@@ -17,7 +17,7 @@ from ..training.span_contrast import learn_embedding
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #collection-embedding
 def collection_embedding(collection) -> StaticEmbedding:
     "The static embedding of a collection's documents, learned or from disk. Raises `ConfigError` for too few words."
-    folder = prepared_folder('static embedding', data=collection.hash, kiwi=version('kiwipiepy'), form=1)
+    folder = prepared_folder('static embedding', data=collection.hash, kiwi=kiwi_version(), form=1)
     path = folder/'embedding.safetensors'
     if not path.exists(): save_embedding(learn_embedding(collection.texts.values()), path)
     return load_embedding(path)

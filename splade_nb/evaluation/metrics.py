@@ -114,14 +114,14 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
 def paired_difference(a, b  # one value for each query, in the same order
                      ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
-    "Interval of the difference and p of the paired t-test. Raises ValueError on other queries and on NaN."
+    "Interval of the difference and p of the paired t-test, 1 where there is one pair. Raises ValueError on other queries and on NaN."
     from scipy import stats
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
         raise ValueError('the two systems were not evaluated on the same queries in the same order')
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
     if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
-    return interval(a - b) | {'p': 1. if (a == b).all() else float(stats.ttest_rel(a, b).pvalue)}
+    return interval(a - b) | {'p': 1. if len(a) < 2 or (a == b).all() else float(stats.ttest_rel(a, b).pvalue)}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
 def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and so the result
@@ -166,9 +166,9 @@ def marked(differences: list # of `paired_difference`: all that one table compar
           ) -> list:         # a mark for each: ▲, ▼ or ≈
     "The direction of every difference that is beyond chance, its p corrected by Holm for all rows of the table."
     def mark(difference, p):
-        if difference['low'] <= 0 <= difference['high'] or p >= 0.05: return '≈'
+        if difference['low'] <= 0 <= difference['high'] or not p < 0.05: return '≈'
         return '▲' if difference['mean'] > 0 else '▼'
-    return list(map(mark, differences, holm([each['p'] for each in differences])))
+    return list(map(mark, differences, holm([1. if each['p'] is None else each['p'] for each in differences])))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #fuse
 def reciprocal_rank_fusion(*runs: dict,        # each {query: {document: score}}

@@ -9,17 +9,16 @@ __all__ = ['LANGUAGE_FIGURES', 'retrieve', 'search_metrics', 'evaluate_queries',
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
 import hashlib
-from importlib.metadata import version as package_version
 from itertools import islice
 import numpy as np
 import pandas as pd
-from ..config.files import ConfigError, read_json, revision, write_json
+from ..config.files import ConfigError, choose, read_json, revision, write_json
 from ..data.bm25 import BIGRAM_SHARE, BM25, StoredBM25
 from ..data.prepared import Preparation, content_key, prepared_folder
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports-part-1
 from ..data.readers import load_collection
-from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, masks, token_kind
+from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, token_kind
 from ..model.encode import counted, cut_note, encode_collection, encode_queries, heaviest, input_terms
 from ..model.load import load_encoder
 from ..training.objective import ProcessGroup
@@ -110,7 +109,7 @@ def baselines(collection, ids,
              ) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
     "BM25 over morphemes, alone and with a bigram field, on the same queries; computed once for each collection."
     ids, stages = list(ids), stages or Preparation()
-    of = dict(texts=_texts_key(collection, ids), form=2, kiwipiepy=package_version('kiwipiepy'))
+    of = dict(texts=_texts_key(collection, ids), form=2, kiwi=kiwi_version())
     path = prepared_folder('baselines', stages.base, **of)/'metrics.json'
     if not path.exists(): write_json(path, _search_baselines(collection, ids, stages))
     found, index = read_json(path), pd.Index(ids, name='query', dtype=object)
@@ -231,6 +230,7 @@ def evaluate_model(folder: str,           # of the saved model
                    hybrid: float = 0.0    # weight of a static embedding beside the model; 0: none
                   ) -> dict:              # with `cut` where documents were cut
     "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`."
+    choose('split', split, ('test', 'all'))
     model, tokenizer = load_encoder(folder)
     collection = load_collection(source)
     ids = list(collection.split('test') if split == 'test' else collection.qrels)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LSA_MOST', 'rank_parts', 'Index', 'System', 'words_system', 'bm25_systems', 'dense_system', 'fitted_on',
-           'pretrained_system', 'system_name', 'sparse_system', 'model_system', 'Hybrid', 'WithDensePart', 'model_in']
+           'pretrained_system', 'system_name', 'sparse_system', 'model_key', 'model_system', 'Hybrid', 'WithDensePart',
+           'model_in']
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports
 import time
@@ -20,10 +21,11 @@ from scipy import sparse
 from ..config.files import ConfigError, read_json, write_json
 from ..config.settings import Settings
 from ..data.bm25 import BM25, BigramBM25, best
-from ..data.prepared import digest
+from ..data.prepared import content_key, digest
+from ..data.tokenizer import kiwi_version, text_options, tokenizer_key
 from ..model.encode import encode_queries, factor_for, normalize_for_scoring, prepared_decoder
 from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
-from ..model.load import load_encoder, named_config
+from ..model.load import SAVED_SETTINGS, load_encoder, named_config
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports-evaluation
 from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
@@ -140,7 +142,7 @@ def words_system(texts: Mapping,          # {document: text}
 # %% ../../nbs/4_evaluation/10_systems.ipynb #bm25-systems
 def bm25_systems() -> list: # [System]
     "BM25 over Kiwi morphemes, and the same with a bigram field; the texts are analysed once for both."
-    label, analysed = f'kiwi {package_version("kiwipiepy")}', {}
+    label, analysed = f'kiwi {kiwi_version()}', {}
     def words(texts, folder):
         analysed['words'] = BM25(texts)
         return _WordIndex(analysed['words'])
@@ -201,6 +203,11 @@ def sparse_system(model, tokenizer, texts: Mapping) -> Index:
     return Index(list(texts), encode, lambda: [documents])
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #model-system
+def model_key(model, tokenizer) -> str:  # 16 hex digits
+    "All that a model's results follow from: weights, vocabulary, saved settings, how texts are read."
+    settings = {name: getattr(model.settings, name) for name in SAVED_SETTINGS}
+    return content_key(vectors=shard_description(model, tokenizer), settings=settings, text=text_options(tokenizer), tokenizer=tokenizer_key(tokenizer))
+
 def model_system(folder: str) -> System:
     "A model of this package by its run or model folder, its vectors in shards. Raises `ConfigError`."
     model, tokenizer = load_encoder(folder)
@@ -210,7 +217,7 @@ def model_system(folder: str) -> System:
         def encode(queries): return encode_queries(model, tokenizer, queries, factor)
         def parts(): return (normalize_for_scoring(part, model.settings.similarity) for part in read_shards(work))
         return Index(list(texts), encode, parts)
-    return System(system_name(folder), shard_description(model, tokenizer)['model'], index)
+    return System(system_name(folder), model_key(model, tokenizer), index)
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #hybrid
 @dataclass

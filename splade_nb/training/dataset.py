@@ -26,7 +26,7 @@ from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows, content_key
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
-from ..data.tokenizer import allowed_mask, batch, masks, token_kind, token_rows, tokenizer_key, train_unigram
+from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key, train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
 from ..model.initialization import calibration_shift, create, directions, near_identity, pair_counts, toy_model, window_counts
@@ -102,7 +102,7 @@ def prepared_tokenizer(stages: Preparation, settings: Settings, texts: Sequence,
         made = make_tokenizer(settings, sentences_of([texts, query_texts], most))
         return json.loads(made.backend.backend_tokenizer.to_str())
     of |= dict(vocabulary=settings.vocabulary, segment=settings.segment, most=most,
-               made=[*map(version, ('sentencepiece', 'kiwipiepy'))])
+               made=[version('sentencepiece'), kiwi_version()])
     [found] = stages.json('tokenizer', 1, learned, **of)
     return SpladeTokenizer(as_pretrained(Tokenizer.from_str(json.dumps(found))), **tokenizer_options(settings))
 

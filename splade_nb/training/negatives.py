@@ -13,6 +13,7 @@ import numpy as np
 from ..config.files import device
 from ..data.bm25 import NOTHING, bm25_blocks, keep_best, ranked_blocks
 from ..data.prepared import Rows, Preparation
+from ..data.tokenizer import kiwi_version
 
 # %% ../../nbs/3_training/03_negatives.ipynb #wrong
 def not_relevant(ranking: list,       # [(document, score)], best first
@@ -83,10 +84,11 @@ def bm25_candidates(stages: Preparation,
                     ) -> Candidates:
     "Documents that BM25 ranks high, not the relevant ones. Raises ValueError when no document holds a word."
     size, blocks = searched_blocks(relevant, len(words), most)
-    paths, of = bm25_blocks(stages, words, size, data=data), {} if blocks is None else dict(searched=blocks.shape[1] * size)
+    made = dict(data=data, made=kiwi_version())
+    paths, of = bm25_blocks(stages, words, size, **made), made if blocks is None else made | dict(searched=blocks.shape[1] * size)
     def rank(first, last):
         return ranked_blocks(paths, asked[first:last], depth, None if blocks is None else blocks[first:last])
-    return _candidates(stages, 'bm25', rank, words, relevant, duplicate, depth=depth, data=data, queries=queries, **of)
+    return _candidates(stages, 'bm25', rank, words, relevant, duplicate, depth=depth, queries=queries, **of)
 
 # %% ../../nbs/3_training/03_negatives.ipynb #units
 def _units(rows, place: str):  # tensor [n, D] on the device
