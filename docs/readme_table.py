@@ -211,7 +211,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
     r'nDCG@10 \(%\), test queries, recipe `corrected`\. Public: six collections, seed 42\. mini: training and test share documents; (.+) seeds each\. Terms, index: mini\. Untrained: pairs counted\. -: not measured\.':
-        r'시험 질의의 nDCG@10(백분율), 레시피 `corrected`. 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침, 버전마다 시드 \1개. 용어와 색인: mini. 학습 전: 학습 쌍만 셈. -: 재지 않음.',
+        r'시험 질의의 nDCG@10(백분율), 레시피 `corrected`. 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침, 시드 \1개씩. 용어와 색인: mini. 학습 전: 학습 쌍만 셈. -: 재지 않음.',
     r'On public sets gradient training adds nothing to `splade_ko`: nDCG@10 is (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) with English pairs \((\d+) seeds\)\.':
         r'공개 컬렉션에서 경사 학습은 `splade_ko`에 더하는 것이 없습니다. nDCG@10은 학습 전 \1, \3스텝 뒤 \2, \5스텝 뒤 \4(시드 \6개, 영어 쌍 포함).',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
@@ -231,7 +231,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |',
     r'\| version \| what changed \| original \| earlier \|': '| 버전 | 달라진 점 | original | earlier |', r'\| version \| data \| seed \|': '| 버전 | 데이터 | 시드 |',
     r'\| untrained \| trained \|': '| 학습 전 | 학습 후 |', r'\| untrained \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
-    r'(\d+) to (\d+)개': r'\1~\2개', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
+    r'(\d+) to (\d+)개씩': r'\1~\2개씩', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
     'curriculum learning, six losses': '커리큘럼 학습, 손실 여섯 가지', 'weights rebalanced, IDF-aware FLOPS, first distillation': '가중치 재조정, IDF를 아는 FLOPS, 첫 증류',
     'XLM-RoBERTa and the BGE-M3 teacher': 'XLM-RoBERTa와 교사 BGE-M3', 'IDF reaches FLOPS, stopwords cost more': 'IDF가 FLOPS에 닿고 불용어 벌점이 커짐',
     'steeper IDF curve, special tokens out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import sparse
 
 # %% ../nbs/9_api.ipynb #imports-library
+from .config.command_line import check_hybrid
 from .config.files import ConfigError
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
@@ -98,17 +99,29 @@ def evaluate(model: str | Path,   # as `load` takes it
              hybrid: float = 0.0  # weight of a static embedding, judged beside the model; 0: none
             ) -> dict:            # the JSON object of `make evaluate`
     "Retrieval metrics of a model, beside BM25 and BM25 with bigrams. Raises `ConfigError`, `DataError`."
+    check_hybrid(hybrid)
     from splade_nb.evaluation.retrieval import evaluate_model
     return evaluate_model(str(model), str(data), split, windows, hybrid)
 
+# %% ../nbs/9_api.ipynb #check-named
+def _check_named(model, texts) -> None:
+    "Raises `ConfigError` for a model or texts in memory where their names are needed."
+    if isinstance(model, SparseEncoder):
+        raise ConfigError('encode: with out= the model is given by its folder or name, not as an open one')
+    if not isinstance(texts, (str, Path)):
+        raise ConfigError('encode: with out= texts is the name of a text file or collection, '
+                          f'not a {type(texts).__name__}; leave out= out for texts in memory')
+
 # %% ../nbs/9_api.ipynb #encode
-def encode(model: str | Path | SparseEncoder, # as `load` takes it, or what it gave
+def encode(model: str | Path | SparseEncoder, # as `load` takes it; without `out` also what it gave
            texts: list[str] | str,            # texts; or the name of a text file or collection, with `out`
            out: str | Path = '',              # a folder for shards of vectors
            **options                          # of `encode_document`; with `out` of `cli.encode_texts`
           ) -> sparse.csr_matrix | dict:      # [N, V] sparse; with `out` what `shards.json` holds
     "Vectors of texts in memory, or of a file of any size in shards. Raises `ConfigError`, `DataError`."
-    if out: return encode_texts(str(model), str(texts), str(out), **options)
+    if out:
+        _check_named(model, texts)
+        return encode_texts(str(model), str(texts), str(out), **options)
     if isinstance(texts, str):
         raise ConfigError(f'encode: {texts!r} is one name; give a list of texts, or a folder with out=')
     return (model if isinstance(model, SparseEncoder) else load(model)).encode_document(texts, **options)

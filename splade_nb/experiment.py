@@ -110,6 +110,13 @@ def _write_config(path: Path, resolved: Settings, overridden: dict,
                           overridden=current_names(overridden),
                           differences=differences(version, launched['scale']) if corrected else []))
 
+# %% ../nbs/7_experiment.ipynb #for-training
+def _for_training(source: str):  # Collection
+    "Raises `ConfigError` for data without a training query."
+    collection = load_collection(source)
+    if len(collection.split_rows('train')): return collection
+    raise ConfigError(f'data={source}: found no training query with a relevant document; at least one is needed')
+
 # %% ../nbs/7_experiment.ipynb #begin-run
 def begin_run(version: str | int, recipe: str, scale: str,
               source: str,           # data: `mini`, `toy`, a path, a hub name, or several joined by commas
@@ -123,7 +130,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
     name, recipe, scale = version_name(version), recipe_name(recipe), scale_of(scale)
     resolved = resolve(name, recipe, scale, **(settings := read_overrides(settings)))
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
-    collection, folder = load_collection(source), Path(out) if out else root()/'outputs'/name
+    collection, folder = _for_training(source), Path(out) if out else root()/'outputs'/name
     if rank: return name, scale, resolved, collection, folder
     with alone(folder):
         require_parts(resolved, folder)

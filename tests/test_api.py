@@ -1,5 +1,5 @@
 """The public functions give the scores that `make evaluate` judges; what the README said one version ago still works."""
-import json, subprocess, sys, warnings
+import json, shutil, subprocess, sys, warnings
 from pathlib import Path
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ from faults import program
 from splade_nb.cli import main
 from splade_nb.config.files import ConfigError, DataError
 from splade_nb.config.versions import resolve
-from splade_nb.data.records import toy_corpus
+from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
+from splade_nb.serving import searcher as searchers
 from splade_nb.training.dataset import prepare, save_model_folder
 
 TEXTS = ['경복궁은 한복을 입으면 무료로 들어갑니다', '택배 문자의 링크는 누르지 마세요', '제주도 올레길은 봄에 걷기 좋습니다']
@@ -79,6 +80,45 @@ def test_search_finds_what_the_vectors_find(v28, tmp_path, capsys):
     scores = encoder.similarity(encoder.encode_query('한복 입고 경복궁', documents), documents)[0]
     assert [hit.text for hit in hits] == [TEXTS[i] for i in np.argsort(-scores)[:2]]
     assert hits[0].score == pytest.approx(float(scores.max()), rel=1e-5)
+
+
+def test_a_model_named_from_the_root_is_found_again(v28, tmp_path, monkeypatch):
+    "A searcher is built from a folder inside the project, and opened without naming the model."
+    (tmp_path/'settings.ini').touch()
+    shutil.copytree(v28, tmp_path/'run')
+    (tmp_path/'notes').mkdir()
+    monkeypatch.chdir(tmp_path/'notes')
+    documents = [Document(str(number), '', text) for number, text in enumerate(TEXTS)]
+    with searchers.build_searcher('run', documents, 'place') as built: assert built.encoder.folder == str((tmp_path/'run').resolve())
+    monkeypatch.chdir(tmp_path)
+    with searchers.open_searcher('notes/place') as found: assert found.search('한복 입고 경복궁', 1)[0].id == '0'
+
+
+def test_a_model_of_the_hub_keeps_its_name(monkeypatch):
+    monkeypatch.setattr(searchers, 'open_model', lambda name: ('model', 'tokenizer'))
+    monkeypatch.setattr(searchers, 'label_of', lambda *of: 'label')
+    assert searchers.open_encoder('someone/model').folder == 'someone/model'
+    assert searchers.open_encoder('').folder == str(searchers.RELEASED.resolve())
+
+
+def test_shards_are_made_of_what_has_a_name(v28, tmp_path):
+    out = tmp_path/'shards'
+    with pytest.raises(ConfigError, match='not as an open one'): splade_nb.encode(splade_nb.load(v28), 'texts.txt', out=out)
+    with pytest.raises(ConfigError, match='not a list'): splade_nb.encode(v28, TEXTS, out=out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize('hybrid', (-3.0, float('inf'), float('nan')))
+def test_an_impossible_weight_of_a_hybrid_is_refused(hybrid, capsys):
+    with pytest.raises(ConfigError, match=f'hybrid={hybrid}: must be at least 0'): splade_nb.evaluate('nowhere', 'toy', hybrid=hybrid)
+    assert main(['evaluate', '--model', 'nowhere', '--data', 'toy', '--hybrid', str(hybrid)]) == 2
+    assert f'hybrid={hybrid}: must be at least 0' in capsys.readouterr().err
+
+
+def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    assert main(['search', '--model', str(v28), '--data', str(tmp_path/'texts.txt'), '--query', '한\udcff']) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == r"query '한\udcff': UTF-8 cannot hold its letter '\udcff'"
 
 
 # The README of the version before: every command and import that it named

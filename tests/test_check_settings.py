@@ -46,6 +46,31 @@ def test_what_differs_from_a_run_that_was_checked_acts(run):
     assert 'dead' not in states(settings, names).values()
 
 
+def phase(first: int, mix: dict) -> dict:  # of one epoch, and unlike the next one
+    return dict(first=first, last=first, temperature=1 / first, lambda_infonce=1.0, learning_rate_factor=1 / first, lambda_kd=0.0, mix=mix)
+
+
+VALID = [  # version, scale, its changes, settings that act
+    ('v22', 'mini', dict(early_stopping=1), ['early_stopping']), ('v22', 'mini', dict(early_stopping=3), ['early_stopping']),
+    ('splade_v2', 'mini', dict(checkpoint_epochs=25, keep_checkpoints=1), ['checkpoint_epochs', 'epochs', 'keep_checkpoints']),
+    ('splade_v2', 'mini', dict(checkpoint_epochs=12), ['checkpoint_epochs', 'epochs']),
+    ('splade_v2', 'mini', dict(epochs=2, checkpoint_epochs=5), ['checkpoint_epochs', 'epochs']),
+    ('splade_v2', 'mini', dict(epochs=1, keep_checkpoints=1), ['epochs', 'keep_checkpoints']),
+    ('splade_v2', 'mini', dict(epochs=2, phases=[phase(1, {'original': 1.0}), phase(2, {'original': 1.0, 'travel': 0.0})]), ['phase 1 mix', 'phase 2 mix']),
+    ('splade_v2', 'full', dict(query_length=128), ['query_length']), ('v26', 'full', dict(min_df=20, top_k=400), ['min_df', 'top_k']),
+    ('v29', 'mini', {}, ['idf_smoothing'])]
+
+
+@pytest.mark.parametrize('version, scale, changes, names', VALID, ids=lambda value: str(value)[:40])
+def test_a_valid_value_is_not_taken_for_an_unused_one(version, scale, changes, names, reproducible):
+    "Values at which the change that is tried, or the size of the small run, could hide that a setting acts."
+    assert states(resolve_quietly(version, scale=scale, **changes), names) == dict.fromkeys(names, 'live')
+
+
+def test_how_often_checkpoints_are_saved_is_off_in_a_single_epoch():
+    assert 'checkpoint_epochs' in off(resolve_quietly('splade_v2', epochs=1)) and 'checkpoint_epochs' not in off(resolve_quietly('splade_v2', epochs=2))
+
+
 def test_runs_that_are_equal_when_small_share_a_check(monkeypatch, tmp_path):
     done = []
     def check(settings):

@@ -105,6 +105,25 @@ def test_a_second_value_is_refused(main, capsys):
     assert f'argument {TWICE[main][-2]}: given twice: {first!r} and {second!r}' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('part', run.PARTS)
+@pytest.mark.parametrize('option, value, told', [('--windows', '4', 'windows=4'), ('--split', 'all', 'split=all'), ('--hybrid', '0.2', 'hybrid=0.2')])
+def test_a_part_of_an_evaluation_refuses_what_it_does_not_take(part, option, value, told, capsys):
+    given = ['evaluate', '--model', 'nowhere', '--data', 'toy', '--what', part]
+    assert run.main([*given, option, value]) == 2
+    assert capsys.readouterr().err == f'{told}: --what {part} does not take it, leave {option} out\n'
+    for allowed in ([], ['--split', 'test', '--windows', '8', '--hybrid', '0']):
+        run.main([*given, *allowed])
+        assert 'does not take' not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('port', (-1, 0, 99_999))
+def test_a_number_that_is_no_port_is_refused_before_a_model_is_read(port, capsys):
+    told = f'port={port}: must be from 1 to 65535'
+    assert service.main(['--model', 'nowhere', '--data', 'toy', '--port', str(port)]) == 2
+    assert capsys.readouterr().err == f'{told}\n'
+    with pytest.raises(ConfigError, match=told): service.serve(None, port=port)
+
+
 def test_kinds_of_pieces_add_up(monkeypatch):
     seen = []
     monkeypatch.setattr(surgery, 'read_texts', lambda source: [])

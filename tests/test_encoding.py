@@ -295,6 +295,18 @@ def test_a_faulty_text_file_is_one_line(fault, version, models, tmp_path, capsys
     assert told in refused(capsys, *given).splitlines()[-1]
 
 
+@pytest.mark.parametrize('version', ('splade_ko', 'v28'))
+def test_a_file_in_place_of_the_folder_is_one_line(version, models, tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('제주도 여행\n서울 맛집', encoding='utf-8')
+    (tmp_path/'file').touch()
+    given = ['encode', '--model', models(version), '--data', tmp_path/'texts.txt', '--out']
+    for out in (tmp_path/'file', tmp_path/'file'/'inside'):
+        assert f'{out}: no folder can be made there' in refused(capsys, *given, out).splitlines()[-1]
+    command(*given, tmp_path/'shards')
+    converted = ['convert', '--vectors', tmp_path/'shards', '--format', 'jsonl', '--out', tmp_path/'file']
+    assert f'{tmp_path/"file"}: no folder can be made there' in refused(capsys, *converted)
+
+
 def test_a_queries_file_holds_each_id_once(models, source, tmp_path, capsys):
     lines = (source/'queries.jsonl').read_text(encoding='utf-8')
     (tmp_path/'queries.jsonl').write_text(lines + lines.splitlines()[0], encoding='utf-8')

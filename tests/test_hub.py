@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import real
 from splade_nb.serving.searcher import build_searcher
-from splade_nb.hub.model_card import push
+from splade_nb.hub.model_card import FORMATS, push
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve_quietly
@@ -153,6 +153,13 @@ def test_onnx_runs_by_its_card_without_torch(form, graphs):
     folder, _ = graphs(form)
     done = program("import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['splade_nb'] = None\n" + card_code(folder), folder=folder)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize('segment, packages', [('kiwi', 'tqdm, onnxruntime, kiwipiepy'), ('none', 'tqdm, onnxruntime')])
+def test_the_card_of_a_graph_names_every_package(segment, packages, tmp_path):
+    settings = dict(min_input_logit=5.0, inference_free_query=True, term_frequency=True)
+    for name, facts in (('splade', settings), ('text', dict(segment=segment))): (tmp_path/f'{name}.json').write_text(json.dumps(facts))
+    assert FORMATS['onnx'][-1]('me/model', tmp_path).splitlines()[0].endswith(f'tokenizers, {packages}')
 
 
 @pytest.mark.slow

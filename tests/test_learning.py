@@ -8,17 +8,22 @@ import faults
 from faults import saved_checkpoints, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
-from splade_nb.training import objective
+from splade_nb.training import losses, objective
+from splade_nb.training.bags import with_bags
 from splade_nb.data import readers
+from splade_nb.data.prepared import Preparation
+from splade_nb.data.records import toy_corpus
+from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
 from splade_nb.model.load import load_encoder
 from splade_nb.evaluation import retrieval, validation
 from splade_nb import experiment
 from splade_nb import cli
 from splade_nb.training import trainer as training
 from splade_nb.training.checkpoints import CheckpointError
-from splade_nb.config.files import read_json
+from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.load import load
+from splade_nb.model.splade import MASKED_LOGIT
 
 TRUE_TOY = training_data.toy_training_data
 
@@ -56,6 +61,21 @@ def test_each_query_has_its_own_negatives(negatives):
         assert set(own) <= wrong and rows['documents'][place] == query // 2
         filled = rows['same'][place, 24 + place * negatives:24 + (place + 1) * negatives]
         assert filled.tolist() == [query == 3] * negatives, 'a place that a right answer fills is marked'
+
+
+def test_no_negative_of_a_query_is_drawn_twice_where_there_are_enough():
+    data, queries = TRUE_TOY()[0], list(range(24)) * 20
+    data.given = [[d for d in range(12) if d != query // 2][:2 + query % 9] for query in range(24)]
+    rows = np.reshape(objective._draw_negatives(queries, data, settings_of(5, 'whole'), 0, (42, 0)), (-1, 5))
+    assert all(len(set(row)) == 5 for query, row in zip(queries, rows) if len(data.given[query]) >= 5)
+    assert all(set(row) <= set(data.given[query]) for query, row in zip(queries, rows))
+
+
+def test_a_single_negative_is_drawn_as_in_published_runs():
+    data, rng = TRUE_TOY()[0], np.random.default_rng((42, 0))
+    data.given = [[d for d in range(12) if d != query // 2] for query in range(24)]
+    wanted = [data.given[query][rng.integers(11, size=1)[0]] for query in range(24)]
+    assert objective._draw_negatives(range(24), data, settings_of(1, 'whole'), 0, (42, 0)) == wanted
 
 
 def test_the_margin_counts_real_negatives_alone():
@@ -108,6 +128,44 @@ def test_a_run_on_poor_queries_ends(way, tmp_path):
     assert done.step == 6 == len(rows) and all(np.isfinite(row['loss']) for row in rows)
 
 
+def test_a_run_without_pairs_says_so(tmp_path):
+    data, model = TRUE_TOY()
+    empty = replace(data, pairs=np.zeros((0, 2), int), keys=[])
+    for steps in (0, 4):
+        with pytest.raises(ConfigError, match='found 0 pairs'):
+            training.train(model, empty, faults.settings_of(steps=steps), tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize('version', ('v28', 'splade_ko'))
+def test_data_without_a_training_query_are_refused_before_any_work(version, tmp_path, monkeypatch):
+    found = toy_corpus()
+    others = {id: query for id, query in found.queries.items() if query.split != 'train'}
+    monkeypatch.setattr(experiment, 'load_collection', lambda source: replace(found, queries=others, context_pairs=[], triplets=[]))
+    with pytest.raises(ConfigError, match='no training query'): experiment.begin_run(version, 'corrected', 'mini', 'mine', 42, str(tmp_path), '')
+
+
+def test_tokens_that_cannot_be_active_cost_nothing():
+    "Without a decoder most tokens of a query cannot be active in its document, whatever the weights; also under a gate."
+    torch.manual_seed(0)
+    logits, tokens, idf = torch.randn(3, 8), torch.rand(3, 8) > 0.4, torch.rand(8) + 0.1
+    tokens[:, 0] = True
+    missing = torch.zeros_like(tokens)
+    missing[:, 1:4] = True
+    found = [losses.expansion(logits.masked_fill(missing, value), tokens, idf, others=0.0) for value in (MASKED_LOGIT, 0.3 * MASKED_LOGIT)]
+    torch.testing.assert_close(found, [losses.expansion(logits, tokens & ~missing, idf, others=0.0)] * 2)
+    assert torch.isfinite(losses.expansion(torch.full((3, 8), MASKED_LOGIT), tokens, idf))
+
+
+def test_training_counts_no_beginning_twice_that_search_does_not():
+    "`lead_boost` is off without a minimum logit: bags that are made for a table of query weights are the same."
+    tokenizer = SpladeTokenizer(train_unigram(['고양이 강아지', '참새 돼지'], 40), lead_boost=0.5)
+    texts, stages, pairs = ['고양이 강아지', '참새 돼지'], Preparation(), np.array([(0, 0), (1, 1)])
+    def made(**changes): return with_bags(stages, resolve_quietly('v29', **changes), tokenizer, texts, texts, tokenizer.ids(texts), tokenizer.ids(texts), pairs, dict(data=str(changes), queries=''))
+    search, (_, bags), _ = made(lead_boost=0.5)
+    assert [sorted(bag) for bag in bags] == [sorted(row) for row in tokenizer.ids(texts)] and search.lead_boost == 0
+    assert made(lead_boost=0.5, min_input_logit=5.0)[0].lead_boost == 0.5
+
+
 # What was learned
 
 def stopping(folder, scores: list, monkeypatch=None, refused=(), **options) -> training.Run:
@@ -138,6 +196,53 @@ def stored(path) -> torch.Tensor:
 
 
 SCORES = [0.1, 0.7, 0.9, 0.8, 0.6, 0.5, 0.4]  # of steps 0, 2, 4, 6, 8, 10
+
+
+@pytest.mark.parametrize('another', ('the same model', 'a new process'))
+def test_a_resumed_run_averages_with_the_weights_that_it_began_with(another, tmp_path):
+    settings = faults.settings_of(steps=6, learning_rate=0.01, weight_averaging=(0.5,))
+    def trained(folder, pair, **options): return weights(training.train(*pair[::-1], settings, folder, quiet=True, **options))
+    whole, pair = trained(tmp_path/'whole', TRUE_TOY()), TRUE_TOY()
+    trained(tmp_path/'run', pair, max_steps=3)
+    assert torch.equal(trained(tmp_path/'run', pair if 'same' in another else TRUE_TOY(), resume=True), whole)
+    assert torch.equal(trained(tmp_path/'run', pair, resume=True), whole), 'averaged once, though it was ended before'
+
+
+def test_initial_weights_are_kept_once_and_only_where_they_are_needed(tmp_path):
+    data, model = TRUE_TOY()
+    initial = tmp_path/'checkpoints'/checkpoints.INITIAL
+    training.train(model, data, faults.settings_of(steps=2, weight_averaging=(0.0,)), tmp_path, quiet=True)
+    assert not initial.exists()
+    settings = faults.settings_of(steps=4, weight_averaging=(0.0, 0.5))
+    training.train(model, data, settings, tmp_path, quiet=True, max_steps=2)
+    initial.write_bytes(initial.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match='initial.safetensors: cannot be read'): training.train(model, data, settings, tmp_path, quiet=True, resume=True)
+    initial.unlink()  # as a run of an earlier version
+    assert training.train(model, data, settings, tmp_path, quiet=True, resume=True).step == 4
+    training.train(model, data, faults.settings_of(steps=2, weight_averaging=(0.0,)), tmp_path, quiet=True)
+    assert not initial.exists(), 'a new run clears what the last one left'
+
+
+def test_a_disk_that_refuses_the_initial_weights_stops_nothing(tmp_path, monkeypatch):
+    def refuses(*arguments): raise CheckpointError('initial.safetensors: could not be written: no space left')
+    monkeypatch.setattr(training, 'save_initial', refuses)
+    data, model = TRUE_TOY()
+    found = training.train(model, data, faults.settings_of(steps=2, weight_averaging=(0.5,)), tmp_path, quiet=True)
+    assert found.step == 2 and [event['name'] for event in lines(tmp_path/'guard.jsonl')][0] == 'disk'
+
+
+def test_where_a_call_ends_changes_neither_validations_nor_early_stopping(tmp_path):
+    "Six steps into a schedule that validates after 4, 8 and 12 steps, the model happens to be worse than after 4."
+    scores, settings = {0: 0.1, 4: 0.5, 6: 0.4, 8: 0.6, 12: 0.7}, faults.settings_of(steps=12, validations=3, early_stopping=1, weight_averaging=(0.0,))
+    def trained(folder, *calls):
+        for options in calls:
+            data, model = TRUE_TOY()
+            counted = iter(scores[step] for step in options.pop('at'))
+            found = training.train(model, data, settings, folder, lambda model: {'metrics': {'ndcg@10': next(counted)}, 'active_terms': {}}, quiet=True, **options)
+        return found
+    whole = trained(tmp_path/'whole', dict(at=(0, 4, 8, 12)))
+    halves = trained(tmp_path/'run', dict(at=(0, 4), max_steps=6), dict(at=(8, 12), resume=True))
+    assert halves.step == whole.step == 12 and not halves.stopped and halves.history == whole.history
 
 
 def test_the_best_of_those_that_were_written_is_taken(tmp_path, monkeypatch):

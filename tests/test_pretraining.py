@@ -1,5 +1,5 @@
 """Masked-language pretraining: what settings do, how a run goes on after a kill, and that versions train on what it leaves."""
-import json, lzma, signal
+import json, lzma, shutil, signal
 from dataclasses import asdict, replace
 import numpy as np
 import pytest
@@ -74,6 +74,17 @@ def test_another_run_is_not_resumed(tmp_path, stages):
     with pytest.raises(CheckpointError, match='clip=1.0 there, 2.0 here'):
         run_in(tmp_path, stages, of=settings(clip=2.0), resume=True)
     with pytest.raises(CheckpointError, match='planned_tokens=1024 there, 1280 here'): run_in(tmp_path, stages, 10, resume=True)
+
+
+def test_a_broken_checkpoint_comes_with_advice_that_can_be_followed(tmp_path, stages):
+    run_in(tmp_path, stages, max_steps=4)
+    *_, before, last = checkpoints(tmp_path/'checkpoints')
+    (last/'model.safetensors').write_bytes(b'')
+    with pytest.raises(CheckpointError, match=f'model.safetensors has 0 bytes.*Delete {last.name} and resume: that goes on from {before}') as caught:
+        run_in(tmp_path, stages, resume=True)
+    assert 'resume_from' not in str(caught.value)
+    shutil.rmtree(last)
+    assert run_in(tmp_path, stages, resume=True).step == 8
 
 
 def test_the_model_stays_after_given_tokens(tmp_path, stages):

@@ -204,6 +204,75 @@ def test_a_password_is_not_written_down(build, reopen, tmp_path):
         with pytest.raises(ConfigError, match='Credentials'): reopen()
 
 
+# Several processes, and texts that cannot be kept
+
+def second_writer(reopen) -> None:
+    "A searcher of another process replaces one text by another."
+    with reopen() as other:
+        other.delete(['글 0'])
+        other.add([Document('글 8', '', '커피를 내린다')])
+
+
+@pytest.mark.parametrize('engine', ('exact', 'seismic', 'opensearch'))
+def test_a_searcher_keeps_what_another_wrote_since_it_was_opened(engine, build, reopen, server):
+    with build(TEXTS, engine, at(server, engine)) as first:
+        second_writer(reopen)
+        first.add([Document('글 9', '', '바다에서 논다')])
+        assert sorted(first_results(first)) == ['글 1', '글 2', '글 3', '글 4', '글 8', '글 9']
+    with reopen() as searcher:
+        assert first_results(searcher) == {f'글 {number}': f'글 {number}' for number in (1, 2, 3, 4, 8, 9)}
+        texts = [*WORDS[1:], '커피를 내린다', '바다에서 논다']
+        assert searcher.store.postings.tolist() == (np.stack([counted(text) for text in texts]) > 0).sum(0).tolist()
+        searcher.delete(['글 8'])
+        assert searcher.store.postings.min() == 0 and '글 8' not in search_letters(searcher, '커피를 내린다', 9)
+
+
+def test_a_search_reads_what_another_process_saved(build, reopen, monkeypatch):
+    monkeypatch.setattr(searchers, '_search', search_letters)
+    with build() as reader:
+        before = reader.index.rows()
+        assert reader.search(WORDS[0], 1) == ['글 0'] and reader.index.rows() is before, 'nothing to read again'
+        reader.factor = 'of before'
+        second_writer(reopen)
+        assert reader.search('커피를 내린다', 1) == ['글 8'] and '글 0' not in reader.search(WORDS[0], 9)
+        assert reader.factor is None and reader.store.postings.sum() == reader.index.rows()[1].nnz
+
+
+def test_as_many_texts_but_others_in_the_index_are_mended(build, reopen, tmp_path):
+    "As an earlier version left them where two processes wrote."
+    build().close()
+    with searchers.ENGINES['exact'].open(tmp_path/'searcher'/'index') as index:
+        index.delete(['글 0'])
+        index.add(['글 x'], sparse.csr_matrix(counted('없는 글')[None]))
+        index.save()
+    assert closing_results(reopen()) == {f'글 {number}': f'글 {number}' for number in range(5)}
+
+
+FAULTY = {'id 1: a text is expected': Document(1, '', '글'), "id '': a text is expected, and not an empty one": Document('', '', '글'),
+          'text None: a text is expected': Document('글 9', '', None), r"text '글\\ud800': UTF-8 cannot hold": Document('글 9', '', '글\ud800'),
+          r"id '\\udcff': UTF-8 cannot hold": Document('\udcff', '', '글')}
+
+
+@pytest.mark.parametrize('told', FAULTY)
+def test_a_text_that_cannot_be_kept_is_refused_and_changes_nothing(told, build, reopen):
+    with build() as searcher:
+        with pytest.raises(ConfigError, match=told): searcher.add([Document('글 8', '', '커피를 내린다'), FAULTY[told]])
+        assert len(first_results(searcher)) == 5
+        searcher.add([Document('글 8', '', '커피를 내린다')])
+    with pytest.raises(ConfigError, match=told): build([FAULTY[told]])
+    assert len(closing_results(reopen())) == 6
+
+
+def test_an_id_too_long_for_a_server_is_refused_and_can_be_taken_out(build, reopen, server):
+    long = Document('글' * 200, '', '긴 이름')
+    with pytest.raises(ConfigError, match='600 bytes of id'): build([*TEXTS, long], 'opensearch', at(server, 'opensearch'))
+    assert len(closing_results(build(TEXTS, 'opensearch', at(server, 'opensearch')))) == 5
+    with reopen() as searcher:
+        searcher.delete([long.id])
+        searcher.add([Document('글 8', '', '커피를 내린다')])
+        assert len(first_results(searcher)) == 6
+
+
 # Saved under outputs/
 
 @pytest.fixture

@@ -388,6 +388,7 @@ OFF |= {
     'teacher teacher_normalise': (needs_teacher, 'nothing is learned from a teacher'),
     'teacher_max_length': (lambda s: needs_teacher(s) and s.teacher not in EMBEDDED_TEACHERS, 'no pretrained teacher'),
     'early_stopping': (lambda s: s.validations, 'no validation'),
+    'checkpoint_epochs': (lambda s: s.epochs > 1, 'one epoch: its end is saved in any case'),
     'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
 }
 
@@ -415,7 +416,8 @@ OFF |= {
                    'no weight grows along a ramp'),
     'document_share': (lambda s: s.lambda_flops or s.lambda_language, 'neither FLOPS nor a language term'),
     'flops_norm idf_alpha idf_range stopword_penalty': (_idf_flops, 'FLOPS is not weighted by IDF'),
-    'idf_smoothing': (lambda s: _idf_flops(s) or s.output_idf or (s.lambda_positive and s.positive_form == 'expansion'),
+    'idf_smoothing': (lambda s: (_idf_flops(s) or s.output_idf or s.inference_free_query
+                                 or (s.lambda_positive and s.positive_form == 'expansion')),
                       'nothing is weighted by IDF'),
 }
 
@@ -497,6 +499,22 @@ def _check_phases(settings: Settings) -> None:
     if settings.phases and expected != last + 1:
         raise ConfigError(f'phases end at epoch {expected - 1}, epochs is {last}: let both be {last}')
 
+# %% ../../nbs/0_config/03_settings.ipynb #impossible-numbers
+def _impossible_numbers(settings: Settings) -> list:  # messages
+    "Numbers with which no model, no batch or no optimizer can be made."
+    hidden, length, messages = settings.hidden, settings.query_length, []
+    heads = max(1, hidden // 32)
+    if hidden % heads:
+        messages.append(f'hidden={hidden}: its {heads} attention heads must divide it; '
+                        f'the nearest is {32 * round(hidden / 32)}')
+    if 0 < length < 3:
+        messages.append(f'query_length={length}: the begin and end marks take two tokens; '
+                        'must be 0 (as max_length) or at least 3; the nearest is 3')
+    messages += [f'{name}=1.0: must be below 1; the nearest in use is 0.999'
+                 for name in ('adam_beta1', 'adam_beta2') if getattr(settings, name) == 1]
+    return messages
+
+
 # %% ../../nbs/0_config/03_settings.ipynb #impossible
 def impossible(settings: Settings) -> list:  # messages
     "Combinations that cannot do what they say."
@@ -513,7 +531,7 @@ def impossible(settings: Settings) -> list:  # messages
     if hidden and settings.initialization == 'pretrained':
         messages.append(f'initialization=pretrained: a backbone of hidden size {hidden} is made from random weights; '
                         'take random or near_identity')
-    return messages
+    return messages + _impossible_numbers(settings)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-lists
 def _check_lists(settings: Settings) -> None:

@@ -67,7 +67,8 @@ def _use_onnx(name, folder): # a graph of token ids alone needs neither torch no
     settings, text = read_json(folder/'splade.json'), read_json(folder/'text.json')
     more = any(settings[name] for name in ('min_input_logit', 'inference_free_query', 'term_frequency'))
     if more or text['segment'] != 'none':
-        return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, safetensors, tokenizers, tqdm, onnxruntime
+        kiwi = ', kiwipiepy' * (text['segment'] == 'kiwi')
+        return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, safetensors, tokenizers, tqdm, onnxruntime{kiwi}
 
 model = OnnxEncoder('.')
 documents = model.encode([{_DOCUMENTS}])

@@ -29,9 +29,10 @@ def shard_description(model, tokenizer: SpladeTokenizer, **options) -> dict:
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #check-folder
 def check_folder(folder: Path, label: dict) -> None:
-    "Write `label` to `shards.json`. Raises `ConfigError` naming the first difference from a file that exists already."
+    "Write `label` to `shards.json`. Raises `ConfigError` for a difference from an older one, or without a folder."
     path = folder/'shards.json'
-    folder.mkdir(parents=True, exist_ok=True)
+    try: folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error: raise ConfigError(f'{folder}: no folder can be made there: {error.strerror}') from error
     if not path.exists(): write_json(path, label)
     existing = read_json(path)
     for name in sorted({*existing, *label} - {'collection'}):  # which is added when all shards exist

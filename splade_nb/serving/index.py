@@ -204,6 +204,9 @@ class Index:
         rows = with_dense(check_vectors(queries, self.label), dense, self.label)
         return [rank_order(scores)[:k] for scores in self._rank(rows, k)]
 
+    def reload(self) -> None:
+        "Read what another process saved, where documents are in memory. Raises `ConfigError`."
+
     def close(self) -> None:
         "Close files and connections; what was not saved may be lost."
 
@@ -256,6 +259,12 @@ class RowsIndex(MemoryIndex):
         save_rows(self.folder/'vectors.npz', *self.rows(), **self._more())
         write_label(self.folder, self.engine, self.label)
 
+    def reload(self) -> None:
+        "Read what was saved last. Raises `Damaged`."
+        *rows, arrays = load_rows(self.folder/'vectors.npz', self.label.size + self.label.dense)
+        self._set([rows])
+        self._load(arrays)
+
     @classmethod
     def new(cls, place: Path | str, label: Label):
         "An empty index in a folder. Raises `ConfigError` where one is already."
@@ -267,9 +276,7 @@ class RowsIndex(MemoryIndex):
     def open(cls, place: Path | str, label: Label | None = None):
         "What `save` wrote. Raises `NoIndex`; `ConfigError` for another model's index and a damaged one."
         index = cls(check_label(place, read_label(place, cls.engine)[0], label), place)
-        *rows, arrays = load_rows(index.folder/'vectors.npz', index.label.size + index.label.dense)
-        index._set([rows])
-        index._load(arrays)
+        index.reload()
         return index
 
 # %% ../../nbs/6_serving/02_index.ipynb #exact-index

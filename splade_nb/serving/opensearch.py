@@ -323,9 +323,10 @@ class _RequestSize: # documents a request: halved by trouble, growing again
 # %% ../../nbs/6_serving/04_opensearch.ipynb #write-chunk
 MAX_ID = 512  # bytes
 
+def _bytes(id): return len(id.encode())
+
 def _long_ids(chunk): # [(id, reason)]
-    sizes = [(id, len(id.encode())) for id, _ in chunk]
-    return [(id, f'{size} bytes of id, at most {MAX_ID} are taken') for id, size in sizes if size > MAX_ID]
+    return [(id, f'{_bytes(id)} bytes of id, at most {MAX_ID} are taken') for id, _ in chunk if _bytes(id) > MAX_ID]
 
 def _write(server, chunk, requests): # [(id, reason)] refused for good; requests: a _RequestSize
     refused, since = _long_ids(chunk), time.monotonic()
@@ -405,7 +406,7 @@ class _FilledIndex(Index):
         return self.server.ask(self.server.client.count)['count']
 
     def _put(self, ids, vectors): _store(self, map(functools.partial(operation, self), ids, vectors))
-    def _drop(self, ids): _store(self, map(_deletion, ids))
+    def _drop(self, ids): _store(self, (_deletion(id) for id in ids if _bytes(id) <= MAX_ID))  # no longer one is there
     def _ids(self): return _all_ids(self.server)
     def _rank(self, queries, k): return (_search(self, row, k) for row in queries)
 

@@ -23,7 +23,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
-from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
+from ..config.command_line import CommandLine, add_query_options, add_search_options, check_hybrid, exit_codes
 from ..config.files import ConfigError, choose, installed, needs, read_json, root, write_json
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
@@ -37,7 +37,7 @@ from ..model.static_embedding import DIMENSIONS, StaticEmbedding, hybrid_queries
 from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
-from .index import Damaged, Index, Label, check_label, intact, label_of
+from .index import Damaged, Index, Label, MemoryIndex, check_label, intact, label_of
 from .opensearch import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
@@ -79,7 +79,8 @@ def open_encoder(folder: Path | str | Encoder) -> Encoder:
     "A model by its run folder or its model folder; one that is open as it is. Raises `ConfigError`."
     if isinstance(folder, Encoder): return folder
     model, tokenizer = open_model(folder)
-    return Encoder(str(Path(folder or RELEASED).resolve()), model, tokenizer, label_of(model, tokenizer))
+    place = _place(folder)
+    return Encoder(str(place.resolve() if place.exists() else folder), model, tokenizer, label_of(model, tokenizer))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #term-names
 def _hashed_columns(tokenizer, text): # {column: (name, kind)}
@@ -250,11 +251,15 @@ class _Answers:
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         "The best texts. Raises `ConfigError`."
-        with self.lock: return _search(self, query, k)
+        document_store.check_text(query, 'query')
+        with self.lock:
+            _follow(self)
+            return _search(self, query, k)
     ask = search  # earlier name
 
     def expand(self, text: str) -> list[Term]:
-        "The terms that a text would have here, heaviest first."
+        "The terms that a text would have here, heaviest first. Raises `ConfigError`."
+        document_store.check_text(text, 'text')
         with self.lock: vector, tokens = document_vectors(self.encoder, self.store, [text])
         own = np.isin(vector.indices, tokens.indices)
         return terms_of(self.encoder.tokenizer, text, vector.indices, vector.data, own)
@@ -294,6 +299,20 @@ class Searcher(_Answers):
     def __enter__(self): return self
     def __exit__(self, *error): self.close()
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #other-writers
+def _follow(searcher): # read what another process has saved since
+    store, saves = searcher.store, searcher.store.fact('saves')
+    if store.saves == saves: return
+    store.read_postings()
+    searcher.index.reload()
+    store.saves, searcher.factor = saves, None
+
+@contextmanager
+def _writing(searcher): # alone, and what others wrote is read
+    with searcher.lock, write_lock(searcher.store.path.parent):
+        _follow(searcher)
+        yield
+
 # %% ../../nbs/6_serving/08_searcher.ipynb #changing
 def _commit(searcher, progress=False):
     searcher.factor = None  # document frequencies change
@@ -301,7 +320,7 @@ def _commit(searcher, progress=False):
 
 @contextmanager
 def _changing(searcher): # the index follows at the end
-    with searcher.lock, write_lock(searcher.store.path.parent):
+    with _writing(searcher):
         yield
         _commit(searcher)
 
@@ -325,7 +344,7 @@ def check_address(engine: str, index: str) -> None: # index: an address; '' for 
 # %% ../../nbs/6_serving/08_searcher.ipynb #check-folder
 def _check_folder(place, encoder, engine, index, source='', hybrid=0.0): # what `searcher.json` says
     check_address(engine, index)
-    if not 0 <= hybrid < np.inf: raise ConfigError(f'hybrid={hybrid}: must be at least 0')
+    check_hybrid(hybrid)
     path, given = place/'searcher.json', dict(engine=engine, index=without_password(index))
     if not path.exists():
         texts = f'{source or "some texts"}, kept in {place.resolve()}'
@@ -377,9 +396,15 @@ def _replace_texts(searcher, documents): # number of new or changed texts, of de
             document_store.delete_vectors(store)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #update-index
+def _differs(searcher): # whether the index lacks or adds texts; ids are compared where they are in memory
+    store, index = searcher.store, searcher.index
+    if len(index) != store.count('placed = 1'): return True
+    if not isinstance(index, MemoryIndex): return False
+    return set(index.ids()) != set(store.column('SELECT id FROM texts WHERE placed = 1'))
+
 def _update_index(searcher, progress=False):
     store, index = searcher.store, searcher.index
-    if len(index) != store.count('placed = 1'):
+    if _differs(searcher):
         document_store.compare_with_index(store, set(index.ids()), searcher.own_index)
     _commit(searcher, progress)
 
@@ -410,9 +435,8 @@ def _finish(searcher, progress): # what an interrupted process left
     place = store.path.parent
     if not store.fact('filled'):
         raise NoSearcher(f'{place}: half built; build_searcher with the same texts goes on where it stopped')
-    removed = document_store.removed_ids(store)
-    if store.count('placed = 0') or removed or len(searcher.index) != len(store):
-        with write_lock(place): _update_index(searcher, progress)
+    if store.count('placed = 0') or document_store.removed_ids(store) or _differs(searcher):
+        with _writing(searcher): _update_index(searcher, progress)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #no-searcher
 class NoSearcher(ConfigError):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'LIMIT', 'PATIENCE', 'term_spans', 'matched_letters', 'best_start', 'passage',
-           'search_json', 'expansion_json', 'page', 'bounded', 'application', 'served_names', 'serve', 'serve_texts',
-           'main']
+           'search_json', 'expansion_json', 'page', 'bounded', 'application', 'check_port', 'served_names', 'serve',
+           'serve_texts', 'main']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
 import asyncio, base64, hashlib, os, re, sys
@@ -209,6 +209,11 @@ def application(searcher: Searcher,
     app.add_middleware(bounded)
     return app
 
+# %% ../../nbs/6_serving/10_web.ipynb #check-port
+def check_port(port: int) -> None:
+    "Raises `ConfigError` for a number that is no port."
+    if not 0 < port < 65_536: raise ConfigError(f'port={port}: must be from 1 to 65535')
+
 # %% ../../nbs/6_serving/10_web.ipynb #serve
 def served_names(host: str) -> tuple[str, ...]:
     "Names besides localhost that requests may use. Raises `ConfigError` for all interfaces, which have no name."
@@ -220,6 +225,7 @@ def served_names(host: str) -> tuple[str, ...]:
 # %% ../../nbs/6_serving/10_web.ipynb #serve-searcher
 def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None:
     "Answer requests until Ctrl-C. Raises `ConfigError`."
+    check_port(port)
     token = os.environ.get('SPLADE_NB_TOKEN', '')
     app = application(searcher, served_names(host), token=token)
     warning = f'warning: everyone who reaches {host} can search these texts; there is no password'
@@ -235,7 +241,8 @@ def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None
 # %% ../../nbs/6_serving/10_web.ipynb #main
 def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: # options: of `saved_searcher`
     "Serve a saved searcher. Raises `ConfigError`, `DataError`."
-    served_names(host)  # before a model is read
+    check_port(port)  # before a model is read
+    served_names(host)
     with saved_searcher(**options) as searcher: serve(searcher, host, port)
 
 @exit_codes

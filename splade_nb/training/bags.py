@@ -47,8 +47,8 @@ def _uneven(fold_of: np.ndarray, pairs) -> list:
             f'({most / total:.0%}), which lie in one fold: in training they are expanded by the other pairs alone']
 
 # %% ../../nbs/3_training/06_bags.ipynb #expanded
-def _expanded(tokenizer: SpladeTokenizer, learned: dict) -> SpladeTokenizer:  # learned: of `model1.expansions`
-    return SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | dict(expansions=learned))
+def _with(tokenizer: SpladeTokenizer, **changes) -> SpladeTokenizer:  # of `TEXT_OPTIONS`
+    return SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | changes)
 
 def bags_key(settings: Settings, tokenizer: SpladeTokenizer) -> str:
     "What bags follow from, beside the texts and the pairs."
@@ -64,7 +64,7 @@ def _out_of_fold(stages: Preparation, tokenizer: SpladeTokenizer, questions: Row
     def learned(part):
         chosen = pairs if part == 0 else pairs[folds[pairs[:, 1]] != part - 1]
         return expansions(tokenizer, questions, documents, chosen, least)
-    return [_expanded(tokenizer, known) for known in stages.json('expansions', 5, learned, **of)], folds
+    return [_with(tokenizer, expansions=known) for known in stages.json('expansions', 5, learned, **of)], folds
 
 # %% ../../nbs/3_training/06_bags.ipynb #with-bags
 def with_bags(stages: Preparation, settings: Settings, tokenizer: SpladeTokenizer,
@@ -74,6 +74,7 @@ def with_bags(stages: Preparation, settings: Settings, tokenizer: SpladeTokenize
              ) -> tuple:          # tokenizer for search, (bags of queries, of documents) or None, notes
     "Bags, where the settings need any."
     if not (settings.min_input_logit or settings.inference_free_query): return tokenizer, None, []
+    if not settings.min_input_logit: tokenizer = _with(tokenizer, lead_boost=0.0)  # as search reads texts
     search, by_fold, folds, notes, of = tokenizer, [tokenizer], None, [], of | dict(bags=bags_key(settings, tokenizer))
     if settings.min_input_logit and settings.model1_threshold:
         learn = questions, documents, pairs, settings.model1_threshold, of

@@ -20,7 +20,7 @@ import splade_nb
 
 # %% ../../nbs/3_training/13_check_settings.ipynb #imports-library
 from ..config.files import SEED, ConfigError, choose, read_json, root, write_json
-from ..config.settings import CHOICES, EMBEDDED_TEACHERS, Settings, every_phase, off
+from ..config.settings import CHOICES, CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, every_phase, off
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
 from ..model.initialization import mini_backbone
@@ -47,7 +47,7 @@ def small(settings: Settings,
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
     limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2,
-                  flops_threshold=4)
+                  flops_threshold=4, query_length=12, min_df=2, top_k=20)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))
     sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps)
@@ -149,6 +149,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     bigram_share=(0.0, 0.5), model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
     evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0),
     adam_eps=(1e-2, 1e-3), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
+    early_stopping=(1, 0),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
 
@@ -160,6 +161,7 @@ def other_value(name: str, settings: Settings, checkpoint: str) -> object:
     if name in ADDED: return value + ADDED[name]
     if name in ('backbone', 'teacher'): return 'lsa' if value == checkpoint and name == 'teacher' else checkpoint
     if name == 'mining_refresh': return value + settings.epochs // 2
+    if name == 'checkpoint_epochs' and 2 * value > settings.epochs: return 1  # the last step is saved in any case
     if name.endswith('_epochs'): return value + settings.epochs
     if isinstance(value, tuple): return ()
     if isinstance(value, bool): return not value
@@ -182,13 +184,19 @@ def with_border(settings: Settings, number: int) -> Settings:
     return with_phase(with_phase(settings, number, last=border), number + 1, first=border + 1)
 
 # %% ../../nbs/3_training/13_check_settings.ipynb #phase-checks
+def _one_key(mix: tuple) -> tuple:  # a mix
+    "The last key that has a share, alone; another one where it is alone already."
+    used = [key for key, share in mix if share]
+    if len(used) == 1: used = [key for key in CURRICULUM_KEYS if key not in used]
+    return (used[-1], 1.0),
+
 def phase_checks(settings: Settings) -> dict[str, tuple]: # name -> value, changed settings
     "Each number of each phase, its mix and the border after it."
     found = {}
     for number, phase in enumerate(settings.phases):
         changes = {name: getattr(phase, name) * 0.5 or 1.0 for name in
                    ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd')}
-        if phase.mix: changes['mix'] = ((phase.mix[-1][0], 1.0),)
+        if phase.mix: changes['mix'] = _one_key(phase.mix)
         for name, value in changes.items():
             found[f'phase {number + 1} {name}'] = getattr(phase, name), with_phase(settings, number, **{name: value})
         if number + 1 < len(settings.phases):
@@ -226,7 +234,8 @@ def idle_settings(settings: Settings) -> dict[str, str]: # setting -> reason
 # %% ../../nbs/3_training/13_check_settings.ipynb #together
 TOGETHER = dict(
     lambda_min_act=dict(min_activation=50.0), top_k=dict(min_activation=50.0), lambda_margin=dict(margin=99.0),
-    keep_checkpoints=dict(checkpoint_epochs=1), epochs=dict(keep_checkpoints=99),
+    checkpoint_epochs=dict(keep_checkpoints=99, validations=1), epochs=dict(keep_checkpoints=99, validations=1),
+    keep_checkpoints=dict(checkpoint_epochs=1, validations=1),
     mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
     expansion_limit=dict(decoder_bias_offset=0.0))
 
@@ -237,7 +246,9 @@ def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -
     for name, value in vars(settings).items():
         if name == 'phases': continue
         before = replace(settings, **TOGETHER.get(name, {}))
-        if name == 'epochs': after = _with_epochs(before, value)
+        if name == 'epochs':
+            before = replace(before, checkpoint_epochs=value)
+            after = _with_epochs(before, value)
         else: after = replace(before, **{name: other_value(name, before, checkpoint)})
         found[name] = value, before, after
     parts = phase_checks(settings) | entry_checks(settings)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from ..config.files import ConfigError
+from ..model.splade import MASKED_LOGIT
 
 # %% ../../nbs/3_training/01_losses.ipynb #wide
 def wide(values: Tensor) -> Tensor:
@@ -88,10 +89,10 @@ def expansion(doc_logits: Tensor,    # [B, V] logits of the positives
               idf: Tensor,           # [V], or [B, V]: a weight of each token in each query
               others: float = 3.0    # weight of the tokens of other queries
               ) -> Tensor:
-    "Positives are expanded by their queries' tokens, and not by those of other queries."
+    "Positives are expanded by their queries' tokens that can be active, and not by those of other queries."
     in_batch = query_tokens.any(0)
     logits, tokens = wide(doc_logits)[:, in_batch], query_tokens[:, in_batch]
-    weights = tokens * wide(idf)[..., in_batch]
+    weights = tokens * wide(idf)[..., in_batch] * (logits > MASKED_LOGIT / 10)  # a gate may shrink it
     pull = (F.softplus(-logits) * weights).sum(1) / weights.sum(1).clamp(min=1e-6)
     return (pull + others * masked_mean(F.softplus(logits), ~tokens)).mean()
 

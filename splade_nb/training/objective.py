@@ -35,15 +35,22 @@ class MarkIds:
     begin, end, pad = 0, 2, 1
 
 # %% ../../nbs/3_training/09_objective.ipynb #draw-negatives
+def _some_of(members: list, number: int, rng) -> list:
+    "Random members, none of them twice where there are enough."
+    if number < 2: return [int(members[place]) for place in rng.integers(len(members), size=number)]
+    distinct = list(dict.fromkeys(map(int, members)))
+    return rng.choice(distinct, size=number, replace=len(distinct) < number).tolist()
+
 def _draw_negatives(queries: list, training_data: TrainingData, settings: Settings, period: int, seed: tuple) -> list:
     "`settings.negatives` document indices for each query, one query after the other."
     rng, chosen, every = np.random.default_rng(seed), [], range(len(training_data.documents))
+    number = settings.negatives
     for query in queries:
         relevant = {*map(int, training_data.relevant[query])}
         wrong = pool(training_data, query, period, settings, seed[0])
-        wrong = wrong or [d for d in rng.integers(len(every), size=8) if d not in relevant]
+        wrong = wrong or [d for d in rng.integers(len(every), size=max(8, 2 * number)) if d not in relevant]
         wrong = wrong or [d for d in every if d not in relevant] or sorted(relevant)
-        chosen += [int(wrong[i]) for i in rng.integers(len(wrong), size=settings.negatives)]
+        chosen += _some_of(wrong, number, rng)
     return chosen
 
 # %% ../../nbs/3_training/09_objective.ipynb #batch-rows

@@ -197,7 +197,8 @@ def restore_run(run: PretrainingRun, path: Path) -> None:
     def accept(state: dict) -> None:
         other = other_values(state, run)
         if other: raise CheckpointError(f'cannot resume {run.folder}: {path} has other values: {other[:500]}')
-    state = load_checkpoint(path, run.backbone, run.optimizer, accept)
+    advice = f'Delete {path.name} and resume: that goes on from {{}}'
+    state = load_checkpoint(path, run.backbone, run.optimizer, accept, advice)
     for name in ('step', 'history', 'precision', 'measured', 'seconds'): setattr(run, name, state[name])
     truncate_log(run.folder/'metrics.jsonl', run.step)
 
