@@ -79,7 +79,7 @@ def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
         return {'version': version, 'what changed': ABOUT[version][0], 'original': said(of('original')), 'earlier': said(of('earlier')), 'untrained': mean('before', '{:.3f}'),
                 'corrected': said(own), 'query terms': mean('active query', '{:.0f}'), 'document terms': mean('active doc', '{:.0f}'),
                 'index, MB': megabytes(own['active doc'].mean(), own['documents'].max()) if len(own) else '-',
-                'minutes': mean('minutes', '{:.1f}'), 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}
+                'least minutes': f'{own["minutes"].min():.1f}' if len(own) else '-', 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}
     return pd.DataFrame([row(version) for version in VERSIONS])
 
 
@@ -228,7 +228,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\((\d+) terms a document, (\S+) MB\)': r'(문서당 용어 \1개, \2 MB)',
     r'over BM25 \+ bigrams': 'BM25 + 글자쌍 대비', r'over BM25': 'BM25 대비', r'BM25 \+ bigrams': 'BM25 + 글자쌍',
     r'\| collection \|': '| 컬렉션 |', r'\| queries \|': '| 질의 |', r'\| mean of seeds \| lowest to highest \|': '| 시드 평균 | 최저~최고 |',
-    r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |',
+    r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |', r'\| least minutes \| of \|': '| 최소 분 | 커밋 |',
     r'\| version \| what changed \| original \| earlier \|': '| 버전 | 달라진 점 | original | earlier |', r'\| version \| data \| seed \|': '| 버전 | 데이터 | 시드 |',
     r'\| untrained \| trained \|': '| 학습 전 | 학습 후 |', r'\| untrained \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
     r'(\d+) to (\d+)개씩': r'\1~\2개씩', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',

@@ -13,7 +13,6 @@ import numpy as np
 from scipy import sparse
 
 # %% ../nbs/9_api.ipynb #imports-library
-from .config.command_line import check_hybrid
 from .config.files import ConfigError
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
@@ -99,7 +98,6 @@ def evaluate(model: str | Path,   # as `load` takes it
              hybrid: float = 0.0  # weight of a static embedding, judged beside the model; 0: none
             ) -> dict:            # the JSON object of `make evaluate`
     "Retrieval metrics of a model, beside BM25 and BM25 with bigrams. Raises `ConfigError`, `DataError`."
-    check_hybrid(hybrid)
     from splade_nb.evaluation.retrieval import evaluate_model
     return evaluate_model(str(model), str(data), split, windows, hybrid)
 

@@ -8,14 +8,14 @@ __all__ = ['OPTIONS', 'ENCODE_NUMBERS', 'PARTS', 'FORMATS', 'EXPORTS', 'FORMS', 
            'check_installed', 'main']
 
 # %% ../nbs/8_cli.ipynb #imports
-import itertools, json, sys
+import inspect, itertools, json, sys
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
-from .config.command_line import CommandLine, add_query_options, add_search_options, add_serve_options, check_hybrid
-from .config.command_line import exit_codes
+from .config.command_line import CommandLine, add_query_options, add_search_options, add_serve_options, exit_codes
 from .config.files import ConfigError, choose, installed, needs, no_repeats, read_json
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
@@ -241,18 +241,18 @@ ENCODE_NUMBERS = {  # option: default, help
 # %% ../nbs/8_cli.ipynb #run-evaluate
 PARTS = 'language', 'context'  # of an evaluation, by themselves
 
-def _check_part(what: str, **given) -> None:  # option: its value and its default
+def _check_part(what: str, evaluate: Callable, **given) -> None:  # given: options of `evaluate`
     "Raises `ConfigError` for an option that a part of an evaluation does not take."
-    for name, (value, default) in given.items():
-        if value != default: raise ConfigError(f'{name}={value}: --what {what} does not take it, leave --{name} out')
+    defaults = inspect.signature(evaluate).parameters
+    for name, value in given.items():
+        if value != defaults[name].default: raise ConfigError(f'{name}={value}: --what {what} does not take it, leave --{name} out')
 
 def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float) -> dict:
     "`evaluate_model` or one part of an evaluation, its figures as a table first. Raises `ConfigError`."
-    check_hybrid(hybrid)
-    if what in PARTS: _check_part(what, split=(split, 'test'), windows=(windows, 8), hybrid=(hybrid, 0.0))
     from splade_nb.evaluation import retrieval
     from splade_nb.evaluation.report import spell
     if what not in PARTS: return retrieval.evaluate_model(model, data, split, windows, hybrid)
+    _check_part(what, retrieval.evaluate_model, split=split, windows=windows, hybrid=hybrid)
     result = getattr(retrieval, f'evaluate_{what}')(model, data)
     figures = {name: value for name, value in result[what].items() if isinstance(value, dict) and 'low' in value}
     width = max(map(len, figures))

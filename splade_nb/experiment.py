@@ -110,7 +110,6 @@ def _write_config(path: Path, resolved: Settings, overridden: dict,
                           overridden=current_names(overridden),
                           differences=differences(version, launched['scale']) if corrected else []))
 
-# %% ../nbs/7_experiment.ipynb #for-training
 def _for_training(source: str):  # Collection
     "Raises `ConfigError` for data without a training query."
     collection = load_collection(source)

@@ -118,7 +118,7 @@ def test_an_impossible_weight_of_a_hybrid_is_refused(hybrid, capsys):
 def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):
     (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     assert main(['search', '--model', str(v28), '--data', str(tmp_path/'texts.txt'), '--query', '한\udcff']) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == r"query '한\udcff': UTF-8 cannot hold its letter '\udcff'"
+    assert capsys.readouterr().err.splitlines()[-1] == r"query '한\udcff': half of a surrogate pair, '\udcff'; UTF-8 cannot hold it"
 
 
 # The README of the version before: every command and import that it named

@@ -249,8 +249,8 @@ def test_as_many_texts_but_others_in_the_index_are_mended(build, reopen, tmp_pat
 
 
 FAULTY = {'id 1: a text is expected': Document(1, '', '글'), "id '': a text is expected, and not an empty one": Document('', '', '글'),
-          'text None: a text is expected': Document('글 9', '', None), r"text '글\\ud800': UTF-8 cannot hold": Document('글 9', '', '글\ud800'),
-          r"id '\\udcff': UTF-8 cannot hold": Document('\udcff', '', '글')}
+          'text None: a text is expected': Document('글 9', '', None), r"text '글\\ud800': half of a surrogate pair": Document('글 9', '', '글\ud800'),
+          r"id '\\udcff': half of a surrogate pair": Document('\udcff', '', '글')}
 
 
 @pytest.mark.parametrize('told', FAULTY)

@@ -143,6 +143,8 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
 # %% ../../nbs/1_data/13_bm25.ipynb #word-rows
 WORDS_PART = 10_000  # texts whose words are prepared together
 
+def _made(tokenizer: str) -> str: return kiwi_version() if tokenizer == 'kiwi' else ''  # what words follow from, beside the text
+
 def word_rows(stages: Preparation, texts: Sequence,
               tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams
               chosen: np.ndarray | None = None  # places of the texts that are returned; None: all
@@ -153,8 +155,7 @@ def word_rows(stages: Preparation, texts: Sequence,
         for start in range(first, last, 1000):
             rows = TOKENIZERS[tokenizer](texts[start:min(last, start + 1000)])
             yield from ([*map(number, words)] for words in rows)
-    made = kiwi_version() if tokenizer == 'kiwi' else ''
-    found = stages.rows('words', len(texts), some, WORDS_PART, np.int64, texts, chosen, tokenizer=tokenizer, made=made)
+    found = stages.rows('words', len(texts), some, WORDS_PART, np.int64, texts, chosen, tokenizer=tokenizer, made=_made(tokenizer))
     if tokenizer == 'kiwi' and len(texts) > WORDS_PART: kiwi.cache_clear()  # it holds 300 MB, and loads again in seconds
     return found
 
@@ -273,7 +274,7 @@ class StoredBM25:
         self.fields, self.key = dict(fields), content_key(texts=part_keys(values, 50_000))
         self.words = {name: word_rows(self.stages, values, name) for name in fields}
         self.paths = {name: bm25_blocks(self.stages, rows, **self._of(name)) for name, rows in self.words.items()}
-    def _of(self, field: str) -> dict: return dict(documents=self.key, tokenizer=field, made=kiwi_version() if field == 'kiwi' else '')
+    def _of(self, field: str) -> dict: return dict(documents=self.key, tokenizer=field, made=_made(field))
     @property
     def entries(self) -> int:  # postings of the index
         found = [corpus_words(self.stages, rows, **self._of(name)) for name, rows in self.words.items()]

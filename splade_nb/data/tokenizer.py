@@ -27,7 +27,8 @@ def clean(text: str) -> str:
     return re.sub(r'\s+', ' ', unicodedata.normalize('NFKC', text).lower()).strip()
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #kept-tags
-KEPT_TAGS = ('N', 'V', 'M', 'XR', 'SL', 'SN', 'SH', 'SW', 'XP', 'W_')  # W_: serial numbers, dates, addresses, hashtags
+KEPT_TAGS = ('N', 'V', 'M', 'XR', 'SL', 'SN', 'SH', 'SW', 'XP',
+             'W_SERIAL', 'W_URL', 'W_EMAIL', 'W_HASHTAG', 'W_MENTION')  # 3.11.2, dates, addresses; no emoji
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #kiwi
 def kiwi_version() -> str:
@@ -58,7 +59,7 @@ def remembered(known: dict | None):  # text -> its morphemes, and grows
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #morphemes
 def morphemes(texts: list) -> list:  # for each text the forms of its kept morphemes, lower case
-    "Content morphemes by Kiwi (nouns, verbs, modifiers, roots, foreign words, numbers, symbols, prefixes, words like 3.11.2)."
+    "Content morphemes by Kiwi (nouns, verbs, modifiers, roots, foreign words, numbers, symbols, prefixes, 3.11.2)."
     known = _known[-1]
     if known is None: return analysed(texts)
     new = [text for text in dict.fromkeys(texts) if text not in known]

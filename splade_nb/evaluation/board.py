@@ -144,7 +144,7 @@ def strictly_falling(best: BestLists) -> None: # changed in place
 
 # %% ../../nbs/4_evaluation/14_board.ipynb #model-meta
 def model_meta(model, tokenizer, name: str): # `ModelMeta` of mteb
-    "What mteb's results say of a model; the revision is a hash of weights, vocabulary, settings and how texts are read."
+    "What mteb's results say of a model; the revision is its `model_key`."
     return needs('mteb', 'board').models.ModelMeta(
         loader=None, name=f'splade_nb/{name}', revision=model_key(model, tokenizer),
         release_date=None, languages=['kor-Hang'], n_parameters=sum(each.numel() for each in model.parameters()),

@@ -85,7 +85,8 @@ def compare_row(summary: dict) -> dict:
     by_hand = ', '.join(f'{name} {short(value)}' for name, (_, value) in changed.items())
     return {'version': f'{summary["version"]} {by_hand}'.strip(), 'recipe': current_recipe(summary['recipe']),
             'scale': summary['scale'], 'changed': spell_changes(changed), 'data': data['name'],
-            'hash': data['hash'][:8], 'seed': summary['seed'], **numbers, 'documents': summary.get('documents', math.nan), 'index MB': round(size, 3),
+            'hash': data['hash'][:8], 'seed': summary['seed'], **numbers,
+            'documents': summary.get('documents', math.nan), 'index MB': round(size, 3),
             'dead rows': summary['dead_rows'], 'steps': summary['steps'], 'minutes': round(summary['seconds'] / 60, 1),
             'device': summary['device'], 'outcome': status, 'remark': remark, 'revision': summary.get('revision', '-')}
 
@@ -112,7 +113,7 @@ def compare(folders: list):  # DataFrame, a row for each run
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #comparable
 def comparable(table) -> list:  # tables
-    "The runs of each data set, scale and number of documents that several versions share, most versions first; of each if none is shared."
+    "The runs that several versions have of one data set, scale and number of documents, most versions first; else all."
     if not len(table): return []
     groups = [rows.reset_index(drop=True) for _, rows in table.groupby(['hash', 'scale', 'documents'], sort=False, dropna=False)]
     groups.sort(key=lambda rows: -rows['version'].nunique())
@@ -120,7 +121,7 @@ def comparable(table) -> list:  # tables
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #comparable-2
 def one_group(table) -> str:  # the name of the data and the scale
-    "What the runs have in common; raises `RunError` where there is none or where they differ in data, scale or documents that were searched."
+    "What the runs have in common; raises `RunError` for none, and for other data, scale or number of documents."
     if not len(table): raise RunError('no run to compare; `make train` writes one')
     groups = table[['data', 'hash', 'scale', 'documents']].drop_duplicates(['hash', 'scale', 'documents']).to_dict('records')
     if len(groups) > 1:

@@ -114,7 +114,7 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
 def paired_difference(a, b  # one value for each query, in the same order
                      ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
-    "Interval of the difference and p of the paired t-test, 1 where there is one pair. Raises ValueError on other queries and on NaN."
+    "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
     from scipy import stats
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
         raise ValueError('the two systems were not evaluated on the same queries in the same order')

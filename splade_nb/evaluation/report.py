@@ -279,7 +279,7 @@ def spell(value: dict, sign: str = '') -> str:  # {'mean', 'low', 'high'}; '+' i
 def against_bm25(difference: dict) -> str:  # {'mean', 'low', 'high', 'p'} of the model minus BM25
     "Above, below or neither, by the interval of the paired difference; one query shows neither."
     mean, low, high = (difference[name] for name in ('mean', 'low', 'high'))
-    if mean and difference.get('p') == 1: return f'not tested against BM25: one query (difference {spell(difference, "+")})'
+    if low == high and difference.get('p') == 1 and mean: return f'not tested against BM25: one query (difference {spell(difference, "+")})'
     if low > 0: return f'above BM25 by {spell(difference)}'
     if high < 0: return f'below BM25 by {spell(dict(mean=-mean, low=-high, high=-low))}'
     return f'not distinguishable from BM25 (difference {spell(difference, "+")})'

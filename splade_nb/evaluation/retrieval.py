@@ -21,6 +21,7 @@ from ..data.readers import load_collection
 from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, token_kind
 from ..model.encode import counted, cut_note, encode_collection, encode_queries, heaviest, input_terms
 from ..model.load import load_encoder
+from ..model.static_embedding import check_hybrid
 from ..training.objective import ProcessGroup
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
@@ -231,6 +232,7 @@ def evaluate_model(folder: str,           # of the saved model
                   ) -> dict:              # with `cut` where documents were cut
     "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`."
     choose('split', split, ('test', 'all'))
+    check_hybrid(hybrid)
     model, tokenizer = load_encoder(folder)
     collection = load_collection(source)
     ids = list(collection.split('test') if split == 'test' else collection.qrels)

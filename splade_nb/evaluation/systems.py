@@ -206,7 +206,8 @@ def sparse_system(model, tokenizer, texts: Mapping) -> Index:
 def model_key(model, tokenizer) -> str:  # 16 hex digits
     "All that a model's results follow from: weights, vocabulary, saved settings, how texts are read."
     settings = {name: getattr(model.settings, name) for name in SAVED_SETTINGS}
-    return content_key(vectors=shard_description(model, tokenizer), settings=settings, text=text_options(tokenizer), tokenizer=tokenizer_key(tokenizer))
+    texts = [text_options(tokenizer), tokenizer_key(tokenizer)]
+    return content_key(vectors=shard_description(model, tokenizer), settings=settings, texts=texts)
 
 def model_system(folder: str) -> System:
     "A model of this package by its run or model folder, its vectors in shards. Raises `ConfigError`."

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCK', 'Label', 'label_of', 'check_label', 'write_errors', 'replaced', 'Damaged', 'intact', 'NoIndex', 'write_label',
-           'read_label', 'claim_folder', 'check_vectors', 'rank_order', 'with_dense', 'split_rows', 'Index',
-           'MemoryIndex', 'save_rows', 'load_rows', 'RowsIndex', 'ExactIndex']
+           'read_label', 'claim_folder', 'check_text', 'check_vectors', 'rank_order', 'with_dense', 'split_rows',
+           'Index', 'MemoryIndex', 'save_rows', 'load_rows', 'RowsIndex', 'ExactIndex']
 
 # %% ../../nbs/6_serving/02_index.ipynb #imports
 import itertools, json, shutil
@@ -125,10 +125,17 @@ def claim_folder(folder: Path | str, engine: str, label: Label) -> Path:
     return folder
 
 # %% ../../nbs/6_serving/02_index.ipynb #check-ids
+def check_text(value: str, name: str, empty: bool = True) -> None: # empty: whether it may be
+    "Raises `ConfigError` for what is no text, for half of a surrogate pair in it, and for a forbidden empty one."
+    expected = 'a text is expected' + ', and not an empty one' * (not empty)
+    if not isinstance(value, str) or not (value or empty): raise ConfigError(f'{name} {value!r}: {expected}')
+    try: value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f'{name} {value[:40]!r}: half of a surrogate pair, {value[error.start]!r}; UTF-8 cannot hold it') from error
+
 def _check_ids(ids, number): # number: of vectors
     if len(ids) != number: raise ConfigError(f'{len(ids):,} ids for {number:,} vectors')
-    for id in ids:
-        if not isinstance(id, str) or not id: raise ConfigError(f'id {id!r}: a text is expected, and not an empty one')
+    for id in ids: check_text(id, 'id', empty=False)
 
 # %% ../../nbs/6_serving/02_index.ipynb #last-of-each
 def _last_of_each(ids, vectors, without=()): # ids without repeats, their vectors

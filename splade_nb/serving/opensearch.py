@@ -406,7 +406,7 @@ class _FilledIndex(Index):
         return self.server.ask(self.server.client.count)['count']
 
     def _put(self, ids, vectors): _store(self, map(functools.partial(operation, self), ids, vectors))
-    def _drop(self, ids): _store(self, (_deletion(id) for id in ids if _bytes(id) <= MAX_ID))  # no longer one is there
+    def _drop(self, ids): _store(self, (_deletion(id) for id in ids if _bytes(id) <= MAX_ID))  # an index cannot hold a longer id
     def _ids(self): return _all_ids(self.server)
     def _rank(self, queries, k): return (_search(self, row, k) for row in queries)
 

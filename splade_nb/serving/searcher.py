@@ -23,7 +23,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
-from ..config.command_line import CommandLine, add_query_options, add_search_options, check_hybrid, exit_codes
+from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
 from ..config.files import ConfigError, choose, installed, needs, read_json, root, write_json
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
@@ -31,13 +31,13 @@ from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words,
 from ..hub.onnx import OnnxModel
 from ..model.encode import encode, encode_queries, factor_for, input_terms, normalize_for_scoring
 from ..model.encode import prepared_decoder
-from ..model.static_embedding import DIMENSIONS, StaticEmbedding, hybrid_queries, load_embedding, save_embedding
+from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving
 from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
-from .index import Damaged, Index, Label, MemoryIndex, check_label, intact, label_of
+from .index import Damaged, Index, Label, MemoryIndex, check_label, check_text, intact, label_of
 from .opensearch import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
@@ -251,7 +251,7 @@ class _Answers:
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         "The best texts. Raises `ConfigError`."
-        document_store.check_text(query, 'query')
+        check_text(query, 'query')
         with self.lock:
             _follow(self)
             return _search(self, query, k)
@@ -259,7 +259,7 @@ class _Answers:
 
     def expand(self, text: str) -> list[Term]:
         "The terms that a text would have here, heaviest first. Raises `ConfigError`."
-        document_store.check_text(text, 'text')
+        check_text(text, 'text')
         with self.lock: vector, tokens = document_vectors(self.encoder, self.store, [text])
         own = np.isin(vector.indices, tokens.indices)
         return terms_of(self.encoder.tokenizer, text, vector.indices, vector.data, own)
@@ -299,7 +299,7 @@ class Searcher(_Answers):
     def __enter__(self): return self
     def __exit__(self, *error): self.close()
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #other-writers
+# %% ../../nbs/6_serving/08_searcher.ipynb #changing
 def _follow(searcher): # read what another process has saved since
     store, saves = searcher.store, searcher.store.fact('saves')
     if store.saves == saves: return
@@ -313,7 +313,6 @@ def _writing(searcher): # alone, and what others wrote is read
         _follow(searcher)
         yield
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #changing
 def _commit(searcher, progress=False):
     searcher.factor = None  # document frequencies change
     commit(searcher.encoder, searcher.store, searcher.index, progress, searcher.embedding)

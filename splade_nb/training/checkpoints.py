@@ -13,7 +13,7 @@ import math, os, shutil
 from collections.abc import Callable
 from pathlib import Path
 import torch
-from ..config.files import ConfigError, read_json, sha256_of, write_json
+from ..config.files import ConfigError, read_json, replaced, sha256_of, write_json
 from ..model.load import save_weights
 
 # %% ../../nbs/3_training/10_checkpoints.ipynb #optimizer-tensors
@@ -207,16 +207,12 @@ INITIAL = 'initial.safetensors'
 def save_initial(folder: Path,   # of all checkpoints
                  weights: dict   # name -> tensor
                 ) -> None:
-    "Write the weights of an untrained model beside, then rename. Raises `CheckpointError` where the disk refuses."
-    from safetensors.torch import save_file
-    part = folder/'initial.part'
+    "Write the weights of an untrained model. Raises `CheckpointError` where the disk refuses."
+    from safetensors.torch import save
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in weights.items()}, part)
-        _sync(part)
-        os.replace(part, folder/INITIAL)
+        with replaced(folder/INITIAL, binary=True) as file: file.write(save({name: value.contiguous() for name, value in weights.items()}))
     except Exception as error: # as in `save_checkpoint`
-        part.unlink(missing_ok=True)
         raise CheckpointError(f'{folder/INITIAL}: could not be written: {error}') from error
 
 # %% ../../nbs/3_training/10_checkpoints.ipynb #load-initial
