@@ -13,6 +13,7 @@ WHAT    ?=
 ENGINE  ?= exact
 INDEX   ?=
 HYBRID  ?=
+TOPICS  ?=
 PORT    ?= 8000
 SETTINGS ?=
 STUDY   ?=
@@ -49,7 +50,7 @@ ENTRY   ?=
 GLOSSARY ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -162,7 +163,7 @@ data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, 
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.cli evaluate \
-	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what) $(call option,HYBRID,hybrid)
+	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what) $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
 
 # One part of an evaluation of outputs/v28, or of OUT: make eval-v28-language, eval-v28-context.
 eval-%-language eval-%-context: export name = $*
@@ -216,14 +217,14 @@ rehearse: $(ready)  ## Rehearse full scale on a CPU with the triplets in DATA (e
 	  $(if $(data_given),$(call parameter,DATA,data)) $${typed_SETTINGS:+-y "$$typed_SETTINGS"}
 	$(report) outputs/studies/rehearsal.ipynb outputs/studies/rehearsal.html
 
-search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=0.2 adds a static embedding); a second search encodes nothing
+search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=0.2 adds a static embedding, TOPICS=0.15 topics of DATA); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
 	@"$(bin)/python" -m splade_nb.serving.searcher --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid)
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
 
-serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, PORT) on this machine
+serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, TOPICS, PORT) on this machine
 	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HYBRID,hybrid)
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx, opensearch, elasticsearch or vespa (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \

@@ -95,11 +95,12 @@ def evaluate(model: str | Path,   # as `load` takes it
              data: str = 'mini',  # a judged collection: mini, toy, folders joined by commas, or a hub data set
              split: str = 'test', # or all: every judged query
              windows: int = 8,    # of a document that are read; 0: all
-             hybrid: float = 0.0  # weight of a static embedding, judged beside the model; 0: none
+             hybrid: float = 0.0, # weight of a static embedding, judged beside the model; 0: none
+             topics: float = 0.0  # weight of topics of the documents, likewise; 0: none
             ) -> dict:            # the JSON object of `make evaluate`
     "Retrieval metrics of a model, beside BM25 and BM25 with bigrams. Raises `ConfigError`, `DataError`."
     from splade_nb.evaluation.retrieval import evaluate_model
-    return evaluate_model(str(model), str(data), split, windows, hybrid)
+    return evaluate_model(str(model), str(data), split, windows, hybrid, topics)
 
 # %% ../nbs/9_api.ipynb #check-named
 def _check_named(model, texts) -> None:
@@ -130,10 +131,11 @@ def search(model: str | Path, # as `load` takes it
            query: str,
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
-           hybrid: float = 0.0 # weight of a static embedding of these texts beside the model, such as 0.2
+           hybrid: float = 0.0, # weight of a static embedding of these texts beside the model, such as 0.2
+           topics: float = 0.0  # weight of topics of these texts, terms of the same index, such as 0.15
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
-    with saved_searcher(str(model), str(data), engine, index, hybrid) as searcher: return searcher.ask(query, k)
+    with saved_searcher(str(model), str(data), engine, index, hybrid, topics) as searcher: return searcher.ask(query, k)
 
 # %% ../nbs/9_api.ipynb #fit
 def fit(data: str,                      # a text file, a folder with `corpus.jsonl`, or a collection, whose questions are not read

@@ -247,12 +247,12 @@ def _check_part(what: str, evaluate: Callable, **given) -> None:  # given: optio
     for name, value in given.items():
         if value != defaults[name].default: raise ConfigError(f'{name}={value}: --what {what} does not take it, leave --{name} out')
 
-def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float) -> dict:
+def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float, topics: float) -> dict:
     "`evaluate_model` or one part of an evaluation, its figures as a table first. Raises `ConfigError`."
     from splade_nb.evaluation import retrieval
     from splade_nb.evaluation.report import spell
-    if what not in PARTS: return retrieval.evaluate_model(model, data, split, windows, hybrid)
-    _check_part(what, retrieval.evaluate_model, split=split, windows=windows, hybrid=hybrid)
+    if what not in PARTS: return retrieval.evaluate_model(model, data, split, windows, hybrid, topics)
+    _check_part(what, retrieval.evaluate_model, split=split, windows=windows, hybrid=hybrid, topics=topics)
     result = getattr(retrieval, f'evaluate_{what}')(model, data)
     figures = {name: value for name, value in result[what].items() if isinstance(value, dict) and 'low' in value}
     width = max(map(len, figures))
@@ -271,6 +271,8 @@ def _add_evaluate_options(command) -> None:
     command.add_argument('--windows', type=int, default=8, help=ENCODE_NUMBERS['windows'][1])
     command.add_argument('--hybrid', type=float, default=0.0,
                          help='The weight of a static embedding beside the model. The default is none.')
+    command.add_argument('--topics', type=float, default=0.0,
+                         help='The weight of topics of the documents beside the model. The default is none.')
 
 # %% ../nbs/8_cli.ipynb #convert-options
 def _add_convert_options(command) -> None:

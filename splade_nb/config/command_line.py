@@ -40,7 +40,7 @@ class CommandLine(argparse.ArgumentParser):
         for name, action in ((None, Once), ('store', Once), ('extend', Several)): self.register('action', name, action)
 
 # %% ../../nbs/0_config/02_command_line.ipynb #search-options
-def add_search_options(parser) -> None: # --model, --data, --engine, --index, --hybrid
+def add_search_options(parser) -> None: # --model, --data, --engine, --index, --hybrid, --topics
     "The options that name a saved searcher."
     parser.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
                                                     'this package brings.')
@@ -52,6 +52,8 @@ def add_search_options(parser) -> None: # --model, --data, --engine, --index, --
                                                     'http://localhost:9200/name.')
     parser.add_argument('--hybrid', type=float, default=0.0,
                         help='The weight of a static embedding beside the model, such as 0.2. The default is none.')
+    parser.add_argument('--topics', type=float, default=0.0,
+                        help='The weight of topics of these texts, terms of the same index, such as 0.15. The default is none.')
 
 def add_query_options(parser) -> None: # --query, --results
     "What one search takes besides."

@@ -25,7 +25,7 @@ from ..model.static_embedding import check_hybrid
 from ..training.objective import ProcessGroup
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
-from .hybrid import DensePart, collection_embedding
+from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics
 from .metrics import context_discrimination, index_bytes, language_values
 from .metrics import paired_difference, rank, recall_at, retrieval_metrics, summarise
 
@@ -217,31 +217,40 @@ def contract_metrics(name: str, rows) -> dict: # rows: DataFrame, a row for each
     return dict(data=name, queries=len(rows), **rows.mean().round(5).to_dict())
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #hybrid-search
-def _hybrid_search(collection, ids: list, weight: float) -> Search:
-    "The same queries with the scores of a static embedding of the documents added."
+def _added_parts(collection, hybrid: float, topics: float) -> dict:  # name -> part; weights, 0: none
+    texts = collection.texts.values()
+    dense = {'hybrid': DensePart(collection_embedding(collection), texts, hybrid)} if hybrid else {}
+    return dense | ({'topics': TopicPart(collection_topics(collection), texts, topics)} if topics else {})
+
+def _search_with(part: DensePart, collection, ids: list) -> Search:
+    "The same queries with the scores of a part added."
     queries = {id: collection.queries[id].text for id in ids}
-    dense = DensePart(collection_embedding(collection), collection.texts.values(), weight)
-    return Search(queries, 1000, extra=dense.part_of(list(queries.values())))
+    return Search(queries, 1000, extra=part.part_of(list(queries.values())))
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-model-2
 def evaluate_model(folder: str,           # of the saved model
                    source: str,           # name or folder of the collection
                    split: str = 'test',   # or all: every judged query, for data the model has not seen
                    windows: int = 8,      # of a document; 0: all of it is read
-                   hybrid: float = 0.0    # weight of a static embedding beside the model; 0: none
+                   hybrid: float = 0.0,   # weight of a static embedding beside the model; 0: none
+                   topics: float = 0.0    # weight of topics of the documents beside the model; 0: none
                   ) -> dict:              # with `cut` where documents were cut
     "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`."
     choose('split', split, ('test', 'all'))
     check_hybrid(hybrid)
+    check_hybrid(topics, 'topics')
     model, tokenizer = load_encoder(folder)
     collection = load_collection(source)
     ids = list(collection.split('test') if split == 'test' else collection.qrels)
-    others = [_hybrid_search(collection, ids, hybrid)] if hybrid else []
-    result = evaluate_queries(model, tokenizer, collection, ids, windows, 1000, others)
+    parts = _added_parts(collection, hybrid, topics)
+    others = {name: _search_with(part, collection, ids) for name, part in parts.items()}
+    result = evaluate_queries(model, tokenizer, collection, ids, windows, 1000, [*others.values()])
     words, terms = baselines(collection, ids)
-    systems = words | {'hybrid': search_metrics(search, collection.qrels) for search in others}
+    systems = words | {name: search_metrics(search, collection.qrels) for name, search in others.items()}
     systems = {name: contract_metrics(collection.name, rows) for name, rows in systems.items()}
-    index = index_facts(terms | dict(model=result['active_terms']['doc']), len(collection.texts))
+    terms |= dict(model=result['active_terms']['doc'])
+    if topics: terms |= dict(topics=terms['model'] + parts['topics'].documents.nnz / len(collection.texts))
+    index = index_facts(terms, len(collection.texts))
     line = contract_metrics(collection.name, result['per_query']) | systems
     line |= dict(active_terms=result['active_terms'], index=index, revision=revision())
     return line | ({'cut': result['cut']} if result['cut'] else {})

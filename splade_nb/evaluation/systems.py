@@ -244,7 +244,7 @@ class Hybrid:
 # %% ../../nbs/4_evaluation/10_systems.ipynb #with-dense-part
 @dataclass
 class WithDensePart:
-    "An index with the scores of a static embedding added."
+    "An index with the scores of a static embedding or of topics added."
     index: object    # Index, or of `words_system`
     dense: DensePart # of the same documents, in the same order
 
@@ -257,9 +257,8 @@ class WithDensePart:
         return _best_documents(self.index.ids, self.scores([text])[0], k)
 
     def cost(self, texts: list) -> dict:
-        wide = self.dense.documents.shape[1]
-        more = dict(query=wide, doc=wide, flops=wide, bytes=self.dense.documents.nbytes)
-        return {name: value + more[name] if name in more else 0. for name, value in self.index.cost(texts).items()}
+        more = _index_cost(Index(self.index.ids, self.dense.queries, lambda: [self.dense.documents]), texts)
+        return {name: value + more[name] if name != 'dead' else 0. for name, value in self.index.cost(texts).items()}
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #model-in
 def model_in(folder: Path | str, settings: Settings, collection, seed: int,

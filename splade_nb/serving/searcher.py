@@ -32,6 +32,7 @@ from ..hub.onnx import OnnxModel
 from ..model.encode import encode, encode_queries, factor_for, input_terms, normalize_for_scoring
 from ..model.encode import prepared_decoder
 from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
+from ..model.topic_terms import TOPICS, TopicTerms, load_topics, save_topics
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving
 from . import document_store
@@ -101,7 +102,7 @@ def _name(tokenizer, column, hashed): # name, kind
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, bigram (of characters), phonetic, dense; collision: another bigram has this column
+    kind: str              # word, part, bigram (of characters), phonetic, topic, dense; collision: another bigram has this column
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query
@@ -168,13 +169,16 @@ def document_vectors(encoder: Encoder, store: DocumentStore, texts: list[str]) -
         return vectors, input_terms(tokenizer, texts)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #embedding
-def _embedding(store): # learned from the texts of a store, where it is not saved yet
-    path = store.path.parent/'embedding.safetensors'
-    if path.exists(): return load_embedding(path)
+def _learned(store, name, learn, save): # the file of what is learned from the texts of a store, where it is not saved yet
+    path = store.path.parent/f'{name}.safetensors'
+    if path.exists(): return path
     needs('torch', 'train')
-    from splade_nb.training.span_contrast import learn_embedding
-    save_embedding(learn_embedding(itertools.chain.from_iterable(_text_batches(store))), path)
-    return load_embedding(path)
+    from splade_nb.training import span_contrast
+    save(getattr(span_contrast, learn)(itertools.chain.from_iterable(_text_batches(store))), path)
+    return path
+
+def _embedding(store): return load_embedding(_learned(store, 'embedding', 'learn_embedding', save_embedding))
+def _topics(store): return load_topics(_learned(store, 'topics', 'learn_topics', save_topics))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encode-missing
 def _encode_missing(encoder, store, progress):
@@ -185,20 +189,25 @@ def _encode_missing(encoder, store, progress):
             document_store.write_vectors(store, [number for number, *_ in rows], *vectors)
             bar.update(len(rows))
 
-def _dense_vectors(embedding, store, ids): # [n, D], or None without an embedding
-    entries = [document_store.read_entry(store, id) for id in ids if embedding]
-    return embedding and embedding.encode(full_text(entry.title, entry.text) for entry in entries)
+def _texts_of(store, ids):
+    entries = (document_store.read_entry(store, id) for id in ids)
+    return [full_text(entry.title, entry.text) for entry in entries]
+
+def _with_topics(vectors, topics, texts): # [n, V + M], or [n, V] without topics
+    return sparse.hstack([vectors, topics.documents(texts)], 'csr') if topics else vectors
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #commit
 def commit(encoder: Encoder, store: DocumentStore, index: Index, progress: bool = False,
-           embedding: StaticEmbedding | None = None) -> None: # of a hybrid
+           embedding: StaticEmbedding | None = None, # of a hybrid
+           topics: TopicTerms | None = None) -> None:
     "Encode and index what is missing. Raises `ConfigError`."
     _encode_missing(encoder, store, progress)
     removed = document_store.removed_ids(store)
     if not removed and not store.count('placed = 0'): return
     index.delete(removed)
     for ids, vectors in document_store.not_indexed(store):
-        index.add(ids, vectors, _dense_vectors(embedding, store, ids))
+        texts = _texts_of(store, ids) if embedding or topics else []
+        index.add(ids, _with_topics(vectors, topics, texts), embedding and embedding.encode(texts))
     index.save()
     document_store.mark_indexed(store)
 
@@ -222,10 +231,15 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
         print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #reasons
-def _reasons(searcher, score, terms): # [Term], with the dense part of a hybrid among them
-    if not searcher.hybrid: return terms
-    part = score - sum(term.weight for term in terms)
-    return sorted([*terms, Term('similar words', 'dense', part, True)], key=lambda term: -term.weight)
+def _shared_topics(searcher, asked, text): # [Term]; asked: [1, M] of the query
+    if asked is None: return []
+    shared = asked.multiply(searcher.topic_terms.documents([text])).tocoo()
+    return [Term(searcher.topic_terms.names[column], 'topic', float(part), True) for column, part in zip(shared.col, shared.data)]
+
+def _reasons(searcher, score, terms): # [Term], the topics and the dense part of a hybrid among them
+    rest = score - sum(term.weight for term in terms)
+    dense = [Term('similar words', 'dense', rest, True)] if searcher.hybrid else []
+    return sorted([*terms, *dense], key=lambda term: -term.weight)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #search-index
 def _query_vector(searcher, query): # [1, V]
@@ -240,10 +254,14 @@ def _search(searcher, query, k):
         vector, hashed = _query_vector(searcher, query), _hashed_columns(tokenizer, query)
         tokens = set(tokenizer.bags([query], document=False)[0])
         dense = hybrid_queries(searcher.embedding, [query], searcher.hybrid) if searcher.hybrid else None
-    found = searcher.index.search(vector, k, dense)[0]
-    results = [(document_store.read_entry(store, id), score) for id, score in found]
-    return [Hit(entry.id, score, entry.title, entry.text, _reasons(searcher, score, matched_terms(
-        vector, entry, tokens, tokenizer, hashed))) for entry, score in results if entry is not None]
+        topics = searcher.topic_terms.queries([query], searcher.topics) if searcher.topics else None
+        asked = vector if topics is None else sparse.hstack([vector, topics], 'csr')
+        results = [(document_store.read_entry(store, id), score) for id, score in searcher.index.search(asked, k, dense)[0]]
+        def hit(entry, score):
+            shared = _shared_topics(searcher, topics, full_text(entry.title, entry.text))
+            terms = [*matched_terms(vector, entry, tokens, tokenizer, hashed), *shared]
+            return Hit(entry.id, score, entry.title, entry.text, _reasons(searcher, score, terms))
+        return [hit(*result) for result in results if result[0] is not None]
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searching
 class _Answers:
@@ -262,7 +280,7 @@ class _Answers:
         check_text(text, 'text')
         with self.lock: vector, tokens = document_vectors(self.encoder, self.store, [text])
         own = np.isin(vector.indices, tokens.indices)
-        return terms_of(self.encoder.tokenizer, text, vector.indices, vector.data, own)
+        return self._with_own_topics(terms_of(self.encoder.tokenizer, text, vector.indices, vector.data, own), text)
 
     def read(self, id: str) -> Hit | None:
         "A text of the store with the terms that it has there, heaviest first."
@@ -270,7 +288,13 @@ class _Answers:
         if entry is None: return None
         text = full_text(entry.title, entry.text)
         terms = terms_of(self.encoder.tokenizer, text, entry.columns, entry.weights, entry.own)
-        return Hit(id, 0.0, entry.title, entry.text, terms)
+        return Hit(id, 0.0, entry.title, entry.text, self._with_own_topics(terms, text))
+
+    def _with_own_topics(self, terms: list, text: str) -> list: # heaviest first
+        if not self.topics: return terms
+        row = self.topic_terms.documents([text])
+        named = [Term(self.topic_terms.names[column], 'topic', float(weight), True) for column, weight in zip(row.indices, row.data)]
+        return sorted([*terms, *named], key=lambda term: -term.weight)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searcher
 class Searcher(_Answers):
@@ -278,8 +302,9 @@ class Searcher(_Answers):
     def __init__(self, encoder: Encoder, store: DocumentStore, index: Index,
                  own_index: bool = True,      # whether the index holds nothing else
                  lock_file=nullcontext(),     # whose shared lock other processes see
-                 hybrid: float = 0.0):        # weight of a static embedding; 0: none
-        self.encoder, self.store, self.index, self.hybrid = encoder, store, index, hybrid
+                 hybrid: float = 0.0,         # weight of a static embedding; 0: none
+                 topics: float = 0.0):        # weight of topics of the texts; 0: none
+        self.encoder, self.store, self.index, self.hybrid, self.topics = encoder, store, index, hybrid, topics
         self.own_index, self.lock_file = own_index, lock_file
         self.lock, self.factor = threading.RLock(), None  # factor: [V] of the queries, made from document frequencies
 
@@ -293,6 +318,9 @@ class Searcher(_Answers):
 
     @cached_property
     def embedding(self) -> StaticEmbedding | None: return _embedding(self.store) if self.hybrid else None
+
+    @cached_property
+    def topic_terms(self) -> TopicTerms | None: return _topics(self.store) if self.topics else None
 
     def close(self) -> None:
         with self.lock_file, closing(self.store): self.index.close()
@@ -315,7 +343,7 @@ def _writing(searcher): # alone, and what others wrote is read
 
 def _commit(searcher, progress=False):
     searcher.factor = None  # document frequencies change
-    commit(searcher.encoder, searcher.store, searcher.index, progress, searcher.embedding)
+    commit(searcher.encoder, searcher.store, searcher.index, progress, searcher.embedding, searcher.topic_terms)
 
 @contextmanager
 def _changing(searcher): # the index follows at the end
@@ -341,20 +369,23 @@ def check_address(engine: str, index: str) -> None: # index: an address; '' for 
     if found != engine: raise ConfigError(f'{given}: the address of engine {found!r}, but engine={engine!r}')
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #check-folder
-def _check_folder(place, encoder, engine, index, source='', hybrid=0.0): # what `searcher.json` says
+def _check_folder(place, encoder, engine, index, source='', hybrid=0.0, topics=0.0): # what `searcher.json` says
     check_address(engine, index)
     check_hybrid(hybrid)
+    check_hybrid(topics, 'topics')
     path, given = place/'searcher.json', dict(engine=engine, index=without_password(index))
     if not path.exists():
         texts = f'{source or "some texts"}, kept in {place.resolve()}'
-        write_json(path, dict(label=asdict(encoder.label), **given, texts=texts, model=encoder.folder, hybrid=hybrid))
-    with intact(path): saved = {'index': '', 'texts': '', 'hybrid': 0.0} | read_json(path)
+        write_json(path, dict(label=asdict(encoder.label), **given, texts=texts, model=encoder.folder, hybrid=hybrid, topics=topics))
+    with intact(path): saved = {'index': '', 'texts': '', 'hybrid': 0.0, 'topics': 0.0} | read_json(path)
     check_label(path, Label(**saved['label']), encoder.label)
     for name, value in given.items():
         if (before := without_password(saved[name])) != value:
             raise ConfigError(f'{path}: made with {name} {before!r}, not {value!r}; take another folder')
-    if bool(saved['hybrid']) == bool(hybrid): return saved
-    raise ConfigError(f'{path}: made with hybrid={saved["hybrid"]}, not {hybrid}; take another folder')
+    for name, value in dict(hybrid=hybrid, topics=topics).items():
+        if bool(saved[name]) != bool(value):
+            raise ConfigError(f'{path}: made with {name}={saved[name]}, not {value}; take another folder')
+    return saved
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #resume-damaged
 def _resume(place, engine, index, label, file): # Index
@@ -367,16 +398,17 @@ def _resume(place, engine, index, label, file): # Index
     finally: try_lock(file, exclusive=False)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-folder
-def _open_folder(place, encoder, engine, index, source='', hybrid=0.0): # Searcher
-    saved = _check_folder(place, encoder, engine, index, source, hybrid)
+def _open_folder(place, encoder, engine, index, source='', hybrid=0.0, topics=0.0): # Searcher
+    saved = _check_folder(place, encoder, engine, index, source, hybrid, topics)
     texts = saved['texts'] if index else ''
-    label = replace(encoder.label, texts=texts, dense=DIMENSIONS if hybrid else 0)
+    size = encoder.label.size + (TOPICS if topics else 0)
+    label = replace(encoder.label, texts=texts, size=size, dense=DIMENSIONS if hybrid else 0)
     with ExitStack() as opened:
         file = opened.enter_context(open_locked(place))
         store = opened.enter_context(closing(DocumentStore(place/'texts.db', encoder.label.size)))
         found = _resume(place, engine, index, label, file)
         opened.pop_all()
-    return Searcher(encoder, store, found, bool(texts or not index), file, hybrid)
+    return Searcher(encoder, store, found, bool(texts or not index), file, hybrid, topics)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #replace-texts
 LENGTH_CHANGE = 0.1  # texts that became this share longer or shorter are all encoded again
@@ -414,13 +446,14 @@ def build_searcher(model: str | Path | Encoder,         # a run or model folder
                    engine: str = 'exact',               # of `ENGINES`
                    index: str = '',                     # the address of a server for the vectors; '' for the folder
                    progress: bool = False,
-                   hybrid: float = 0.0                  # weight of a static embedding of these texts; 0: none
+                   hybrid: float = 0.0,                 # weight of a static embedding of these texts; 0: none
+                   topics: float = 0.0                  # weight of topics of these texts; 0: none
                   ) -> Searcher:
     "A searcher of exactly these texts; unchanged ones are not encoded again. Raises `ConfigError`, `DataError`."
     place, encoder = Path(place), open_encoder(model)
     name, texts = (source_name(documents), read_source(documents)) if isinstance(documents, str) else ('', documents)
     with write_lock(place), ExitStack() as opened:
-        searcher = opened.enter_context(_open_folder(place, encoder, engine, index, name, hybrid))
+        searcher = opened.enter_context(_open_folder(place, encoder, engine, index, name, hybrid, topics))
         _replace_texts(searcher, texts)
         _update_index(searcher, progress)
         searcher.store.set_fact('filled', 1)
@@ -446,23 +479,24 @@ def open_searcher(place: Path | str,
                   model: str | Path | Encoder | None = None, # None: the folder of the model that built it
                   index: str = '',                           # the address with its password, where one is needed
                   progress: bool = False,
-                  hybrid: float | None = None                # weight of a hybrid; None: as it was built
+                  hybrid: float | None = None,               # weight of a hybrid; None: as it was built
+                  topics: float | None = None                # weight of topics; None: as it was built
                  ) -> Searcher:
     "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
     path = Path(place)/'searcher.json'
     if not path.exists(): raise NoSearcher(f'{place} holds no searcher: searcher.json is missing; build_searcher makes one')
-    with intact(path): saved = {'index': '', 'hybrid': 0.0} | read_json(path)
+    with intact(path): saved = {'index': '', 'hybrid': 0.0, 'topics': 0.0} | read_json(path)
     encoder = open_encoder(model or saved['model'])
+    given = {name: saved[name] if value is None else value for name, value in dict(hybrid=hybrid, topics=topics).items()}
     with ExitStack() as opened:
-        searcher = opened.enter_context(_open_folder(path.parent, encoder, saved['engine'], index or saved['index'],
-                                                      hybrid=saved['hybrid'] if hybrid is None else hybrid))
+        searcher = opened.enter_context(_open_folder(path.parent, encoder, saved['engine'], index or saved['index'], **given))
         _finish(searcher, progress)
         opened.pop_all()
     return searcher
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #current
-def _current(place, encoder, index, stamp, hybrid): # Searcher, or None where it has to be built or updated
-    try: searcher = open_searcher(place, encoder, index, True, hybrid)
+def _current(place, encoder, index, stamp, hybrid, topics): # Searcher, or None where it has to be built or updated
+    try: searcher = open_searcher(place, encoder, index, True, hybrid, topics)
     except NoSearcher: return None
     if searcher.store.fact('stamp') == stamp: return searcher
     searcher.close()
@@ -470,17 +504,18 @@ def _current(place, encoder, index, stamp, hybrid): # Searcher, or None where it
 # %% ../../nbs/6_serving/08_searcher.ipynb #saved-searcher
 def saved_searcher(model: str, data: str, engine: str = 'exact',
                    index: str = '',    # an address, where the engine is a server
-                   hybrid: float = 0.0 # weight of a static embedding of these texts; 0: none
+                   hybrid: float = 0.0, # weight of a static embedding of these texts; 0: none
+                   topics: float = 0.0 # weight of topics of these texts; 0: none
                   ) -> Searcher:
     "The saved searcher of these texts, up to date; one line says what was done. Raises `ConfigError`, `DataError`."
     if data.endswith('.txt') and not Path(data).is_file(): raise ConfigError(f'data={data}: no such file')
     check_address(engine, index)
     encoder, stamp = open_encoder(model), file_stamp(source_paths(data))
-    place, message = copy_folder(encoder.label, data, engine, index, bool(hybrid)), 'nothing to encode'
+    place, message = copy_folder(encoder.label, data, engine, index, bool(hybrid), bool(topics)), 'nothing to encode'
     record_use(place, encoder.folder, data)
-    searcher = _current(place, encoder, index, stamp, hybrid)
+    searcher = _current(place, encoder, index, stamp, hybrid, topics)
     if searcher is None:
-        searcher = build_searcher(encoder, data, place, engine, index, True, hybrid)
+        searcher = build_searcher(encoder, data, place, engine, index, True, hybrid, topics)
         searcher.store.set_fact('stamp', stamp)
         message = '{:,} new or changed, {:,} taken out; kept for the next search'.format(*searcher.changed)
         if Path(encoder.folder) == RELEASED.resolve() and Path(data).exists():
@@ -491,7 +526,7 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
     return searcher
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #command-line
-def command_options(module: str) -> CommandLine: # --model, --data, --engine, --index, --hybrid
+def command_options(module: str) -> CommandLine: # --model, --data, --engine, --index, --hybrid, --topics
     "The options that name a saved searcher."
     parser = CommandLine(prog=f'python -m splade_nb.serving.{module}')
     add_search_options(parser)
