@@ -39,6 +39,14 @@ class CommandLine(argparse.ArgumentParser):
         super().__init__(*arguments, **options)
         for name, action in ((None, Once), ('store', Once), ('extend', Several)): self.register('action', name, action)
 
+# %% ../../nbs/0_config/02_command_line.ipynb #weight-options
+_WEIGHTS = {'--hybrid': 'a static embedding beside the model, such as 0.2',
+            '--topics': 'topics of these texts, terms of the same index, such as 0.15'}
+
+def _add_weights(parser) -> None: # --hybrid, --topics
+    for name, of in _WEIGHTS.items():
+        parser.add_argument(name, type=float, default=0.0, help=f'The weight of {of}. The default is none.')
+
 # %% ../../nbs/0_config/02_command_line.ipynb #search-options
 def add_search_options(parser) -> None: # --model, --data, --engine, --index, --hybrid, --topics
     "The options that name a saved searcher."
@@ -50,10 +58,7 @@ def add_search_options(parser) -> None: # --model, --data, --engine, --index, --
                                                           'opensearch. The default is exact.')
     parser.add_argument('--index', default='', help='The address of a server for the vectors, such as '
                                                     'http://localhost:9200/name.')
-    parser.add_argument('--hybrid', type=float, default=0.0,
-                        help='The weight of a static embedding beside the model, such as 0.2. The default is none.')
-    parser.add_argument('--topics', type=float, default=0.0,
-                        help='The weight of topics of these texts, terms of the same index, such as 0.15. The default is none.')
+    _add_weights(parser)
 
 def add_query_options(parser) -> None: # --query, --results
     "What one search takes besides."

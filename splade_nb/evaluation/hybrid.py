@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 import numpy as np
 from scipy import sparse
+
+# %% ../../nbs/4_evaluation/03_hybrid.ipynb #imports-library
 from ..data.prepared import prepared_folder
 from ..data.tokenizer import kiwi_version
 from ..model.static_embedding import (
@@ -17,13 +19,14 @@ from ..model.static_embedding import (
 from ..model.topic_terms import TOPIC_WEIGHT, TopicTerms, load_topics, save_topics
 from ..training.span_contrast import learn_embedding, learn_topics
 
-# %% ../../nbs/4_evaluation/03_hybrid.ipynb #collection-embedding
+# %% ../../nbs/4_evaluation/03_hybrid.ipynb #learned-once
 def _learned_once(kind: str, collection, learn: Callable, save: Callable) -> Path:
     "The file of what is learned from a collection's documents, written where it is not there yet."
     path = prepared_folder(kind, data=collection.hash, kiwi=kiwi_version(), form=1)/f'{kind.split()[-1]}.safetensors'
     if not path.exists(): save(learn(collection.texts.values()), path)
     return path
 
+# %% ../../nbs/4_evaluation/03_hybrid.ipynb #collection-embedding
 def collection_embedding(collection) -> StaticEmbedding:
     "The static embedding of a collection's documents, learned or from disk. Raises `ConfigError` for too few words."
     return load_embedding(_learned_once('static embedding', collection, learn_embedding, save_embedding))
@@ -31,6 +34,11 @@ def collection_embedding(collection) -> StaticEmbedding:
 def collection_topics(collection) -> TopicTerms:
     "The topics of a collection's documents, learned or from disk. Raises `ConfigError` for too few words."
     return load_topics(_learned_once('topic terms', collection, learn_topics, save_topics))
+
+# %% ../../nbs/4_evaluation/03_hybrid.ipynb #product
+def _product(queries, documents) -> np.ndarray:  # [Q, D], [N, D], both dense or both sparse -> [Q, N]
+    scores = queries @ documents.T
+    return scores.toarray() if sparse.issparse(scores) else scores
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #dense-part
 class DensePart:
@@ -48,10 +56,6 @@ class DensePart:
         "What `exact_search.Search` adds to the scores of a model."
         vectors = self.queries(texts)
         return lambda places, rows: _product(vectors[places], self.documents[rows])
-
-def _product(queries, documents) -> np.ndarray:  # [Q, D], [N, D], both dense or both sparse -> [Q, N]
-    scores = queries @ documents.T
-    return scores.toarray() if sparse.issparse(scores) else scores
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #topic-part
 class TopicPart(DensePart):

@@ -21,10 +21,11 @@ from ..config.files import ConfigError, replaced
 from .static_embedding import (
     StaticEmbedding, embedding_bytes, hybrid_queries, read_embedding, unit_rows)
 
-# %% ../../nbs/2_model/16_topic_terms.ipynb #sparse-codes
+# %% ../../nbs/2_model/16_topic_terms.ipynb #sizes
 TOPICS = 1024                          # M, columns that an index has for topics
 DOCUMENT_TOPICS, QUERY_TOPICS = 32, 8  # at most in a text
 
+# %% ../../nbs/2_model/16_topic_terms.ipynb #sparse-codes
 def sparse_codes(vectors: np.ndarray, # [n, D] of unit length, or zero
                  centres: np.ndarray, # [m, D] of unit length, m at most M
                  most: int            # k
@@ -51,9 +52,10 @@ def topic_centres(vectors: np.ndarray, # [N, D] of documents, of unit length or 
     means = MiniBatchKMeans(number, n_init=1, batch_size=4096, max_iter=20, random_state=seed).fit(known)
     return unit_rows(means.cluster_centers_.astype(np.float32))
 
-# %% ../../nbs/2_model/16_topic_terms.ipynb #topic-terms
+# %% ../../nbs/2_model/16_topic_terms.ipynb #topic-weight
 TOPIC_WEIGHT = 0.15  # w; chosen on development queries by the study of the static embedding
 
+# %% ../../nbs/2_model/16_topic_terms.ipynb #topic-terms
 @dataclass(frozen=True)
 class TopicTerms:
     "Topics of a collection, and the static embedding in which they were found."
@@ -93,6 +95,7 @@ def save_topics(topics: TopicTerms, path: Path | str) -> None:
     with replaced(path, binary=True) as file:
         file.write(embedding_bytes(topics.embedding, FORMAT, centres=topics.centres))
 
+# %% ../../nbs/2_model/16_topic_terms.ipynb #load-topics
 def load_topics(path: Path | str) -> TopicTerms:
     "What `save_topics` wrote. Raises `ConfigError` for a file that is missing, damaged or of another kind."
     embedding, arrays = read_embedding(path, FORMAT)

@@ -189,6 +189,7 @@ def _encode_missing(encoder, store, progress):
             document_store.write_vectors(store, [number for number, *_ in rows], *vectors)
             bar.update(len(rows))
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #topics-of-texts
 def _texts_of(store, ids):
     entries = (document_store.read_entry(store, id) for id in ids)
     return [full_text(entry.title, entry.text) for entry in entries]
@@ -236,6 +237,7 @@ def _shared_topics(searcher, asked, text): # [Term]; asked: [1, M] of the query
     shared = asked.multiply(searcher.topic_terms.documents([text])).tocoo()
     return [Term(searcher.topic_terms.names[column], 'topic', float(part), True) for column, part in zip(shared.col, shared.data)]
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #reasons-part
 def _reasons(searcher, score, terms): # [Term], the topics and the dense part of a hybrid among them
     rest = score - sum(term.weight for term in terms)
     dense = [Term('similar words', 'dense', rest, True)] if searcher.hybrid else []
