@@ -217,7 +217,7 @@ rehearse: $(ready)  ## Rehearse full scale on a CPU with the triplets in DATA (e
 	  $(if $(data_given),$(call parameter,DATA,data)) $${typed_SETTINGS:+-y "$$typed_SETTINGS"}
 	$(report) outputs/studies/rehearsal.ipynb outputs/studies/rehearsal.html
 
-search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=0.2 adds a static embedding, TOPICS=0.15 topics of DATA); a second search encodes nothing
+search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=0.2 adds a static embedding, TOPICS=0.5 topics of DATA); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
 	@"$(bin)/python" -m splade_nb.serving.searcher --model="$$typed_MODEL" --data="$$typed_DATA" \
 	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)

@@ -132,7 +132,7 @@ def search(model: str | Path, # as `load` takes it
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
            hybrid: float = 0.0, # weight of a static embedding of these texts beside the model, such as 0.2
-           topics: float = 0.0  # weight of topics of these texts, terms of the same index, such as 0.15
+           topics: float = 0.0  # weight of topics of these texts, terms of the same index, such as 0.5
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
     with saved_searcher(str(model), str(data), engine, index, hybrid, topics) as searcher: return searcher.ask(query, k)

@@ -7,8 +7,8 @@ from splade_nb.data.idf import Frequencies
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.hybrid import TopicPart
 from splade_nb.evaluation.retrieval import evaluate_model
-from splade_nb.evaluation.systems import WithDensePart, words_system
-from splade_nb.model.static_embedding import StaticEmbedding, save_embedding
+from splade_nb.evaluation.systems import Index, WithDensePart, words_system
+from splade_nb.model.static_embedding import StaticEmbedding, idf_sums, save_embedding
 from splade_nb.model.topic_terms import DOCUMENT_TOPICS, QUERY_TOPICS, TOPICS, TopicTerms, load_topics, save_topics
 from splade_nb.model.topic_terms import sparse_codes, topic_centres
 from splade_nb.serving.searcher import RELEASED, build_searcher, open_encoder, open_searcher
@@ -52,7 +52,7 @@ def test_texts_and_seed_say_what_is_learned(topics):
     assert np.array_equal(again.centres, topics.centres) and not np.array_equal(other.embedding.rows, topics.embedding.rows)
     assert np.array_equal(topics.embedding.rows, learn_embedding(made_texts(), dimensions=8).rows)
     assert len(topics.centres) <= 30, 'at most half as many groups as documents'
-    scores = (topics.queries([' '.join(words[:3]) for words in SUBJECTS]) @ topics.documents([' '.join(words[3:]) for words in SUBJECTS]).T).toarray()
+    scores = (topics.queries([' '.join(words[:3]) for words in SUBJECTS], np.ones(2)) @ topics.documents([' '.join(words[3:]) for words in SUBJECTS]).T).toarray()
     assert scores.diagonal().min() > 2 * scores[[0, 1], [1, 0]].max(), 'no word is shared'
 
 
@@ -76,14 +76,14 @@ def test_too_few_words_are_refused():
 
 
 def test_a_text_of_unknown_words_has_no_topic(topics):
-    assert topics.documents(['바나나', '']).nnz == 0 and topics.queries(['바나나']).nnz == 0
+    assert topics.documents(['바나나', '']).nnz == 0 and topics.queries(['바나나'], np.ones(1)).nnz == 0
     assert topics.documents([]).shape == (0, TOPICS)
 
 
 def test_texts_have_few_topics():
     embedding = StaticEmbedding(['배', '기차'], drawn_unit(2, 0), Frequencies(4, np.array([2, 2])))
     many = TopicTerms(embedding, drawn_unit(200, 1))
-    assert many.documents(['배 기차']).nnz == DOCUMENT_TOPICS and many.queries(['배 기차']).nnz == QUERY_TOPICS
+    assert many.documents(['배 기차']).nnz == DOCUMENT_TOPICS and many.queries(['배 기차'], np.ones(1)).nnz == QUERY_TOPICS
     assert len(many.names) == TOPICS and many.names[0] in ('배·기차', '기차·배')
 
 
@@ -98,15 +98,18 @@ def test_a_file_gives_the_same_topics_or_is_refused(topics, tmp_path):
 
 
 def test_the_sum_is_the_plain_sum(topics):
-    texts = dict(zip(map(str, range(20)), made_texts(20)))
-    part, alone = TopicPart(topics, texts.values(), 0.3), words_system(texts)
-    both, queries = WithDensePart(alone, part), ['배 감귤', '기차 여행 배']
-    added = (topics.queries(queries, 0.3) @ topics.documents(texts.values()).T).toarray()
-    np.testing.assert_allclose(both.scores(queries), alone.scores(queries) + added, atol=1e-5)
-    more = {name: both.cost(queries)[name] - alone.cost(queries)[name] for name in ('query', 'doc', 'bytes')}
-    assert np.isclose(more['doc'], part.documents.nnz / 20) and more['bytes'] == 8 * part.documents.nnz
-    assert np.isclose(more['query'], topics.queries(queries).nnz / 2)
-    np.testing.assert_allclose(TopicPart(topics, texts.values(), 0.6).scores(queries), 2 * added, rtol=1e-5)
+    texts, queries = dict(zip(map(str, range(20)), made_texts(20))), ['배 감귤', '기차 여행 배']
+    part, words = TopicPart(topics, texts.values(), 0.3), words_system(texts)
+    vectors = sparse.random_array((20, 9), density=0.5, rng=np.random.default_rng(0), format='csr', dtype=np.float32)
+    asked = sparse.csr_matrix(np.array([[1, 2, 0] * 3, [0, 0, 4] * 3], np.float32))
+    model = Index(list(texts), lambda some: asked[:len(some)], lambda: [sparse.csr_matrix(vectors)])
+    cosines = (topics.queries(queries, np.ones(2)) @ topics.documents(texts.values()).T).toarray()
+    for index, sums in ((words, idf_sums(topics.embedding, [text.split() for text in queries])), (model, np.array([9, 12]))):
+        both = WithDensePart(index, part)
+        np.testing.assert_allclose(both.scores(queries), index.scores(queries) + 0.3 * sums[:, None] * cosines, atol=1e-4)
+        more = {name: both.cost(queries)[name] - index.cost(queries)[name] for name in ('query', 'doc', 'bytes')}
+        assert np.isclose(more['doc'], part.documents.nnz / 20) and more['bytes'] == 8 * part.documents.nnz
+        assert np.isclose(more['query'], part.queries(queries).nnz / 2)
 
 
 def ranked(hits) -> list: return [(hit.id, round(hit.score, 3)) for hit in hits]

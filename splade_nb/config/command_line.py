@@ -41,7 +41,7 @@ class CommandLine(argparse.ArgumentParser):
 
 # %% ../../nbs/0_config/02_command_line.ipynb #weight-options
 _WEIGHTS = {'--hybrid': 'a static embedding beside the model, such as 0.2',
-            '--topics': 'topics of these texts, terms of the same index, such as 0.15'}
+            '--topics': 'topics of these texts, terms of the same index, such as 0.5'}
 
 def _add_weights(parser) -> None: # --hybrid, --topics
     for name, of in _WEIGHTS.items():

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BLOCK_BYTES', 'CHUNK', 'Block', 'encoded_blocks', 'Spool', 'tie_order', 'BestLists', 'TermStatistics', 'summed',
-           'sparsity_of', 'block_scores', 'Search', 'exact_search']
+           'sparsity_of', 'block_scores', 'Search', 'weight_sums', 'exact_search']
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #imports
 import functools, hashlib, tempfile
@@ -194,7 +194,7 @@ class Search:
     statistics: TermStatistics | None = None # of the query vectors
     best: BestLists | None = None
     mean_length: float = 0.0            # of the documents, where their vectors depend on it
-    extra: Callable | None = None       # (places of queries [q], rows of documents [n]) -> [q, n], added to the scores
+    extra: Callable | None = None       # (places of queries [q], rows of documents [n], sums of the queries' weights [q]) -> [q, n], added to the scores
 
     def run(self, queries: Iterable | None = None) -> dict: # {query: {document: score}}, best first
         places = {query: place for place, query in enumerate(self.queries)}
@@ -237,6 +237,12 @@ def _begin(searches: list, model, tokenizer, factor, ids: list, mean_length: flo
         search.ids, search.mean_length = ids, mean_length
         search.best = BestLists(len(search.queries), search.k, order)
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #weight-sums
+def weight_sums(vectors: sparse.csr_matrix # [q, V]
+               ) -> np.ndarray:            # [q] float32
+    "The sum of the weights of each query."
+    return np.asarray(vectors.sum(axis=1), dtype=np.float32).ravel()
+
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #add-block-part-1
 def _add_block(search: Search, block: Block, device) -> None:
     "Score a block of documents for all queries of a search."
@@ -246,8 +252,9 @@ def _add_block(search: Search, block: Block, device) -> None:
         rows, vectors = rows[chosen], vectors[chosen]
     for queries in search.vectors if len(rows) else ():
         for start, scores in block_scores(queries.vectors, vectors, device):
-            places = queries.rows[start:start + len(scores)]
-            if search.extra: scores = scores + search.extra(places, rows)
+            part = slice(start, start + len(scores))
+            places = queries.rows[part]
+            if search.extra: scores = scores + search.extra(places, rows, weight_sums(queries.vectors[part]))
             for place, row in zip(places, scores): search.best.add(place, rows, row)
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #gather-best

@@ -13,9 +13,9 @@ from scipy import sparse
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #imports-library
 from ..data.prepared import prepared_folder
-from ..data.tokenizer import kiwi_version
+from ..data.tokenizer import kiwi_version, morphemes
 from ..model.static_embedding import (
-    WEIGHT, StaticEmbedding, hybrid_queries, indexed, load_embedding, save_embedding)
+    WEIGHT, StaticEmbedding, hybrid_queries, idf_sums, indexed, load_embedding, save_embedding)
 from ..model.topic_terms import TOPIC_WEIGHT, TopicTerms, load_topics, save_topics
 from ..training.span_contrast import learn_embedding, learn_topics
 
@@ -50,12 +50,15 @@ class DensePart:
 
     def queries(self, texts: list) -> np.ndarray: return hybrid_queries(self.embedding, texts, self.weight)  # [Q, D]
 
-    def scores(self, texts: list) -> np.ndarray: return _product(self.queries(texts), self.documents)  # [Q, N] float32
+    def scores(self, texts: list,
+               totals: np.ndarray | None = None  # [Q] sums of the queries' weights; not needed here
+              ) -> np.ndarray:                   # [Q, N] float32
+        return _product(self.queries(texts), self.documents)
 
-    def part_of(self, texts: list) -> Callable:  # (places of queries [q], rows of documents [n]) -> [q, n]
-        "What `exact_search.Search` adds to the scores of a model."
+    def part_of(self, texts: list) -> Callable:
+        "What `exact_search.Search` adds to the scores of a model: its `extra`."
         vectors = self.queries(texts)
-        return lambda places, rows: _product(vectors[places], self.documents[rows])
+        return lambda places, rows, totals: _product(vectors[places], self.documents[rows])
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #topic-part
 class TopicPart(DensePart):
@@ -64,4 +67,13 @@ class TopicPart(DensePart):
                  weight: float = TOPIC_WEIGHT):              # w; 0 or more
         self.topics, self.documents, self.weight = topics, topics.documents(texts), weight  # [N, M]
 
-    def queries(self, texts: list) -> sparse.csr_matrix: return self.topics.queries(texts, self.weight)  # [Q, M]
+    def queries(self, texts: list, totals: np.ndarray | None = None) -> sparse.csr_matrix:  # [Q, M]
+        if totals is None: totals = idf_sums(self.topics.embedding, morphemes(texts))
+        return self.topics.queries(texts, self.weight * totals)
+
+    def scores(self, texts: list, totals: np.ndarray | None = None) -> np.ndarray:  # [Q, N]
+        return _product(self.queries(texts, totals), self.documents)
+
+    def part_of(self, texts: list) -> Callable:
+        codes = self.queries(texts, np.ones(len(texts)))
+        return lambda places, rows, totals: _product(sparse.diags(totals) @ codes[places], self.documents[rows])

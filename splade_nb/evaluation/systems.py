@@ -32,6 +32,7 @@ from ..training.dataset import dev_split, prepare, save_model_folder, training_r
 from ..training.teacher import fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
+from .exact_search import weight_sums
 from .hybrid import DensePart
 from .retrieval import encode_collection
 from .validation import make_validator
@@ -248,7 +249,9 @@ class WithDensePart:
     index: object    # Index, or of `words_system`
     dense: DensePart # of the same documents, in the same order
 
-    def scores(self, texts: list) -> np.ndarray: return self.index.scores(texts) + self.dense.scores(texts)  # [Q, N]
+    def scores(self, texts: list) -> np.ndarray:  # [Q, N]
+        totals = weight_sums(sparse.csr_matrix(self.index.encode(texts))) if isinstance(self.index, Index) else None
+        return self.index.scores(texts) + self.dense.scores(texts, totals)
 
     def run(self, queries: dict, k: int = 100) -> dict: # {query: {document: score}}, best first
         return rank(self.scores(list(queries.values())), list(queries), self.index.ids, k)

@@ -19,7 +19,7 @@ from scipy import sparse
 # %% ../../nbs/2_model/16_topic_terms.ipynb #imports-library
 from ..config.files import ConfigError, replaced
 from .static_embedding import (
-    StaticEmbedding, embedding_bytes, hybrid_queries, read_embedding, unit_rows)
+    StaticEmbedding, embedding_bytes, read_embedding, unit_rows)
 
 # %% ../../nbs/2_model/16_topic_terms.ipynb #sizes
 TOPICS = 1024                          # M, columns that an index has for topics
@@ -53,7 +53,7 @@ def topic_centres(vectors: np.ndarray, # [N, D] of documents, of unit length or 
     return unit_rows(means.cluster_centers_.astype(np.float32))
 
 # %% ../../nbs/2_model/16_topic_terms.ipynb #topic-weight
-TOPIC_WEIGHT = 0.15  # w; chosen on development queries by the study of the static embedding
+TOPIC_WEIGHT = 0.5  # w; chosen on development queries by the study of the static embedding
 
 # %% ../../nbs/2_model/16_topic_terms.ipynb #topic-terms
 @dataclass(frozen=True)
@@ -69,11 +69,12 @@ class TopicTerms:
             parts.append(sparse_codes(self.embedding.encode(some), self.centres, DOCUMENT_TOPICS))
         return sparse.vstack(parts, 'csr')
 
-    def queries(self, texts: list, weight: float = TOPIC_WEIGHT) -> sparse.csr_matrix:  # [Q, M]
-        "The topics of queries, in the unit of a sparse score."
-        vectors = hybrid_queries(self.embedding, texts, weight)
-        scale = np.linalg.norm(vectors, axis=1).astype(np.float32)
-        return (sparse.diags(scale) @ sparse_codes(unit_rows(vectors), self.centres, QUERY_TOPICS)).tocsr()
+    def queries(self, texts: list,
+                totals: np.ndarray    # [Q] what a document with the same topics is to score
+               ) -> sparse.csr_matrix: # [Q, M]
+        "The topics of queries."
+        codes = sparse_codes(self.embedding.encode(texts), self.centres, QUERY_TOPICS)
+        return (sparse.diags(np.asarray(totals, np.float32).ravel()) @ codes).tocsr()
 
     @cached_property
     def names(self) -> list: return _names(self)  # [M]

@@ -256,7 +256,7 @@ def _search(searcher, query, k):
         vector, hashed = _query_vector(searcher, query), _hashed_columns(tokenizer, query)
         tokens = set(tokenizer.bags([query], document=False)[0])
         dense = hybrid_queries(searcher.embedding, [query], searcher.hybrid) if searcher.hybrid else None
-        topics = searcher.topic_terms.queries([query], searcher.topics) if searcher.topics else None
+        topics = searcher.topic_terms.queries([query], searcher.topics * vector.sum(axis=1)) if searcher.topics else None
         asked = vector if topics is None else sparse.hstack([vector, topics], 'csr')
         results = [(document_store.read_entry(store, id), score) for id, score in searcher.index.search(asked, k, dense)[0]]
         def hit(entry, score):
