@@ -32,7 +32,7 @@ from ..hub.onnx import OnnxModel
 from ..model.encode import encode, encode_queries, factor_for, input_terms, normalize_for_scoring
 from ..model.encode import prepared_decoder
 from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
-from ..model.topic_terms import TOPICS, TopicTerms, load_topics, save_topics
+from ..model.topic_terms import TOPIC_WEIGHT, TOPICS, TopicTerms, load_topics, save_topics
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving
 from . import document_store
@@ -522,7 +522,7 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
         message = '{:,} new or changed, {:,} taken out; kept for the next search'.format(*searcher.changed)
         if Path(encoder.folder) == RELEASED.resolve() and Path(data).exists():
             message += ('\nThe model that the package brings was trained on other texts. A model of these texts: '
-                        f'`make fit DATA={shlex.quote(data)}`, then search with `MODEL=outputs/fit`.')
+                        f'`make fit DATA={shlex.quote(data)}`, then search with `MODEL=outputs/fit TOPICS={TOPIC_WEIGHT:g}`.')
     print(f'{len(searcher):,} texts in {place}: {message}', file=sys.stderr)
     report_old_copies()
     return searcher
