@@ -83,7 +83,7 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert 0 < record['terms']['bigrams'] == pytest.approx(terms['all'] - terms['without bigrams'])
     assert study['overall']['tokens']['mean'] == pytest.approx(study['ndcg']('tokens', 'taught').mean() - study['ndcg']('all', 'taught').mean())
 
-    study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own', weights='0.1,-1000',
+    study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own,topics,start', weights='0.1,-1000', topic_weights='0.5,-9',
                       fits=str(tmp_path/'fits'), results=str(tmp_path/'companion'), measure=True)
     found = read_json(tmp_path/'companion'/'sparse-own'/'taught-42.json')['found']
     assert set(found) == {'dev', 'test'} and [*found['test']] == ['0', '0.1', '-1000'] and study['asked'] == ['taught']
@@ -92,6 +92,9 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     alone, summed = (study['ndcg'](system, 'new', weight) for weight in ('0', '-1000'))
     assert (alone != summed).any() and study['mean'](system, '0', 'test') == pytest.approx(np.mean([alone.mean(), study['ndcg'](system, 'taught', '0').mean()]))
     assert read_json(tmp_path/'fits'/'taught-42'/'fit.json')['documents'] and (tmp_path/'companion'/'fit-own'/'taught-42.json').exists()
+    topics, before = (read_json(tmp_path/'companion'/f'fit-{kind}'/'taught-42.json') for kind in ('topics', 'start'))
+    assert [*topics['found']['test']] == ['0', '0.5', '-9'] and topics['found']['test']['-9'] != topics['found']['test']['0'] == before['found']['test']['0']
+    assert topics['cost']['alone']['doc'] < topics['cost']['sum']['doc'] <= topics['cost']['alone']['doc'] + 32 and topics['cost']['alone'] == before['cost']['alone']
     assert study['over_bm25']('floor+own', '0')['mean'] == 0 and study['over_bm25']('fit+own', '-1000')['mean'] != study['over_bm25']('fit+own', '0')['mean']
 
 
