@@ -1,10 +1,10 @@
 """Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
-import ast, json
+import ast, json, lzma
 import numpy as np
 import pytest
 from conftest import NOTEBOOKS, name, read, run_cells, text
 from splade_nb.config import versions
-from splade_nb.config.files import read_json
+from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.records import toy_corpus
 
 STUDIES = [notebook for notebook in NOTEBOOKS if notebook.parent.name == 'studies']
@@ -96,6 +96,23 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert [*topics['found']['test']] == ['0', '0.5', '-9'] and topics['found']['test']['-9'] != topics['found']['test']['0'] == before['found']['test']['0']
     assert topics['cost']['alone']['doc'] < topics['cost']['sum']['doc'] <= topics['cost']['alone']['doc'] + 32 and topics['cost']['alone'] == before['cost']['alone']
     assert study['over_bm25']('floor+own', '0')['mean'] == 0 and study['over_bm25']('fit+own', '-1000')['mean'] != study['over_bm25']('fit+own', '0')['mean']
+
+
+@pytest.mark.slow
+def test_the_study_of_unseen_collections_makes_them_of_pairs(tmp_path, small):
+    texts = toy_corpus().texts
+    rows = [dict(query=text.split()[0], positive=text, kind='title_body') for text in texts.values()]
+    rows += [rows[0], dict(query='다른 종류', positive='이것은 남는 쌍이다', kind='reply')]
+    with lzma.open(tmp_path/'few.jsonl.xz', 'wt', encoding='utf-8') as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+    given = dict(pairs=str(tmp_path), made='few', seeds='42', documents=12, queries=5, work=str(tmp_path/'work'), results=str(tmp_path/'kept'))
+    study = run_cells('studies/unseen.ipynb', **given, measure=True)
+    record = read_json(tmp_path/'kept'/'few'/'42.json')
+    assert (record['kind'], record['documents'], record['queries']) == ('title_body', 12, 5) and set(record['found']) == set(study['SYSTEMS'])
+    found = {name: one['terms'] for name, one in record['found'].items()}
+    assert found['bm25'] < found['bigrams'] and found['fit'] < found['topics'] <= found['fit'] + 32
+    assert study['overall']['over `make fit`']['mean'] == pytest.approx(study['mean']('topics') - study['mean']('fit'))
+    with pytest.raises(ConfigError, match='none.jsonl.xz: no such file'): run_cells('studies/unseen.ipynb', **given | dict(made='none'), measure=True)
 
 
 @pytest.mark.slow
