@@ -14,13 +14,7 @@ from splade_nb.model.topic_terms import sparse_codes, topic_centres
 from splade_nb.serving.searcher import RELEASED, build_searcher, open_encoder, open_searcher
 from splade_nb.training import span_contrast
 from splade_nb.training.span_contrast import learn_embedding, learn_topics
-
-SUBJECTS = ['배 사과 과일 감귤 포도 수박'.split(), '기차 버스 공항 여행 호텔 지하철'.split()]
-
-
-def made_texts(number: int = 60, length: int = 12) -> list:
-    generator = np.random.default_rng(0)
-    return [' '.join(generator.choice(SUBJECTS[n % 2], length)) for n in range(number)]
+from test_companion import SUBJECTS, made_texts
 
 
 @pytest.fixture(scope='module')
