@@ -7,7 +7,6 @@ __all__ = ['TOPICS', 'DOCUMENT_TOPICS', 'QUERY_TOPICS', 'TOPIC_WEIGHT', 'FORMAT'
            'save_topics', 'load_topics']
 
 # %% ../../nbs/2_model/16_topic_terms.ipynb #imports
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property

@@ -294,7 +294,7 @@ class _Answers:
 
     def _with_own_topics(self, terms: list, text: str) -> list: # heaviest first
         if not self.topics: return terms
-        row = self.topic_terms.documents([text])
+        with self.lock: row = self.topic_terms.documents([text])
         named = [Term(self.topic_terms.names[column], 'topic', float(weight), True) for column, weight in zip(row.indices, row.data)]
         return sorted([*terms, *named], key=lambda term: -term.weight)
 
