@@ -232,10 +232,13 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
         print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #reasons
-def _shared_topics(searcher, asked, text): # [Term]; asked: [1, M] of the query
+def _topics_in(searcher, row): # [Term]; row: [1, M]
+    names = searcher.topic_terms.names
+    return [Term(names[column], 'topic', float(weight), True) for column, weight in zip(row.indices, row.data)]
+
+def _shared_topics(searcher, asked, text): # [Term]; asked: [1, M] of the query, or None
     if asked is None: return []
-    shared = asked.multiply(searcher.topic_terms.documents([text])).tocoo()
-    return [Term(searcher.topic_terms.names[column], 'topic', float(part), True) for column, part in zip(shared.col, shared.data)]
+    return _topics_in(searcher, asked.multiply(searcher.topic_terms.documents([text])).tocsr())
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #reasons-part
 def _reasons(searcher, score, terms): # [Term], the topics and the dense part of a hybrid among them
@@ -295,8 +298,7 @@ class _Answers:
     def _with_own_topics(self, terms: list, text: str) -> list: # heaviest first
         if not self.topics: return terms
         with self.lock: row = self.topic_terms.documents([text])
-        named = [Term(self.topic_terms.names[column], 'topic', float(weight), True) for column, weight in zip(row.indices, row.data)]
-        return sorted([*terms, *named], key=lambda term: -term.weight)
+        return sorted([*terms, *_topics_in(self, row)], key=lambda term: -term.weight)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searcher
 class Searcher(_Answers):
