@@ -147,14 +147,14 @@ def equal_start() -> str:
 
 
 def documents_alone() -> str:
-    "What needs no question: `make fit` and topics, on the public collections and on those that no choice has seen."
+    "What needs no question: `make fit` and topics, on the public collections and on those where no setting was chosen."
     (public,), (further,) = (shown('finding', 'text/markdown', study) for study in ('companion', 'unseen'))
     line = next(line for line in public.splitlines() if '(`make fit`) + topics of own documents' in line and 'over BM25 with bigrams' in line)
     weight, more, alone = re.search(r'weight ([\d.]+) .*: (\S+ \[.+?\]) points over BM25 with bigrams; the ranking alone (\S+ \[.+?\])\.', line).groups()
     counts = re.search(r'(\d+) collections, (\d+) seeds', public).groups()
     without, topics = (re.search(rf'- `make fit`{how} over BM25 with bigrams: (\S+ \[.+?\]) points in the mean of (\d+) ', further).groups() for how in ('', ' with topics'))
     return (f'From the documents alone `make fit` is {alone} points above BM25 with bigrams and {more} with topics, `TOPICS={weight}` '
-            f'({counts[0]} collections, {counts[1]} seeds); on {topics[1]} collections that no choice has seen {without[0]} and {topics[0]}.')
+            f'({counts[0]} collections, {counts[1]} seeds); on {topics[1]} collections where no setting was chosen {without[0]} and {topics[0]}.')
 
 
 def table() -> str:
@@ -226,7 +226,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'On public sets gradient training adds nothing to `splade_ko`: nDCG@10 is (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) with English pairs \((\d+) seeds\)\.':
         r'공개 컬렉션에서 경사 학습은 `splade_ko`에 더하는 것이 없습니다. nDCG@10은 학습 전 \1, \3스텝 뒤 \2, \5스텝 뒤 \4(시드 \6개, 영어 쌍 포함).',
     r'From the documents alone `make fit` is (\S+ \[.+?\]) points above BM25 with bigrams and (\S+ \[.+?\]) with topics, (`TOPICS=[\d.]+`) \((\d+) collections, (\d+) seeds\); '
-    r'on (\d+) collections that no choice has seen (\S+ \[.+?\]) and (\S+ \[.+?\])\.':
+    r'on (\d+) collections where no setting was chosen (\S+ \[.+?\]) and (\S+ \[.+?\])\.':
         r'문서만으로 만든 모델(`make fit`)은 BM25 + 글자쌍보다 \1점, 주제를 더하면 \2점 높습니다(\3, 컬렉션 \4개, 시드 \5개). 설정을 고를 때 보지 않은 컬렉션 \6개에서는 \7점과 \8점입니다.',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
     r'These test queries judged (\d+) recipes of `splade_ko` here and (\d+) systems of the leaderboard; the studies of terms, labels, scale and the static embedding asked them too\.':
