@@ -37,6 +37,7 @@ from .serving.saved_copies import read_source
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
+from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside
 from .training.dataset import TrainingSetup, save_model_folder, prepare
 from .training.objective import ProcessGroup
 from .training.teacher import teacher_label
@@ -125,7 +126,8 @@ def begin_run(version: str | int, recipe: str, scale: str,
               resume: bool = False,  # keep the `config.json` that is there
               batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
              ) -> tuple:             # name, scale, settings, collection, folder
-    "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
+    """Check everything that can be wrong before any work; set an earlier run aside, then write `config.json`.
+    Raises `ConfigError`, `DataError`."""
     name, recipe, scale = version_name(version), recipe_name(recipe), scale_of(scale)
     resolved = resolve(name, recipe, scale, **(settings := read_overrides(settings)))
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
@@ -134,6 +136,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
     with alone(folder):
         require_parts(resolved, folder)
         if not (resume and (folder/'config.json').exists()):
+            set_aside(folder, (*TRAINED, *LAUNCHED))
             _write_config(folder/'config.json', resolved, settings,
                           version=name, recipe=recipe, scale=scale, data=source, seed=seed)
     return name, scale, resolved, collection, folder
@@ -259,7 +262,7 @@ def _about_training(run: Run, settings: Settings, data: dict, seconds: float) ->
     return dict(
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=data,
         teacher=teacher_label(settings.teacher) if run.training_data.teacher else 'none', steps=run.step,
-        stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1))
+        stopped=run.stopped, best_validation=run.best, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1))
 
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
@@ -360,12 +363,10 @@ def _documents_alone(source: str) -> Collection:
 
 def _write_model(setup: TrainingSetup, folder: Path) -> None:
     "A model with its tokenizer, written beside what is there and then put in its place."
-    part = folder/'part'
-    shutil.rmtree(part, ignore_errors=True)
+    part = new_part(folder/'model')
     save_model_folder(setup, part)
-    shutil.rmtree(folder/'model', ignore_errors=True)
-    (part/'model').rename(folder/'model')
-    part.rmdir()
+    put_in_place(part/'model', folder/'model')
+    shutil.rmtree(part)
 
 def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
@@ -376,7 +377,8 @@ def fit(source: str,                    # a text file with one on each line, a f
     """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
     Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""
     folder, began = Path(out), time.perf_counter()
-    if (folder/'summary.json').exists(): raise ConfigError(f'out={out}: holds a trained run; name another folder')
+    if (folder/'summary.json').exists() or (folder/'model').exists() and not (folder/'fit.json').exists():
+        raise ConfigError(f'out={out}: holds a trained run or another model; name another folder')
     collection, resolved = _documents_alone(source), resolve_quietly('splade_ko', **settings or {})
     with alone(folder, 'is working in this folder; choose another with out='):
         pairs = glossary_of(glossary) if glossary else None
