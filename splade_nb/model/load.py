@@ -11,9 +11,11 @@ import math, os
 from dataclasses import fields, replace
 from pathlib import Path
 import torch
+from safetensors import SafetensorError
 from ..config.files import ConfigError, device, model_folder, out_of_reach, read_json, write_json
 from ..config.settings import ModelSettings, Settings, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
+from .encode import require_finite, require_size
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
@@ -25,6 +27,8 @@ def _read_backbone(folder: Path, mlm_head: bool, random: bool): # backbone, name
     return backbone, info['missing_keys']
 
 # %% ../../nbs/2_model/11_load.ipynb #check-weights
+def _finite(module: torch.nn.Module): return ((name, bool(value.isfinite().all())) for name, value in module.state_dict().items())
+
 def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:  # raises `ConfigError` for missing ones
     encoder, prefix = backbone.base_model, backbone.base_model_prefix
     inside = {name for name, _ in encoder.named_parameters(prefix=prefix)} | set(encoder.state_dict())
@@ -34,6 +38,7 @@ def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:
                           'noise. Take a checkpoint that was published with its head, or set mlm_head=False: '
                           'token importance, no expansion.')
     if absent: raise ConfigError(f'backbone={source!r}: weights missing: {absent[:3]}; is the download whole?')
+    require_finite(f'backbone={source!r}', _finite(backbone))
 
 # %% ../../nbs/2_model/11_load.ipynb #pretrained-backbone
 def pretrained_backbone(source: str,             # hub name or local folder
@@ -45,6 +50,8 @@ def pretrained_backbone(source: str,             # hub name or local folder
     except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
     except ValueError as error:
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
+    except (RuntimeError, SafetensorError) as error:
+        raise ConfigError(f'backbone={source!r}: its weights cannot be read: {" ".join(str(error).split())[:200]}') from error
     _check_weights(backbone, source, mlm_head, missing)
     return backbone
 
@@ -68,7 +75,7 @@ def positions(backbone) -> float: # tokens
 def fit(backbone, settings: Settings, vocabulary: int) -> None: # vocabulary: V
     "Cut spare rows off. Raises `ConfigError` for settings that the backbone cannot serve, with the nearest it can."
     rows, limit = backbone.get_input_embeddings().num_embeddings, positions(backbone)
-    if rows < vocabulary:
+    if rows < vocabulary or rows > 1024 + 1.1 * vocabulary:  # a few are padding
         raise ConfigError(f'backbone={settings.backbone!r} holds {rows} tokens, its tokenizer {vocabulary}: '
                           'they do not belong together')
     if rows > vocabulary: backbone.resize_token_embeddings(vocabulary)
@@ -117,16 +124,17 @@ def _empty_model(folder: Path) -> SpladeDoc:  # by its settings, with random wei
 @torch.inference_mode(False) # weights made in that mode cannot be trained
 def load(folder: Path | str) -> SpladeDoc:
     """The model that `save` wrote, in evaluation mode. Raises `ConfigError` for a folder that is none,
-    whose weights do not fit, or whose settings name a term weight that is not registered."""
+    whose weights do not fit or are no numbers, or whose settings name a term weight that is not registered."""
     from safetensors.torch import load_model
     folder = Path(folder)
     absent = [name for name in ('config.json', 'splade.json', 'model.safetensors') if not (folder/name).exists()]
     if absent: raise ConfigError(f'{folder} is no saved model: {", ".join(absent)} missing')
     model = _empty_model(folder)
     try: load_model(model, str(folder/'model.safetensors'), strict=True)
-    except RuntimeError as error:
-        message = ' '.join(str(error).split())[:300]
-        raise ConfigError(f'{folder}: weights and settings do not belong together: {message}') from error
+    except (RuntimeError, SafetensorError) as error:
+        found = 'model.safetensors cannot be read' if isinstance(error, SafetensorError) else 'weights and settings do not belong together'
+        raise ConfigError(f'{folder}: {found}: {" ".join(str(error).split())[:300]}') from error
+    require_finite(folder, _finite(model))
     return model.eval()
 
 # %% ../../nbs/2_model/11_load.ipynb #routes
@@ -201,7 +209,10 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
     """A checkpoint in the form of sentence-transformers, or in ours.
     Raises `ConfigError` for what cannot be read without changing its vectors."""
     folder = _reached(source)
-    if (folder/'splade.json').exists(): return load(folder), load_tokenizer(folder)
+    if (folder/'splade.json').exists():
+        model, tokenizer = load(folder), load_tokenizer(folder)
+        require_size(folder, tokenizer, len(model.special))
+        return model, tokenizer
     sides = _routes(folder)
     encoder, twice = _pooling_of(sides['document'])
     table = sides['query'] if sides['query'] != sides['document'] else None
@@ -213,6 +224,9 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
                        log_twice=twice, inference_free_query=bool(table))
     fit(backbone, settings, len(tokenizer))
     weights = _table_of(table[0][1], tokenizer)[:len(tokenizer)] if table else None
+    if table:
+        require_size(table[0][1], tokenizer, len(weights))
+        require_finite(table[0][1], [('weight', bool(weights.isfinite().all()))])
     return SpladeDoc(backbone, settings, [], query_weight=weights).eval(), tokenizer
 
 # %% ../../nbs/2_model/11_load.ipynb #named-config

@@ -28,7 +28,7 @@ from ..config.files import ConfigError, choose, installed, needs, read_json, roo
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
-from ..hub.onnx import OnnxModel
+from ..hub.onnx import open_onnx
 from ..model.encode import encode, encode_queries, factor_for, input_terms, normalize_for_scoring
 from ..model.encode import prepared_decoder
 from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
@@ -73,7 +73,7 @@ def open_model(name: str | Path = '',  # a run or model folder, or one of the hu
         from splade_nb.model.load import load_encoder
         return load_encoder(folder if folder.exists() else name)
     folder = folder/'model' if (folder/'model').is_dir() else folder
-    return OnnxModel(folder), load_tokenizer(folder)
+    return open_onnx(folder)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-encoder
 def open_encoder(folder: Path | str | Encoder) -> Encoder:

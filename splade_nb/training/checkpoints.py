@@ -11,6 +11,7 @@ __all__ = ['MARK', 'STEP', 'FILES', 'RESUME_FROM', 'INITIAL', 'TRAINED', 'LAUNCH
 # %% ../../nbs/3_training/10_checkpoints.ipynb #imports
 import itertools, math, os, re, shutil, sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 import torch
 from ..config.files import ConfigError, read_json, replaced, sha256_of, write_json
@@ -53,8 +54,14 @@ def _marked(path: Path) -> Path:
     return path
 
 def _remove(path: Path) -> None:
-    "Delete a folder that holds the mark; another one stays."
-    if (path/MARK).exists(): shutil.rmtree(path)
+    "Delete a folder that holds the mark, the mark last, or that is empty; another one stays."
+    found = list(path.iterdir()) if path.is_dir() else []
+    if found and path/MARK not in found: return
+    for part in found:
+        if part.is_dir(): shutil.rmtree(part)
+        elif part.name != MARK: part.unlink()
+    (path/MARK).unlink(missing_ok=True)
+    if path.is_dir(): path.rmdir()
 
 def new_part(target: Path) -> Path:
     "An empty folder beside `target`, to be filled. Raises `FileExistsError` where a foreign one has its name."
@@ -184,7 +191,7 @@ def save_checkpoint(folder: Path,   # of all checkpoints
                    ) -> Path:       # of this checkpoint
     "Write `step-N`. Raises `CheckpointError` where the disk refuses; earlier checkpoints stay as they are."
     from safetensors.torch import save_file
-    target, part = folder/f'step-{state["step"]}', None
+    target = folder/f'step-{state["step"]}'
     random = dict(cpu=torch.get_rng_state())
     if torch.cuda.is_available(): random['cuda'] = torch.cuda.get_rng_state()
     try:
@@ -198,7 +205,7 @@ def save_checkpoint(folder: Path,   # of all checkpoints
         write_manifest(part)
         put_in_place(part, target)
     except Exception as error: # safetensors raises errors of its own for a full disk
-        if part: shutil.rmtree(part, ignore_errors=True)
+        with suppress(OSError): _remove(folder/f'part-{target.name}')
         raise CheckpointError(f'{target}: could not be written: {error}') from error
     best = best_checkpoint(folder, state)
     try: link_best(folder, best)
