@@ -1,12 +1,16 @@
 """A run's folder is its user's too, its numbers are those of all its data, and a model is what its folder says."""
+import re, shutil
 from collections import Counter
+from pathlib import Path
 import numpy as np
 import pytest
 import torch
 import faults
+from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
 from splade_nb.data.passages import PackedSequences, packed_batch
-from splade_nb.model.load import position_table, positions
+from splade_nb.model.load import fit, position_table, positions
+from splade_nb.serving.searcher import RELEASED, open_model
 from splade_nb.training import checkpoints, curriculum, masked_language, objective
 from splade_nb.training import trainer as training
 from splade_nb.training.dataset import fix_seeds, toy_training_data
@@ -117,3 +121,46 @@ def test_the_model_is_that_of_the_last_step_and_the_best_one_opens(tmp_path):
     here = dict(run.model.named_parameters())
     assert all(torch.equal(value, last[name]) for name, value in here.items() if name in last)
     assert any(not torch.equal(value, best[name]) for name, value in here.items() if name in best)
+
+
+# A model's folder
+
+def cut_short(path) -> None: path.write_bytes(path.read_bytes()[:-40])
+
+
+def of_another_size(path) -> None: path.write_text(path.read_text().replace('"hashed_bigrams": 8192', '"hashed_bigrams": 4096'))
+
+
+def no_number(path) -> None:
+    from safetensors.numpy import load_file, save_file
+    weights = load_file(path)
+    weights['mean_length'] = np.float32([np.nan]).reshape(weights['mean_length'].shape)
+    path.unlink()
+    save_file(weights, path, dict(format='pt'))
+
+
+DAMAGES = [('text.json', Path.unlink, 'text.json is missing'), ('text.json', of_another_size, 'do not belong together'),
+           ('model.safetensors', no_number, 'NaN or infinite weights in mean_length'),
+           ('model.safetensors', cut_short, 'model.safetensors: damaged'), ('splade.json', cut_short, 'splade.json: damaged'),
+           ('tokenizer.json', cut_short, 'tokenizer.json: damaged'), ('tokenizer.json', Path.unlink, 'tokenizer.json'),
+           ('config.json', cut_short, 'config.json'), ('model.onnx', cut_short, 'model.onnx: damaged'),
+           ('queries.npy', cut_short, 'queries.npy: damaged')]
+
+
+@pytest.mark.parametrize('runtime', ('torch', 'onnx'))
+@pytest.mark.parametrize('name, damage, said', DAMAGES)
+def test_a_model_that_is_not_whole_does_not_open(name, damage, said, runtime, tmp_path):
+    if runtime == 'torch' and name in ('model.onnx', 'queries.npy'): pytest.skip('PyTorch reads the weights alone')
+    for path in (RELEASED/'model').iterdir(): shutil.copyfile(path, tmp_path/path.name)
+    damage(tmp_path/name)
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught: open_model(tmp_path, runtime)
+    assert str(tmp_path) in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_a_checkpoint_without_its_tokenizer_does_not_open(tmp_path):
+    from transformers import BertConfig, BertForMaskedLM
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    backbone = BertForMaskedLM(BertConfig(vocab_size=3000, **sizes))
+    backbone.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match='no tokenizer: found neither tokenizer.json nor'): open_model(tmp_path)
+    with pytest.raises(ConfigError, match='holds 3000 tokens, its tokenizer 40: they do not belong together'): fit(backbone, resolve('v26'), 40)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 import numpy as np
-from ..config.files import ConfigError, installed, model_folder, out_of_reach, read_json, write_json
+from ..config.files import ConfigError, installed, model_folder, out_of_reach, read_json, reading, write_json
 from .phonetic_keys import phonetic_key
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #clean
@@ -327,10 +327,8 @@ def _pretrained(folder: Path):  # without files transformers makes a tokenizer o
         raise ConfigError(f'{folder}: text.json is missing, which says how the model reads texts; copy it from the run')
     if not installed('transformers'): return PlainTokenizer(folder)
     from transformers import AutoTokenizer
-    try: return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # tokenizers raises no class of its own
-        found = ' '.join(str(error).split())[:200]
-        raise ConfigError(f'{folder}: its tokenizer cannot be read: {found}') from error
+    if (folder/'tokenizer_config.json').exists(): read_json(folder/'tokenizer_config.json')
+    with reading(folder/'tokenizer.json'): return AutoTokenizer.from_pretrained(folder)
 
 def load_tokenizer(source: Path | str,  # local folder or hub name
                    **options            # of `TEXT_OPTIONS`, in place of what was saved

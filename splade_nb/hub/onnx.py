@@ -13,7 +13,7 @@ from pathlib import Path
 # %% ../../nbs/5_hub/02_onnx.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, read_json, sha256_of
+from ..config.files import ConfigError, read_json, reading, sha256_of
 from ..config.settings import bigram_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from ..model.encode import DENSE_BYTES, encode, require_finite, require_size
@@ -29,13 +29,10 @@ def _check_files(folder: Path) -> None:
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #open-session
 def _session(folder): # the graph of a folder
-    _check_files(folder)
     try: import onnxruntime
     except ImportError as error: raise ConfigError('onnxruntime is missing: pip install onnxruntime') from error
-    try: return onnxruntime.InferenceSession(str(folder/'model.onnx'), providers=onnxruntime.get_available_providers())
-    except Exception as error:  # onnxruntime raises a class for each status
-        found = ' '.join(str(error).split())[:200]
-        raise ConfigError(f'{folder}: model.onnx cannot be read, or belongs to other weights: {found}') from error
+    with reading(folder/'model.onnx', instead='export the model again'):
+        return onnxruntime.InferenceSession(str(folder/'model.onnx'), providers=onnxruntime.get_available_providers())
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #parts
 def _parts(windows: list, # of each text
@@ -54,12 +51,15 @@ class _Opened: # what a folder holds
     def __init__(self, folder: Path | str):
         from safetensors import safe_open
         self.folder = Path(folder)
-        self.session, self.settings = _session(self.folder), from_dict(read_json(self.folder/'splade.json'))
-        self.inputs = {each.name for each in self.session.get_inputs()}
-        with safe_open(self.folder/'model.safetensors', 'numpy') as weights:
+        _check_files(self.folder)
+        self.settings = from_dict(read_json(self.folder/'splade.json'))
+        place = self.folder/'model.safetensors'
+        with reading(place, instead='export the model again'), safe_open(place, 'numpy') as weights:
             require_finite(self.folder, ((name, np.isfinite(weights.get_tensor(name)).all()) for name in weights.keys()))
             self.special = weights.get_tensor('special')  # [V] bool
             if self.settings.idf_prior_documents: self.frequencies = weights.get_tensor('frequencies')
+        self.session = _session(self.folder)
+        self.inputs = {each.name for each in self.session.get_inputs()}
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #part-vectors
 def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
@@ -76,7 +76,8 @@ class OnnxModel(_Opened):
         hashes = [sha256_of(self.folder/name) for name in ('model.onnx', 'model.safetensors')]
         return hashlib.sha256(''.join(hashes).encode()).hexdigest()[:16]
 
-    def query_table(self) -> np.ndarray: return np.load(self.folder/'queries.npy') # [V]
+    def query_table(self) -> np.ndarray: # [V]
+        with reading(self.folder/'queries.npy'): return np.load(self.folder/'queries.npy')
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # [V] bool
         "The columns that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
@@ -97,7 +98,7 @@ class OnnxModel(_Opened):
 def open_onnx(folder: Path | str) -> tuple[OnnxModel, SpladeTokenizer]:
     "A model and its tokenizer. Raises `ConfigError` where one is missing or damaged, or they do not belong together."
     model, tokenizer = OnnxModel(folder), load_tokenizer(folder)
-    require_size(folder, tokenizer, len(model.special))
+    require_size(folder, tokenizer, len(model.special), bigram_columns(model.settings))
     if model.settings.inference_free_query: require_size(f'{folder}/queries.npy', tokenizer, len(model.query_table()))
     return model, tokenizer
 

@@ -325,8 +325,9 @@ def require_finite(source: Path | str, weights: Iterable) -> None: # (name, whet
     if not wrong: return
     raise ConfigError(f'{source}: NaN or infinite weights in {", ".join(wrong[:3])}: its training failed, or a file is damaged')
 
-def require_size(source: Path | str, tokenizer: SpladeTokenizer, columns: int) -> None: # of the model's vectors
+def require_size(source: Path | str, tokenizer: SpladeTokenizer, columns: int, # of the model's vectors
+                 bigrams: int | None = None) -> None:                        # of them for hashed bigrams
     "Raises `ConfigError` for a tokenizer of another size than the model."
-    if len(tokenizer) == columns: return
+    if len(tokenizer) == columns and bigrams in (None, tokenizer.hashed_bigrams): return
     parts = f'{len(tokenizer.backend):,} tokens and {tokenizer.hashed_bigrams:,} columns of hashed bigrams'
-    raise ConfigError(f'{source}: the model has {columns:,} columns, its tokenizer {parts}: they do not belong together')
+    raise ConfigError(f'{source}: the model has {columns:,} columns, {bigrams or 0:,} of hashed bigrams, its tokenizer {parts}: they do not belong together')

@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 import torch
 from safetensors import SafetensorError
-from ..config.files import ConfigError, device, model_folder, out_of_reach, read_json, write_json
-from ..config.settings import ModelSettings, Settings, from_dict
+from ..config.files import ConfigError, Damaged, device, model_folder, out_of_reach, read_json, reading, reason, write_json
+from ..config.settings import ModelSettings, Settings, bigram_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import require_finite, require_size
 from .splade_doc import SpladeDoc
@@ -51,7 +51,7 @@ def pretrained_backbone(source: str,             # hub name or local folder
     except ValueError as error:
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
     except (RuntimeError, SafetensorError) as error:
-        raise ConfigError(f'backbone={source!r}: its weights cannot be read: {" ".join(str(error).split())[:200]}') from error
+        raise ConfigError(f'backbone={source!r}: its weights cannot be read: {reason(error)}') from error
     _check_weights(backbone, source, mlm_head, missing)
     return backbone
 
@@ -116,7 +116,7 @@ def save(model: SpladeDoc, folder: Path | str) -> Path:
 # %% ../../nbs/2_model/11_load.ipynb #empty-model
 def _empty_model(folder: Path) -> SpladeDoc:  # by its settings, with random weights
     settings = from_dict(read_json(folder/'splade.json'))
-    backbone, _ = _read_backbone(folder, settings.mlm_head, random=True)
+    with reading(folder/'config.json'): backbone, _ = _read_backbone(folder, settings.mlm_head, random=True)
     try: return SpladeDoc(backbone, settings, special=[])
     except ConfigError as error: raise ConfigError(f'{folder}: {error}') from error
 
@@ -130,10 +130,12 @@ def load(folder: Path | str) -> SpladeDoc:
     absent = [name for name in ('config.json', 'splade.json', 'model.safetensors') if not (folder/name).exists()]
     if absent: raise ConfigError(f'{folder} is no saved model: {", ".join(absent)} missing')
     model = _empty_model(folder)
-    try: load_model(model, str(folder/'model.safetensors'), strict=True)
-    except (RuntimeError, SafetensorError) as error:
-        found = 'model.safetensors cannot be read' if isinstance(error, SafetensorError) else 'weights and settings do not belong together'
-        raise ConfigError(f'{folder}: {found}: {" ".join(str(error).split())[:300]}') from error
+    try:
+        with reading(folder/'model.safetensors'): load_model(model, str(folder/'model.safetensors'), strict=True)
+    except Damaged as error:
+        if not isinstance(error.__cause__, RuntimeError): raise
+        message = ' '.join(str(error.__cause__).split())[:300]
+        raise ConfigError(f'{folder}: weights and settings do not belong together: {message}') from error
     require_finite(folder, _finite(model))
     return model.eval()
 
@@ -211,7 +213,7 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
     folder = _reached(source)
     if (folder/'splade.json').exists():
         model, tokenizer = load(folder), load_tokenizer(folder)
-        require_size(folder, tokenizer, len(model.special))
+        require_size(folder, tokenizer, len(model.special), bigram_columns(model.settings))
         return model, tokenizer
     sides = _routes(folder)
     encoder, twice = _pooling_of(sides['document'])
