@@ -105,7 +105,8 @@ def require_parts(settings: Settings, folder: Path) -> None:
 # %% ../nbs/7_experiment.ipynb #write-config
 def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
-    "Write `config.json`: what a run was launched with, and the settings that follow."
+    "Set an earlier run aside and write `config.json`: what a run was launched with, and the settings that follow."
+    set_aside(path.parent, (*TRAINED, *LAUNCHED))
     version, corrected = launched['version'], launched['recipe'] == 'corrected'
     write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
                           overridden=current_names(overridden),
@@ -126,8 +127,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
               resume: bool = False,  # keep the `config.json` that is there
               batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
              ) -> tuple:             # name, scale, settings, collection, folder
-    """Check everything that can be wrong before any work; set an earlier run aside, then write `config.json`.
-    Raises `ConfigError`, `DataError`."""
+    "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
     name, recipe, scale = version_name(version), recipe_name(recipe), scale_of(scale)
     resolved = resolve(name, recipe, scale, **(settings := read_overrides(settings)))
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
@@ -136,7 +136,6 @@ def begin_run(version: str | int, recipe: str, scale: str,
     with alone(folder):
         require_parts(resolved, folder)
         if not (resume and (folder/'config.json').exists()):
-            set_aside(folder, (*TRAINED, *LAUNCHED))
             _write_config(folder/'config.json', resolved, settings,
                           version=name, recipe=recipe, scale=scale, data=source, seed=seed)
     return name, scale, resolved, collection, folder

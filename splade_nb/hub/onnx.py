@@ -62,6 +62,9 @@ class _Opened: # what a folder holds
         self.inputs = {each.name for each in self.session.get_inputs()}
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #part-vectors
+def _table(path: Path) -> np.ndarray: # [V]
+    with reading(path): return np.load(path)
+
 def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     given = more | dict(windows=np.array(windows[texts], np.int64))
     given |= {name: values[texts if name in ('bag', 'counts') else rows] for name, values in inputs.items()}
@@ -76,8 +79,7 @@ class OnnxModel(_Opened):
         hashes = [sha256_of(self.folder/name) for name in ('model.onnx', 'model.safetensors')]
         return hashlib.sha256(''.join(hashes).encode()).hexdigest()[:16]
 
-    def query_table(self) -> np.ndarray: # [V]
-        with reading(self.folder/'queries.npy'): return np.load(self.folder/'queries.npy')
+    def query_table(self) -> np.ndarray: return _table(self.folder/'queries.npy') # [V]
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # [V] bool
         "The columns that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."

@@ -41,6 +41,7 @@ def _sync(path: Path) -> None:
     try: os.fsync(handle)
     finally: os.close(handle)
 
+# %% ../../nbs/3_training/10_checkpoints.ipynb #write-manifest
 def write_manifest(folder: Path) -> None:
     "Write size and SHA-256 of every file to `manifest.json`, and wait until all of it is on the disk."
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MARK)
@@ -63,6 +64,7 @@ def _remove(path: Path) -> None:
     (path/MARK).unlink(missing_ok=True)
     if path.is_dir(): path.rmdir()
 
+# %% ../../nbs/3_training/10_checkpoints.ipynb #new-part
 def new_part(target: Path) -> Path:
     "An empty folder beside `target`, to be filled. Raises `FileExistsError` where a foreign one has its name."
     part = target.with_name(f'part-{target.name}')
@@ -262,6 +264,7 @@ TRAINED = ('checkpoints', 'kept', 'model', 'tensorboard', 'metrics.jsonl', 'guar
            'history.json', 'samples.json', 'evaluation.json', 'summary.json', 'report.html')  # what a run writes
 LAUNCHED = ('config.json', 'settings_check.json', 'stages')                                    # and says of itself
 
+# %% ../../nbs/3_training/10_checkpoints.ipynb #clear-run
 def _clear(folder: Path) -> None: # of a run that took no step
     for path in checkpoints(folder/'checkpoints'): discard(path)
     tidy(folder/'checkpoints')
