@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError
+from ..config.files import ConfigError, Damaged, check_text
 from ..data.records import Document
 from ..model.encode import normalize_for_scoring
-from .index import check_ids, check_text
+from .index import check_ids
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #entry
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ DELETE FROM facts WHERE name <> 'filled'; COMMIT;''' # a store whose weights hol
 @contextmanager
 def _sqlite_errors(path):
     try: yield
-    except sqlite3.Error as error: raise ConfigError(f'{path}: {error}') from error
+    except sqlite3.Error as error:
+        broken = getattr(error, 'sqlite_errorcode', 0) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        raise (Damaged if broken else ConfigError)(f'{path}: {error}') from error
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #store
 class DocumentStore:
