@@ -116,7 +116,7 @@ def claim_folder(folder: Path | str, engine: str, label: Label) -> Path:
 def check_ids(ids: str | Iterable[str]) -> list[str]:
     "Ids as a list; a text is one id. Raises `ConfigError` for anything that is no id, or holds none."
     if isinstance(ids, str): ids = [ids]
-    if isinstance(ids, bytes | Mapping) or not isinstance(ids, Iterable):
+    if isinstance(ids, bytes | Mapping) or hasattr(ids, 'columns') or not isinstance(ids, Iterable):
         raise ConfigError(f'ids: found {type(ids).__name__} {ids!r:.60}; allowed: an id, or several in a list')
     ids = list(ids)
     for id in ids: check_text(id, 'id', empty=False)
