@@ -24,6 +24,7 @@ def _gathered(own: Tensor, sizes: list, group=None) -> Tensor:  # [sum of sizes,
     if min(sizes) == most: return every
     return torch.cat([part[:size] for part, size in zip(every.split(most), sizes)])
 
+# %% ../../nbs/0_config/06_processes.ipynb #exchange-values
 def _exchanged(value: object, number: int, group) -> list:
     "The values of all processes, as JSON holds them."
     own = torch.tensor([*json.dumps(plain(value)).encode()], dtype=torch.uint8)
@@ -45,6 +46,7 @@ def _buckets(gradients: list) -> list[list]:
         found[-1].append(gradient)
     return found
 
+# %% ../../nbs/0_config/06_processes.ipynb #add-up
 def _add_up(bucket: list) -> None:
     "Every tensor becomes the sum over the processes."
     if len(bucket) == 1: return torch.distributed.all_reduce(bucket[0])

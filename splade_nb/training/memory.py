@@ -39,6 +39,7 @@ def _seeded_pass(model, rows: dict, document: bool, seed: int, settings: Setting
         torch.manual_seed(seed)
         return pass_through(model, rows, document, settings)
 
+# %% ../../nbs/3_training/11_memory.ipynb #chunk
 @dataclass(frozen=True)
 class _Chunk:
     "Texts `first` to `last` of one side of a batch, which one process passes at once."
