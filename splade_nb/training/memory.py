@@ -53,7 +53,7 @@ class _Chunk:
         passed = _seeded_pass(model, self.rows, self.document, self.seed, settings)
         return tuple(term[:self.last - self.first] for term in passed)
 
-# %% ../../nbs/3_training/11_memory.ipynb #backward-through-model
+# %% ../../nbs/3_training/11_memory.ipynb #chunks-of
 def _chunks_of(rows: dict, document: bool, passes: int, process_group: ProcessGroup) -> tuple:  # chunks, sizes
     "The chunks of this process of one side of a batch, and the number of texts of each process."
     borders, rank = _borders(len(rows['input_ids']), process_group.number), process_group.rank
@@ -62,6 +62,7 @@ def _chunks_of(rows: dict, document: bool, passes: int, process_group: ProcessGr
               for first, last in zip(inner, inner[1:])]
     return chunks, np.diff(borders).tolist()
 
+# %% ../../nbs/3_training/11_memory.ipynb #backward-through-model
 def _backward_through_model(outputs, chunks: list, leaves: list) -> None:
     "Propagate the gradient of the vectors and logits of a whole batch through each chunk of this process."
     for chunk, output in zip(chunks, outputs):
