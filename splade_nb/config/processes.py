@@ -55,6 +55,11 @@ def _add_up(bucket: list) -> None:
     parts = together.split([gradient.numel() for gradient in bucket])
     torch._foreach_copy_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket)])
 
+def _add_up_gradients(model) -> None:
+    trained = [value for value in model.parameters() if value.requires_grad]
+    for value in trained: value.grad = torch.zeros_like(value) if value.grad is None else value.grad
+    for bucket in _buckets([value.grad for value in trained]): _add_up(bucket)
+
 # %% ../../nbs/0_config/06_processes.ipynb #process-group
 @dataclass(frozen=True)
 class ProcessGroup:
@@ -68,8 +73,7 @@ class ProcessGroup:
         return cls(rank, number, torch.distributed.new_group(backend='gloo', timeout=timedelta(days=365)))
 
     def gather(self, tensor: Tensor,      # [n, ...] rows of this process
-               sizes: Sequence[int] = ()  # rows of each process; empty: all have as many as this one
-              ) -> Tensor:                # [sum of n, ...] in the order of the ranks
+               sizes: Sequence[int] = ()) -> Tensor:  # rows of each process, empty: as many; all, in the order of the ranks
         return tensor if self.number == 1 else _gathered(tensor, sizes or [len(tensor)] * self.number)
 
     def collect(self, value: object) -> list:  # of all processes, as JSON holds them; without a time-out
@@ -82,6 +86,4 @@ class ProcessGroup:
         if self.number > 1: torch.distributed.barrier(group=self.patient)
 
     def add_up(self, model) -> None:  # every gradient becomes the sum over the processes
-        trained = [value for value in model.parameters() if value.requires_grad] if self.number > 1 else []
-        for value in trained: value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-        for bucket in _buckets([value.grad for value in trained]): _add_up(bucket)
+        if self.number > 1: _add_up_gradients(model)
