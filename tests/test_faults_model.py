@@ -11,7 +11,7 @@ from splade_nb.config.versions import resolve
 from splade_nb.data.passages import PackedSequences, packed_batch
 from splade_nb.model.load import fit, position_table, positions
 from splade_nb.serving.searcher import RELEASED, open_model
-from splade_nb.training import checkpoints, curriculum, masked_language, objective
+from splade_nb.training import batch, checkpoints, curriculum, masked_language, objective
 from splade_nb.training import trainer as training
 from splade_nb.training.dataset import fix_seeds, toy_training_data
 
@@ -67,9 +67,9 @@ def test_an_epoch_shows_every_pair_once(number, pairs):
     settings, keys = resolve('splade_v2'), ['original', 'hard_neg'] * pairs
     drawn = [curriculum.sample(step, 60, curriculum.pools_of(keys[:pairs]), settings, 1, number).tolist() for step in range(60)]
     assert not settings.phases
-    if number <= pairs: assert all(len(set(batch)) == number for batch in drawn)
+    if number <= pairs: assert all(len(set(each)) == number for each in drawn)
     for batches in range(1, 61):
-        seen = Counter(pair for batch in drawn[:batches] for pair in batch)
+        seen = Counter(pair for each in drawn[:batches] for pair in each)
         assert max(seen.values()) - min(seen.get(pair, 0) for pair in range(pairs)) <= 1, batches
 
 
@@ -77,7 +77,7 @@ def test_a_step_is_logged_with_all_its_batches():
     data, model = toy_training_data()
     settings = faults.settings_of(batch_size=4, accumulation=3, gradient_cache=False, dropout=0.0, steps=2)
     run = training.Run(model, data, settings, None, 42, 2, objective.optimizer_for(model, settings), data.special & False)
-    alone = [objective.step_loss(model, objective.batch_at(0, 2, part, data, settings, 42), 0, 2, data, settings)
+    alone = [objective.step_loss(model, batch.batch_at(0, 2, part, data, settings, 42), 0, 2, data, settings)
              for part in range(3)]
     row = training.train_step(run)
     assert row['loss'] == pytest.approx(np.mean([loss.item() for loss, *_ in alone]), rel=1e-5)
