@@ -7,13 +7,13 @@ __all__ = ['DISK_ERRORS', 'SEED', 'ConfigError', 'DataError', 'Damaged', 'reason
            'clear_errors', 'check_text', 'check_count', 'texts_of', 'root', 'embedded', 'replaced', 'plain',
            'write_json', 'read_json', 'sha256_of', 'nearest', 'alternatives', 'choose', 'listed', 'no_repeats',
            'writable', 'no_empty_folders', 'alone', 'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder',
-           'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
+           'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
 import re, resource, shutil, subprocess, sys
 from contextlib import contextmanager, suppress
-from importlib.metadata import version as package_version
+from importlib.metadata import PackageNotFoundError, version as package_version
 from importlib.resources import files as package_files
 from pathlib import Path
 
@@ -298,20 +298,27 @@ def model_folder(source: Path | str,   # local folder or hub name
     return folder_of(str(source), allow_patterns=['*pytorch_model*.bin'], ignore_patterns=other)
 
 # %% ../../nbs/0_config/01_files.ipynb #packages
+def versions_of(names) -> dict:  # name -> version
+    "Versions of packages; `unknown` for one that is not installed: a result is never lost for want of its description."
+    def found(name):
+        try: return package_version(name)
+        except PackageNotFoundError: return 'unknown'
+    return {name: found(name) for name in names}
+
 @functools.cache
 def packages() -> dict:  # name -> version
     "Versions of what a result depends on."
     names = ('torch', 'transformers', 'numpy', 'scikit-learn', 'kiwipiepy', 'bm25s', 'sentencepiece')
-    return {'python': platform.python_version(), **{name: package_version(name) for name in names}}
+    return {'python': platform.python_version(), **versions_of(names)}
 
 # %% ../../nbs/0_config/01_files.ipynb #revision
 def revision() -> str:  # such as 14fd2ad, 14fd2ad-dirty, or 0.1.0
-    "The commit of this checkout, `-dirty` where files were changed since; without git the package's version."
+    "The commit of this checkout, `-dirty` where files were changed since; without git the package's version, or `unknown`."
     command = ['git', '-C', str(root()), 'describe', '--always', '--dirty', '--exclude=*']
     described = ''
     if (root()/'.git').exists() and shutil.which('git'):
         described = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return described or package_version('splade_nb')
+    return described or versions_of(['splade_nb'])['splade_nb']
 
 # %% ../../nbs/0_config/01_files.ipynb #peak-memory
 def peak_memory_mb() -> int:
