@@ -26,8 +26,8 @@ from ..config.processes import ProcessGroup
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
 from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics
-from .metrics import context_discrimination, index_bytes, language_values
-from .metrics import paired_difference, rank, recall_at, retrieval_metrics, summarise
+from .metrics import context_discrimination, index_bytes, interval, language_values
+from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #retrieve
 def retrieve(model, tokenizer: SpladeTokenizer, queries: dict,  # {query: text}
@@ -253,6 +253,7 @@ def evaluate_model(folder: str,           # of the saved model
     index = index_facts(terms, len(collection.texts))
     line = contract_metrics(collection.name, result['per_query']) | systems
     line |= dict(active_terms=result['active_terms'], index=index, revision=revision())
+    line['criterion'] = recall_criterion(collection.name, len(collection.texts), interval(result['per_query']['success@1']))
     return line | ({'cut': result['cut']} if result['cut'] else {})
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-language
