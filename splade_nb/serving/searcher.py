@@ -39,7 +39,7 @@ from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
 from .index import Damaged, Index, Label, MemoryIndex, check_label, check_text, intact, label_of
-from .opensearch import without_password
+from .network import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
 from .saved_copies import read_source, source_name, source_paths
