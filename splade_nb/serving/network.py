@@ -57,6 +57,7 @@ def _resolved(host): # the IP addresses that it means; an IPv4 address inside IP
     found = [ipaddress.ip_address(place[0].partition('%')[0]) for *_, place in places]
     return [getattr(each, 'ipv4_mapped', None) or each for each in found]
 
+# %% ../../nbs/6_serving/00_network.ipynb #served-names
 def served_names(host: str) -> tuple[str, ...]:
     "Names besides localhost that requests may use. Raises `ConfigError` for all interfaces, which have no name."
     found = [] if host in ('', '*') else _resolved(host)
