@@ -23,7 +23,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
-from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
+from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes, printable
 from ..config.files import ConfigError, choose, installed, needs, read_json, root, write_json
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
@@ -227,9 +227,9 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
     "Ranked texts and the terms that matched, for a terminal; + marks terms that the model added."
     if not hits: print('no text shares a term with the query')
     for rank, hit in enumerate(hits, 1):
-        print(f'{rank}. {hit.id}  {hit.score:.2f}  {full_text(hit.title, hit.text)[:90]}')
+        print(printable(f'{rank}. {hit.id}  {hit.score:.2f}  {full_text(hit.title, hit.text)[:90]}'))
         terms = [term for term in hit.terms[:limit] if term.weight >= .005]
-        print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
+        print(printable('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms)))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #reasons
 def _topics_in(searcher, row): # [Term]; row: [1, M]
