@@ -80,13 +80,14 @@ class Limits:
 
 QUERY, EXPANSION, PIPELINE = Limits(1000), Limits(5000), Limits(100_000, texts=32, total=400_000)
 
-# %% ../../nbs/6_serving/00_network.ipynb #check-letters
+# %% ../../nbs/6_serving/00_network.ipynb #valid-text
 def valid_text(text: str) -> str:
     "Raises `ValueError` for what is no text: half of a surrogate pair, the byte 0, or nothing to see."
     text.encode()
     if not text.strip() or '\0' in text: raise ValueError('a text is expected')
     return text
 
+# %% ../../nbs/6_serving/00_network.ipynb #valid-total
 def valid_total(texts: list[str], limits: Limits = PIPELINE) -> list[str]:
     "Raises `ValueError` where texts are too much together."
     if (letters := sum(map(len, texts))) <= limits.total: return texts
