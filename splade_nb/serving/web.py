@@ -17,6 +17,8 @@ from itertools import groupby
 from typing import Annotated
 from urllib.parse import unquote_to_bytes
 import numpy as np
+
+# %% ../../nbs/6_serving/10_web.ipynb #imports-library
 from ..config.command_line import add_serve_options, exit_codes, printable
 from ..config.files import ConfigError, needs
 from ..data.tokenizer import ENDINGS, PARTICLES
@@ -108,6 +110,7 @@ async def _read_body(receive, limit): # None where it is larger
         more = message.get('more_body')
     return body if len(body) <= limit else None
 
+# %% ../../nbs/6_serving/10_web.ipynb #with-headers
 def _with_headers(send):
     from starlette.datastructures import MutableHeaders
     async def send_with_headers(message):
@@ -115,11 +118,12 @@ def _with_headers(send):
         await send(message)
     return send_with_headers
 
-# %% ../../nbs/6_serving/10_web.ipynb #while-there
+# %% ../../nbs/6_serving/10_web.ipynb #gone
 async def _gone(receive): # the message that says so
     while (message := await receive())['type'] != 'http.disconnect': pass
     return message
 
+# %% ../../nbs/6_serving/10_web.ipynb #while-there
 async def _while_there(work, gone): # gone: a task of `_gone`
     work = asyncio.ensure_future(work)
     try: await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
