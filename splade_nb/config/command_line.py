@@ -87,7 +87,7 @@ def _closed(code: int) -> int: # nothing is written any more, at the end of the 
     return code
 
 def _flushed(code: int) -> int: # or that of standard output, where it cannot be written
-    try: sys.stdout.flush()
+    try: sys.stdout and sys.stdout.flush() # None: it was closed before
     except BrokenPipeError: return _closed(141)
     except OSError as error: return _closed(_said(f'standard output: {error.strerror}'))
     return code

@@ -29,7 +29,7 @@ from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
-from ..hub.onnx import OnnxModel
+from ..hub.onnx import open_onnx
 from ..model.encode import counted, encode, encode_queries, factor_for, input_terms
 from ..model.encode import normalize_for_scoring, prepared_decoder, windows
 from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
@@ -74,7 +74,7 @@ def open_model(name: str | Path = '',  # a run or model folder, or one of the hu
         from splade_nb.model.load import load_encoder
         return load_encoder(folder if folder.exists() else name)
     folder = folder/'model' if (folder/'model').is_dir() else folder
-    return OnnxModel(folder), load_tokenizer(folder)
+    return open_onnx(folder)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-encoder
 def open_encoder(folder: Path | str | Encoder) -> Encoder:
