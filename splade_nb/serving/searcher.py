@@ -23,7 +23,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
-from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
+from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes, printable
 from ..config.files import ConfigError, Damaged, check_text, choose, installed, needs, read_json, root, write_json
 from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
@@ -40,7 +40,7 @@ from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
-from .opensearch import without_password
+from .network import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import in_turn, open_locked, write_lock
 from .saved_copies import read_source, source_name, source_paths
@@ -247,9 +247,9 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
     "Ranked texts and the terms that matched, for a terminal; + marks terms that the model added."
     if not hits: print('no text shares a term with the query')
     for rank, hit in enumerate(hits, 1):
-        print(f'{rank}. {hit.id}  {hit.score:.2f}  {full_text(hit.title, hit.text)[:90]}')
+        print(printable(f'{rank}. {hit.id}  {hit.score:.2f}  {full_text(hit.title, hit.text)[:90]}'))
         terms = [term for term in hit.terms[:limit] if term.weight >= .005]
-        print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
+        print(printable('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms)))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #reasons
 def _topics_in(searcher, row): # [Term]; row: [1, M]
@@ -299,7 +299,6 @@ class _Answers:
         with self.lock:
             _follow(self)
             return _search(self, query, k)
-    ask = search  # earlier name
 
     def expand(self, text: str) -> list[Term]:
         "The terms that a text would have here, heaviest first. Raises `ConfigError`."
@@ -407,7 +406,6 @@ EXAMPLE = 'as in http://localhost:9200/my-texts'
 
 def check_address(engine: str, index: str) -> None: # index: an address; '' for a folder
     "Raises `ConfigError` where an engine and an address do not go together."
-    choose('engine', engine, ENGINES)
     choose('engine', engine, ENGINES)
     if not index:
         if engine != 'opensearch': return
