@@ -6,9 +6,9 @@
 __all__ = ['Joined', 'Across', 'JoinedTexts', 'JoinedCollection', 'join', 'merge']
 
 # %% ../../nbs/1_data/06_merge.ipynb #imports
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 import numpy as np
 from .records import Collection, collect, content_hash
 
@@ -136,10 +136,11 @@ def _copied(parts: dict) -> Collection:  # name -> collection
 
 # %% ../../nbs/1_data/06_merge.ipynb #merge
 def merge(collections: list[Collection]) -> Collection:
-    "Several collections as one; each note begins with the name of its source."
-    parts, seen = {}, Counter()
+    "Several collections as one; each note begins with the name of its source. A second one of a name gets the next free number."
+    parts, own = {}, {collection.name for collection in collections}
     for collection in collections:
-        seen[collection.name] += 1
-        parts[collection.name + (f'-{seen[collection.name]}' if seen[collection.name] > 1 else '')] = collection
+        numbered = (f'{collection.name}-{number}' for number in count(2))
+        name = collection.name if collection.name not in parts else next(n for n in numbered if n not in parts.keys() | own)
+        parts[name] = collection
     if all(isinstance(collection.documents, dict) for collection in collections): return _copied(parts)
     return join(parts)

@@ -45,9 +45,9 @@ def weights_key(model) -> str: # 16 hex digits
 # %% ../../nbs/4_evaluation/05_validation.ipynb #validation-result
 def validation_result(setup: TrainingSetup, search: Search, active: np.ndarray) -> dict: # active: [N] terms of the pool
     "What a validation gives: metrics, mean active terms, loss."
-    qrels = setup.collection.qrels
-    return dict(metrics=search_metrics(search, qrels).mean().round(5).to_dict(),
-                active_terms=mean_terms(search, active), loss=pool_loss(search, qrels, setup.settings, len(active)))
+    loss = pool_loss(search, setup.collection.qrels, setup.settings, len(active))
+    return dict(metrics=search_metrics(search, setup.collection).mean().round(5).to_dict(),
+                active_terms=mean_terms(search, active), loss=loss)
 
 # %% ../../nbs/4_evaluation/05_validation.ipynb #pool-facts
 def pool_facts(setup: TrainingSetup, documents: int) -> dict: # for summary and report

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
 from ..config.files import ConfigError, choose, installed, needs, read_json, root, write_json
 from ..data.phonetic_keys import phonetic_key
+from ..data.readers import read_source
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
 from ..hub.onnx import OnnxModel
@@ -42,7 +43,7 @@ from .index import Damaged, Index, Label, MemoryIndex, check_label, check_text, 
 from .opensearch import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
-from .saved_copies import read_source, source_name, source_paths
+from .saved_copies import source_name, source_paths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
 @dataclass(frozen=True)
