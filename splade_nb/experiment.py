@@ -37,7 +37,7 @@ from .model.splade_doc import SpladeDoc
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
 from .training.dataset import TrainingSetup, save_model_folder, prepare
-from .training.objective import ProcessGroup
+from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .training.validation_pool import evaluated
