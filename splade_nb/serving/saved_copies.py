@@ -8,7 +8,7 @@ __all__ = ['source_paths', 'source_name', 'file_stamp', 'copies_folder', 'copy_f
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #imports
 import fcntl, hashlib, json, os, re, shutil, sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from ..config.files import ConfigError, alone, read_json, root, write_json
