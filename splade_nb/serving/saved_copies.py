@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config.files import ConfigError, alone, read_json, root, write_json
 from ..data.readers import parts_of
 from .index import Label, try_lock
-from .opensearch import without_password
+from .network import without_password
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #source
 def _source_parts(source): # whole paths, and the names of what has no path
