@@ -22,12 +22,13 @@ from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids
-    "The texts that `encode_shards` reads and their ids, both anew each time: of a file as it is read, or of a collection."
+    "Texts and their ids, read anew each time from a file; of a collection, held."
     from splade_nb.data.readers import iterate_texts, locate, named_queries
     from splade_nb.model.encode_shards import Again
     read = named_queries if queries else iterate_texts
     path = None if ',' in source else locate(source)
-    if path and path.is_file(): return Again(lambda: (text for _, text in read(source))), Again(lambda: (id for id, _ in read(source)))
+    def column(place): return Again(lambda: (pair[place] for pair in read(source)))
+    if path and path.is_file(): return column(1), column(0)
     texts = dict(read(source))
     return texts.values(), texts
 

@@ -115,8 +115,9 @@ def _for_training(source: str):  # Collection
     "Raises `ConfigError` for data without a training query."
     collection = load_collection(source)
     if len(collection.split_rows('train')): return collection
-    raise ConfigError(f'data={source}: found no training query with a relevant document; at least one is needed. Queries of '
-                      'a test or dev split judge and are never divided: name training data beside them, as in A,train=B.jsonl')
+    raise ConfigError(f'data={source}: found no training query with a relevant document; at least one is needed. '
+                      'Queries of a test or dev split are never divided: name training data beside them, as in '
+                      f'{source},train=B.jsonl')
 
 # %% ../nbs/7_experiment.ipynb #begin-run
 def begin_run(version: str | int, recipe: str, scale: str,

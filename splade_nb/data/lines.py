@@ -85,7 +85,7 @@ def _decoded(path: Path, line: int, raw: bytes) -> str:
         raise DataError(path, line, 'encoding', byte, way) from None
 
 def read_lines(path: Path | str, faults: Faults) -> Iterator[tuple[int, str]]:  # line numbers from 1
-    "The lines that hold something, as they are read. Raises DataError at bytes that are not UTF-8, and where it cannot be read."
+    "The lines that hold something, as they are read. Raises DataError where it cannot be read as UTF-8."
     try:
         with open_bytes(path) as file:
             for line, raw in enumerate((part for block in file for part in block.splitlines()), 1):

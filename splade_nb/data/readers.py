@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+# %% ../../nbs/1_data/07_readers.ipynb #imports-library
 from ..config.files import DataError, embedded, listed, root
 from .lines import IDS, Faults, Row, children, encoding_of, is_blank, kind_of, known_id, known_ids, new_id
 from .lines import normalise, one_of, open_bytes, pair_type, parse_row, read_lines, read_rows, row_texts, show, visible
@@ -57,6 +59,7 @@ def read_queries(rows: Iterable[Row], faults: Faults) -> dict[str, Query]:
 # %% ../../nbs/1_data/07_readers.ipynb #read-tsv
 COLUMNS = ('query-id', 'corpus-id', 'score')
 
+# %% ../../nbs/1_data/07_readers.ipynb #read-tsv-file
 def _read_tsv(path: Path, faults: Faults) -> Iterator[Row]:
     "The rows of a judgment file. Raises DataError unless each has three columns."
     for line, text in read_lines(path, faults):
@@ -148,6 +151,7 @@ def _judgment_files(folder: Path) -> dict[str, Path]:  # '' is the file that nam
 # %% ../../nbs/1_data/07_readers.ipynb #read-beir
 ALONE = 'search, serve, encode and fit need documents alone'
 
+# %% ../../nbs/1_data/07_readers.ipynb #read-beir-folder
 def read_beir(folder: Path, faults: Faults) -> Collection:
     "A folder in BEIR form. Raises DataError for missing files."
     for name in ('corpus.jsonl', 'queries.jsonl'):
@@ -184,6 +188,7 @@ def _squad_query(row: Row, document: str, queries: dict, split: str) -> Query:
     made = _text_id('q', f'{document} {row.values.get("question")}')
     return Query(new_id(row, queries, made), row.text('question'), split)
 
+# %% ../../nbs/1_data/07_readers.ipynb #read-squad-file
 def read_squad(path: Path, faults: Faults, split: str = '') -> Collection:
     "A SQuAD-form file: paragraphs to documents, questions to queries. Raises DataError where no question is read."
     documents, queries, qrels, left = {}, {}, {}, 0
@@ -226,6 +231,7 @@ def own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
 HUB = {table: (table, f'ko-{table}', f'korean-{table}') for table in ('corpus', 'queries', 'qrels')}
 HUB['qrels'] += ('default',)
 
+# %% ../../nbs/1_data/07_readers.ipynb #hub-tables-function
 def hub_tables(name: str) -> dict[str, dict]:  # table: split: rows
     "Corpus, queries and judgments through `datasets`. Raises DataError if they cannot be had."
     from datasets import get_dataset_config_names, load_dataset
@@ -269,6 +275,7 @@ TEXTS = '.txt', '.md', '.csv', '.tsv', '.jsonl'  # kinds of files with texts of 
 SOURCES = ("mini, a set that `make data` has fetched, one's own texts (.txt, .md, .csv, .tsv, .jsonl or a folder of "
            'them), a BEIR folder, SQuAD-form .json files, triplets (.jsonl or a folder of them), or owner/name on the hub')
 
+# %% ../../nbs/1_data/07_readers.ipynb #locate-source
 def locate(source: str) -> Path | None:  # None for toy and for a hub data set
     "Where a source lies. Raises DataError for what is neither a path nor a hub name."
     if source in ('mini', 'toy'): return embedded('data/mini') if source == 'mini' else None
@@ -288,6 +295,7 @@ class Part:
     split: str         # that `train=`, `dev=` or `test=` before it names; '' where nothing does
     path: Path | None  # see `locate`
 
+# %% ../../nbs/1_data/07_readers.ipynb #parts-of-source
 def parts_of(source: str) -> list[Part]:
     "The parts of a source, each where it lies. Raises DataError for nothing, and for a folder that holds no file itself."
     parts = []
@@ -311,8 +319,8 @@ def _read_folder(folder: Path, faults: Faults, split: str) -> list[Collection]:
         raise DataError(folder, None, 'files', 'a data set that save_to_disk wrote', way)
     files = visible(folder, ('.json',))
     if not files: return [read_beir(folder, faults)]
-    names = [split_of(file) if len(files) > 1 else '' for file in files]
-    return [read_squad(file, Faults(faults.strict, faults.pair_types), name or split) for file, name in zip(files, names)]
+    def own(file): return split_of(file) if len(files) > 1 else ''
+    return [read_squad(file, Faults(faults.strict, faults.pair_types), own(file) or split) for file in files]
 
 # %% ../../nbs/1_data/07_readers.ipynb #load-one
 def _read_part(part: Part, faults: Faults, split: str) -> list[Collection]:
@@ -321,13 +329,15 @@ def _read_part(part: Part, faults: Faults, split: str) -> list[Collection]:
     if part.path is None: return [_read_hub(part.name, faults)]
     if part.path.is_dir(): return _read_folder(part.path, faults, split)
     if kind_of(part.path) == '.json': return [read_squad(part.path, faults, split)]
-    if kind_of(part.path) in TEXTS: raise DataError(part.path, None, 'queries', 'documents alone', f'queries and judgments too; {ALONE}')
+    if kind_of(part.path) in TEXTS:
+        raise DataError(part.path, None, 'queries', 'documents alone', f'queries and judgments too; {ALONE}')
     raise DataError(part.path, None, 'file name', show(part.path.name), SOURCES)
 
 # %% ../../nbs/1_data/07_readers.ipynb #triplet-source
 def _of_triplets(part: Part) -> bool:
     return part.path is not None and is_triplets(part.path) and not (part.path.is_dir() and is_snapshot(part.path))
 
+# %% ../../nbs/1_data/07_readers.ipynb #judged-parts
 def _judged(parts: list[Part], strict: bool, pair_types) -> list[Collection]:
     "The judged collections among the sources, with their splits settled."
     several = sum(part.path is not None and kind_of(part.path) == '.json' for part in parts) > 1
@@ -348,7 +358,8 @@ def load(source: Path | str,
     parts = parts_of(str(source))
     triplets = [part for part in parts if _of_triplets(part)]
     collections = _judged([part for part in parts if part not in triplets], strict, pair_types)
-    if triplets: collections.append(read_triplets([(part.path, part.split) for part in triplets], Faults(strict, pair_types)))
+    places = [(part.path, part.split) for part in triplets]
+    if places: collections.append(read_triplets(places, Faults(strict, pair_types)))
     return collections[0] if len(collections) == 1 else merge(collections)
 
 # %% ../../nbs/1_data/07_readers.ipynb #collect
@@ -366,7 +377,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
     with open_bytes(path) as file: raw = file.read()
     if not (encoding := encoding_of(raw)): raise DataError(path, None, 'encoding', 'another', 'UTF-8, UTF-16 or CP949')
     if encoding == 'cp949': _tell(f'{path.name}: read as CP949')
-    reader, names, line = csv.reader(io.StringIO(raw.decode(encoding), ''), delimiter='\t' if kind_of(path) == '.tsv' else ','), None, 1
+    reader = csv.reader(io.StringIO(raw.decode(encoding), ''), delimiter='\t' if kind_of(path) == '.tsv' else ',')
+    names, line = None, 1
     try:
         for cells in reader:
             if any(cells) and names and len(cells) != len(names):
@@ -391,16 +403,20 @@ def _own_rows(path: Path, faults: Faults) -> Iterator[Row]:
 TEXT_FIELDS = 'text', 'content', 'contents', 'body', 'passage', '본문', '내용', '텍스트'
 TITLE_FIELDS = 'title', 'subject', '제목'
 
+# %% ../../nbs/1_data/07_readers.ipynb #own-document
 def _own_document(row: Row, taken: set, faults: Faults) -> Document:
     "Raises DataError where no field holds the text."
     names = {name.lower(): name for name in row.values}
-    text, title = (next((names[name] for name in fields if name in names), '') for fields in (TEXT_FIELDS, TITLE_FIELDS))
+    def first(fields): return next((names[name] for name in fields if name in names), '')
+    text, title = first(TEXT_FIELDS), first(TITLE_FIELDS)
     text = text or (next(iter(row.values)) if len(row.values) == 1 else '')
-    if not text: raise row.fault('columns', show(', '.join(row.values)), f'a column for the text: {", ".join(TEXT_FIELDS)}')
+    allowed = f'a column for the text: {", ".join(TEXT_FIELDS)}'
+    if not text: raise row.fault('columns', show(', '.join(row.values)), allowed)
     heading = row.text(title, '')
     faults.ignore(row, {*IDS, text, title, 'metadata'})
     return Document(new_id(row, taken, str(row.line)), heading, row.text(text, '' if heading else None))
 
+# %% ../../nbs/1_data/07_readers.ipynb #own-documents-of-file
 def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:  # start: of their ids
     "The documents of a file of one's own, as they are read. Raises DataError."
     taken = set()
@@ -413,6 +429,7 @@ def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:
 # %% ../../nbs/1_data/07_readers.ipynb #own-files
 def _is_own(path: Path) -> bool: return kind_of(path) in TEXTS and (kind_of(path) != '.jsonl' or holds_documents(path))
 
+# %% ../../nbs/1_data/07_readers.ipynb #own-files-of
 def _own_files(source: str) -> dict[str, Path]:  # what ids begin with: file; none where the source is a collection
     "The files of one's own texts that a source names."
     files = []
@@ -437,6 +454,7 @@ def read_source(source: str) -> Iterator[Document]:
     else: yield from load_collection(source).documents.values()
     for note in faults.notes(): _tell(note)
 
+# %% ../../nbs/1_data/07_readers.ipynb #iterate-texts
 def iterate_texts(source: str) -> Iterator: # id, text
     "Ids and texts of `read_source`. Raises `DataError`."
     return ((document.id, document.full) for document in read_source(source))

@@ -144,7 +144,7 @@ class Collection(_ByRow):
         "Ids of the queries that judge a model. Raises DataError where there is none: no metric is defined then."
         ids = self.relevant if split == 'all' else list(self.split(split))
         if ids: return ids
-        raise DataError(self.name, None, f'judgments ({split})', 'no relevant document', 'a grade above 0 for one query or more')
+        raise DataError(self.name, None, f'judgments ({split})', 'no relevant document', 'a grade above 0')
     def moved(self, moves: dict, note: str) -> 'Collection':
         "See `resplit`."
         queries = {key: replace(query, split=moves.get(key, query.split)) for key, query in self.queries.items()}
@@ -241,7 +241,8 @@ def settle_splits(split: np.ndarray,      # [n] of `CODES`: what the source says
         split = split.copy()
         split[some] = np.where(tested := _draw(places[some], share), 3, 1)
         tested, some = number(np.flatnonzero(some)[tested]), number(some)
-        note = f'no test split given: {tested:,} test and {some - tested:,} train queries by hash of {of} ({share:.0%} test)'
+        note = (f'no test split given: {tested:,} test and {some - tested:,} train queries by hash of {of} '
+                f'({share:.0%} test)')
         return split, [note], note
     notes = [f'{number(unnamed):,} queries that name no split are train'] if unnamed.any() else []
     if dev and not test: notes.append(f'no test split given: the {number(split == 2):,} dev queries stand in for it')

@@ -37,7 +37,8 @@ def holds_documents(path: Path) -> bool:
 def is_triplets(path: Path) -> bool:
     "Whether a path is a file of triplets, or a folder of them and not of a judged collection."
     if path.is_file(): return kind_of(path) == '.jsonl' and not holds_documents(path)
-    return not any((path/name).exists() for name in ('corpus.jsonl', 'queries.jsonl')) and any(map(is_triplets, visible(path, ('.jsonl',))))
+    files = visible(path, ('.jsonl',))
+    return not {'corpus.jsonl', 'queries.jsonl'} & {file.name for file in files} and any(map(is_triplets, files))
 
 # %% ../../nbs/1_data/05_triplets.ipynb #files-of
 def triplet_files(path: Path, split: str = '') -> list:  # [(file, split)]

@@ -65,7 +65,8 @@ def retrieval_metrics(qrels: dict,  # {query: {document: grade}}; a grade above 
                       run: dict,    # {query: {document: score}}
                       ties: str = 'hash'
                      ) -> pd.DataFrame:  # a row for each judged query: ndcg@10, success@1, recall@1, recall@10, mrr@10
-    "The metrics of trec_eval; a query without results counts 0. Raises ValueError when run and qrels share no query, and for a grade that is no whole number."
+    """The metrics of trec_eval; a query without results counts 0. Raises ValueError when run and qrels share no query,
+    and for a grade that is no whole number."""
     if qrels and run and not qrels.keys() & run.keys():
         raise ValueError(f'run and qrels share no query: {next(iter(run))!r} is in the run, '
                          f'{next(iter(qrels))!r} in the qrels')

@@ -230,7 +230,8 @@ def _search_with(part: DensePart, collection, ids: list) -> Search:
 def _tell_of_self(collection, ids: list) -> None:
     queries = {id: collection.queries[id].text for id in ids}
     own = sum(is_self(id, collection.qrels, queries, collection.texts) for id in ids)
-    if own: print(f'{collection.name}: {own:,} queries are documents too; each is left out of its own ranking', file=sys.stderr)
+    note = f'{collection.name}: {own:,} queries are documents too; each is left out of its own ranking'
+    if own: print(note, file=sys.stderr)
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-model-2
 def evaluate_model(folder: str,           # of the saved model
