@@ -13,8 +13,7 @@ import numpy as np
 from scipy import sparse
 
 # %% ../nbs/9_api.ipynb #imports-library
-from .config.files import ConfigError
-from .data.text import checked_texts
+from .config.files import ConfigError, texts_of
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
 from .serving.searcher import RELEASED, Hit, open_model, saved_searcher
@@ -44,7 +43,6 @@ def encode_document(self, texts: list[str] | dict[str, str] | str, # all documen
                     **options          # of `model.encode.encode`: progress, most_windows, ...
                    ) -> sparse.csr_matrix: # [N, V] weights, zero or positive
     "Document vectors, as `make evaluate` and the search index hold them. Raises `ConfigError` naming the place of what is no text."
-    texts = [texts] if isinstance(texts, str) else texts
     return sparse.csr_matrix(encode_collection(self.model, self.tokenizer, texts, **options)[0])
 
 SparseEncoder.encode_document = encode_document
@@ -59,7 +57,7 @@ def encode_query(self, texts: list[str] | str,
     elif settings.idf_prior_documents:
         warnings.warn('this model weights a query by the document frequencies of the collection: pass documents=, '
                       'or its scores are not those that evaluate measures', stacklevel=2)
-    texts = checked_texts([texts] if isinstance(texts, str) else texts, 'queries')
+    texts = texts_of(texts, 'queries')
     return sparse.csr_matrix(encode_queries(self.model, self.tokenizer, texts, factor))
 
 SparseEncoder.encode_query = encode_query

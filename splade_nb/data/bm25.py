@@ -16,10 +16,10 @@ from functools import cache
 # %% ../../nbs/1_data/13_bm25.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
-from ..config.files import alternatives
+from ..config.files import alternatives, texts_of
 from .analyzers import cjk, nori
 from .prepared import Rows, Preparation, content_key, part_keys
-from .text import TEXT_FORM, checked_texts, fold_text
+from .text import TEXT_FORM, fold_text
 from .tokenizer import bigrams, kiwi, kiwi_version, morphemes
 
 # %% ../../nbs/1_data/13_bm25.ipynb #whitespace
@@ -39,7 +39,7 @@ def split(texts: Sequence,          # documents or queries, in memory or on disk
         raise ValueError(f'unknown tokenizer {tokenizer!r}: {alternatives(tokenizer, TOKENIZERS)}')
     starts = tqdm(range(0, len(texts), chunk), desc=f'{tokenizer} words', delay=5, mininterval=10)
     return [[*map(sys.intern, words)] for start in starts
-            for words in TOKENIZERS[tokenizer](checked_texts(texts[start:start + chunk], first=start))]
+            for words in TOKENIZERS[tokenizer](texts_of(texts[start:start + chunk], first=start))]
 
 # %% ../../nbs/1_data/13_bm25.ipynb #in-order
 def in_order(function: Callable, items: list, workers: int) -> Iterator:

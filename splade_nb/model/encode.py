@@ -14,9 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, choose
+from ..config.files import ConfigError, choose, texts_of
 from ..data.idf import Frequencies, collection_factor, count_factor
-from ..data.text import checked_texts
 from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded, silent
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows
@@ -243,7 +242,7 @@ def encode(model,                      # `SpladeDoc`, or `hub.onnx.OnnxModel` wi
           ) -> sparse.csr_matrix:     # [B, V] float32
     "Sparse vectors of texts, in their order, without dropout; empty for a text without a token. Raises `ConfigError`."
     check_options(top_k, threshold, most_windows)
-    texts = checked_texts(texts, 'texts' if document else 'queries')
+    texts = texts_of(texts, 'texts' if document else 'queries')
     if model.settings.inference_free_query and not document:
         return prune(_lookup(model, tokenizer, texts, factor, keep), top_k, threshold)
     precision = precision_on(model.special.device, precision)
@@ -320,7 +319,7 @@ def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {docume
                       **options  # of `encode`: most_windows, cut, progress
                      ) -> tuple: # [N, V] document vectors, [V] factor of the queries or None
     "Encode the documents of a collection."
-    vectors = encode(model, tokenizer, texts := checked_texts(texts), whole=True, **options)
+    vectors = encode(model, tokenizer, texts := texts_of(texts), whole=True, **options)
     vectors = normalize_for_scoring(vectors, model.settings.similarity)
     return vectors, factor_for(model, vectors.getnnz(axis=0), len(texts))
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, read_json, replaced, write_json
+from ..config.files import ConfigError, read_json, replaced, texts_of, write_json
 from ..data.idf import Frequencies, keep as keep_counts, kept
-from ..data.text import checked_texts, each_text
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, cut_note, encode, factor_for, normalize_for_scoring, precision_on
 from .encode import prepared_decoder, screen_on
@@ -68,7 +67,7 @@ def count_collection(model, tokenizer: SpladeTokenizer, texts: Iterable[str],
     documents, tokens, hashes = 0, 0, []
     with tqdm(desc='counting', unit=' texts', mininterval=10, delay=5) as bar:
         for part in _in_parts(texts, size):
-            checked_texts(part, first=documents)
+            texts_of(part, first=documents)
             rows = tokenizer.bags(part) if model.settings.min_input_logit else tokenizer.ids(part)
             documents, tokens = documents + len(part), tokens + sum(map(len, rows))
             hashes.append(_hash(part))
@@ -185,7 +184,8 @@ class ShardWriter:
                  unit: bool = False, **options): # as in `encode_shards`
         self.model, self.tokenizer, self.folder, self.size, self.unit = model, tokenizer, Path(folder), size, unit
         self.ids = list(texts) if ids is None and isinstance(texts, Mapping) else ids
-        self.texts = texts = each_text(texts)
+        if isinstance(texts, (str, bytes, Mapping)) or hasattr(texts, 'columns'): texts = texts_of(texts)
+        self.texts = texts
         label, self.options = _prepare(model, tokenizer, texts, self.folder, size, unit, options)
         self.counted = label.get('counted')
 
@@ -197,7 +197,7 @@ class ShardWriter:
                 raise ConfigError(f'{self.folder}: {self.counted["documents"]:,} texts were counted, '
                                   'and more are there now; take another folder')
             names, words = map(list, zip(*shard))
-            yield number, names, checked_texts(words, first=number * self.size)
+            yield number, names, texts_of(words, first=number * self.size)
 
     def write(self, number: int, names: list, words: list) -> None: # ids and texts of a shard
         _encode_shard(self.model, self.tokenizer, self.folder, number, names, words, self.unit, **self.options)
