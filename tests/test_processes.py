@@ -11,8 +11,8 @@ from splade_nb import experiment
 from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve
 from splade_nb.model.load import load_encoder
-from splade_nb.training import dataset, objective, trainer
-from splade_nb.training.objective import ProcessGroup
+from splade_nb.training import batch, checkpoints, dataset, memory, trainer
+from splade_nb.config.processes import ProcessGroup
 
 
 # Shares
@@ -42,8 +42,8 @@ def step_of(changes: dict, group=ProcessGroup()) -> tuple:  # loss, parts, gradi
     dataset.fix_seeds(42)
     torch.set_num_threads(1)
     (data, model), settings = dataset.toy_training_data(), faults.settings_of(**dict(batch_size=8) | changes)
-    rows = objective.batch_at(12, 20, 0, data, settings, 42)
-    loss, parts, _ = objective.backward(model.eval(), rows, 12, 20, data, settings, None, group)
+    rows = batch.batch_at(12, 20, 0, data, settings, 42)
+    loss, parts, _ = memory.backward(model.eval(), rows, 12, 20, data, settings, None, group)
     return loss, parts, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
@@ -141,7 +141,7 @@ def without_listing(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_first_process_looks_for_checkpoints(tmp_path):
-    (tmp_path/'run'/'checkpoints'/'part-step-3').mkdir(parents=True)  # what a process that was killed leaves
+    checkpoints.new_part(tmp_path/'run'/'checkpoints'/'step-3')  # what a process that was killed leaves
     assert in_processes(2, without_listing, tmp_path/'run') == [0, 0]
     assert len(losses(tmp_path/'run')) == 2
 
