@@ -24,13 +24,19 @@ def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], doc
     "The inputs of `pooled`."
     ids = tokenizer.ids(texts)
     bags = tokenizer.bags(texts, ids, document)
-    without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]  # as `encode.without_empty`
+    without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]
     if model.query_shift is not None and not document:
         return bag_rows([[id for id in bag if id not in left_out] for bag, left_out in zip(bags, without)])
     bags = bags if model.settings.min_input_logit else None
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
     rows |= dict(windows=np.array(spans), silent=silent(tokenizer, ids), bare=np.array(tokenizer.bare, np.int64))
     return {name: torch.from_numpy(values) for name, values in rows.items()}
+
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #without-empty
+def _without_empty(vectors, tokens, silent, bare, **_): # as `encode.without_empty`; tokens: columns before the bigrams
+    dropped = silent[:, None].repeat(1, vectors.shape[1])
+    dropped[:, tokens:] = False
+    return vectors.masked_fill(dropped.index_fill(1, bare, True), 0)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #pooled
 def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) -> torch.Tensor: # [B, V]
@@ -39,9 +45,7 @@ def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) 
     if 'input_ids' not in features: return lookup_batch(model, scatter_counts(bag, counts, len(model.special)))[0]
     rows = features['input_ids'], features['attention_mask']
     vectors = model(*rows, document, features['windows'].tolist(), bag, counts)[0]
-    dropped = features['silent'][:, None].repeat(1, vectors.shape[1])
-    dropped[:, vectors.shape[1] - bigram_columns(model.settings):] = False
-    return vectors.masked_fill(dropped.index_fill(1, features['bare'], True), 0)
+    return _without_empty(vectors, len(model.special) - bigram_columns(model.settings), **features)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #module
 class _Columns: # a tokenizer that also names hashed bigrams, the columns after its tokens
