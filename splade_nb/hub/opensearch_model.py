@@ -227,7 +227,7 @@ def measured(model: nn.Module, tokenizer: SpladeTokenizer,
             ) -> dict:           # losses, prune_ratio, ceilings of documents and queries, top_n: terms of most queries
     "What the index keeps of this model's weights, and the parameters that follow from them."
     collection = load_collection(data)
-    qrels = {id: collection.qrels[id] for id in collection.split('test')}
+    qrels = {id: collection.qrels[id] for id in collection.judging()}
     wanted = dict.fromkeys([*(doc for grades in qrels.values() for doc in grades), *collection.texts])
     texts = {id: collection.texts[id] for id in [*wanted][:most]}
     documents, factor = encode_collection(model, tokenizer, texts, most_windows=windows)
