@@ -27,6 +27,7 @@ from ..config.command_line import CommandLine, add_query_options, add_search_opt
 from ..config.files import ConfigError, Damaged, check_text, choose, installed, needs, read_json, root, write_json
 from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
+from ..data.readers import read_source
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
 from ..hub.onnx import open_onnx
@@ -43,7 +44,7 @@ from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, tr
 from .network import without_password
 from .saved_copies import clean, copy_folder, empty_copy, file_stamp, record_use, report_old_copies
 from .saved_copies import in_turn, open_locked, write_lock
-from .saved_copies import read_source, source_name, source_paths
+from .saved_copies import source_name, source_paths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
 @dataclass(frozen=True)
