@@ -55,6 +55,7 @@ def _add_up(bucket: list) -> None:
     parts = together.split([gradient.numel() for gradient in bucket])
     torch._foreach_copy_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket)])
 
+# %% ../../nbs/0_config/06_processes.ipynb #add-up-gradients
 def _add_up_gradients(model) -> None:
     trained = [value for value in model.parameters() if value.requires_grad]
     for value in trained: value.grad = torch.zeros_like(value) if value.grad is None else value.grad
