@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'require_pairs', 'step_count', 'texts_in_step', 'phase_number', 'set_rate',
-           'measured_weights', 'mean_row', 'train_step', 'tensorboard_scalars', 'validation_scalars', 'log_validation',
-           'log_row', 'log_events', 'warn', 'validate', 'should_stop', 'checkpoint', 'difference', 'refuse_other',
-           'truncate_log', 'restore', 'start_or_resume', 'watch', 'roll_back', 'interrupts', 'initial_weights',
-           'began_with', 'average_with_initial', 'choose_average', 'show_plan', 'train']
+           'measured_weights', 'Batches', 'moved', 'train_step', 'tensorboard_scalars', 'validation_scalars',
+           'log_validation', 'log_row', 'log_events', 'warn', 'validate', 'should_stop', 'checkpoint', 'difference',
+           'refuse_other', 'truncate_log', 'restore', 'start_or_resume', 'watch', 'roll_back', 'interrupts',
+           'initial_weights', 'began_with', 'average_with_initial', 'choose_average', 'plan_passes', 'train']
 
 # %% ../../nbs/3_training/14_trainer.ipynb #imports
-import json, math, signal, sys, threading, time
+import functools, json, math, shutil, signal, sys, threading, time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from accelerate.utils import send_to_device
 from safetensors.torch import load_model
 from tqdm import tqdm
 
@@ -28,11 +28,11 @@ from ..model.load import save_shape, save_weights
 from ..model.splade import accumulated_rows
 from .checkpoints import CheckpointError, best_checkpoint, best_steps, checkpoints, discard
 from .checkpoints import healthy, link_best, load_checkpoint, load_initial, save_checkpoint
-from .checkpoints import save_initial, set_aside, state_of, step_of, tidy
+from .checkpoints import save_initial, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .dataset import TrainingData
-from .losses import DocumentCounts
+from .losses import DocumentCounts, as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
 from .memory import backward, memory_plan
@@ -61,6 +61,7 @@ class Run:
     shares: dict = field(default_factory=dict)    # share -> nDCG@10
     counted: DocumentCounts | None = None         # where FLOPS is weighted by document frequencies; in checkpoints
 
+    passes: int = 1                               # of a contrastive batch, see `passes_for`
     step: int = 0                                 # steps done
     history: list = field(default_factory=list)   # validations
     events: list = field(default_factory=list)    # of the collapse guard
@@ -70,12 +71,15 @@ class Run:
     best: dict = field(default_factory=dict)      # step and nDCG@10 of the best validation
     stopped: str = ''                             # the reason, where the run stopped early
 
+    @functools.cached_property
+    def batches(self) -> 'Batches': return Batches(self)
+
     def __post_init__(self):
         if not counts_documents(self.settings): return
         self.counted = DocumentCounts(len(self.training_data.idf)).to(self.training_data.idf.device)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-memory
-SAVED = ('step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped')
+SAVED = ('passes', 'step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped')
 
 def run_state(run: Run) -> dict:
     "What a checkpoint stores about its run."
@@ -119,13 +123,28 @@ def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS d
     if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff, settings.df_steepness)
     return run.counted.penalty
 
-# %% ../../nbs/3_training/14_trainer.ipynb #mean-row
-def mean_row(rows: list[dict]) -> dict: # loss, parts and measurements of a step
-    "The means over the batches of a step; a part that a batch lacks counts 0 there."
-    def mean(found: list) -> float: return sum(found) / len(found)
-    names = dict.fromkeys(name for row in rows for name in row['parts'])
-    parts = {name: mean([row['parts'].get(name, 0.0) for row in rows]) for name in names}
-    return {name: mean([row[name] for row in rows]) for name in rows[0] if name != 'parts'} | dict(parts=parts)
+# %% ../../nbs/3_training/14_trainer.ipynb #batches
+class Batches:
+    "The contrastive batches of a run, each made while the step before it runs."
+    def __init__(self, run: 'Run'):
+        self.run, self.maker, self.next = run, ThreadPoolExecutor(1, 'next batch'), {}
+
+    def made(self, step: int, part: int) -> dict:  # in memory that a card reads by itself
+        run, place = self.run, self.run.model.special.device
+        rows = batch_at(step, run.steps, part, run.training_data, run.settings, run.seed)
+        return moved(rows, lambda value: value.pin_memory()) if place.type == 'cuda' else rows
+
+    def __call__(self, step: int, part: int) -> dict:  # on the device
+        ready, parts = self.next.pop((step, part), None), contrastive_batches(self.run.settings)[0]
+        rows = self.made(step, part) if ready is None else ready.result()
+        after = (step, part + 1) if part + 1 < parts else (step + 1, 0)
+        self.next = {after: self.maker.submit(self.made, *after)} if after[0] < self.run.steps else {}
+        return moved(rows, lambda value: value.to(self.run.model.special.device, non_blocking=True))
+
+def moved(rows: dict, move: Callable) -> dict:  # move: tensor -> tensor
+    "Nested rows with their tensors moved; lists, such as lengths, stay on the host."
+    return {name: moved(value, move) if isinstance(value, dict) else move(value) if torch.is_tensor(value) else value
+            for name, value in rows.items()}
 
 # %% ../../nbs/3_training/14_trainer.ipynb #train-step
 def train_step(run: Run) -> dict: # a row of metrics
@@ -135,19 +154,19 @@ def train_step(run: Run) -> dict: # a row of metrics
     run.optimizer.zero_grad(set_to_none=False)
     # a checkpoint holds the rng state of one process: on several, dropout follows from seed, step and rank
     if group.number > 1: torch.manual_seed((run.seed * 1_000_003 + run.step) * group.number + group.rank)
-    measured, found = measured_weights(run), []
+    measured = measured_weights(run)
     for part in range(batches := contrastive_batches(settings)[0]):
-        rows = send_to_device(batch_at(*at, part, run.training_data, settings, run.seed), model.special.device)
-        last = part == batches - 1
-        loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group, last, measured)
+        rows = run.batches(run.step, part)
+        loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group,
+                                    part == batches - 1, measured, run.passes)
         if run.counted is not None: run.counted.add(out['document']['vectors'])
-        found.append(dict(loss=loss.item(), parts=parts, **measure(out, weights_at(*at, settings), settings.top_k,
-                                                                   run.training_data.special, run.korean)))
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-    row = mean_row(found)
-    if math.isfinite(row['loss']) and torch.isfinite(norm): run.optimizer.step()
+    found = measure(out, weights_at(*at, settings), settings.top_k, run.training_data.special, run.korean)
+    named = {f'part {name}': value for name, value in parts.items()}
+    read = as_floats(dict(loss=loss, gradient_norm=norm) | found | named)  # the only wait for the device
+    if math.isfinite(read['loss']) and math.isfinite(read['gradient_norm']): run.optimizer.step()
     return dict(step=run.step, epoch=round(epoch_at(*at, settings), 3), phase=phase_number(*at, settings),
-                learning_rate=rate, gradient_norm=norm.item(), **row)
+                learning_rate=rate, parts={name: read.pop(f'part {name}') for name in parts}, **read)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #tensorboard
 SCALARS = 'loss learning_rate gradient_norm active_query active_doc dead_rows top_k_mean korean_share'.split()
@@ -198,8 +217,7 @@ def validate(run: Run, validator: Callable | None) -> None:
     if validator is None: return
     step, result = run.step, run.process_group.of_first(lambda: validator(run.model))
     phase = phase_number(min(step, run.steps - 1), run.steps, run.settings)
-    done = round(epoch_at(step, run.steps, run.settings) - 1, 2)  # epochs: 0 before the first step, all after the last
-    run.history.append(dict(step=step, epoch=done, phase=phase, **result))
+    run.history.append(dict(step=step, epoch=round(epoch_at(step, run.steps, run.settings), 2), phase=phase, **result))
     score = result['metrics'].get('ndcg@10')
     if step and score is not None and score > run.best.get('ndcg@10', -1): run.best = {'step': step, 'ndcg@10': score}
     if run.process_group.rank == 0: write_json(run.folder/'training_history.json', run.history)
@@ -264,7 +282,7 @@ def truncate_log(path: Path, step: int) -> None:
 def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     "Bring a run back to a checkpoint and delete what came after it. Raises `CheckpointError` for another run's."
     state = load_checkpoint(path, run.model, run.optimizer, lambda state: refuse_other(path, state, run))
-    for name in SAVED: setattr(run, name, state[name])
+    for name in SAVED: setattr(run, name, state.get(name, getattr(run, name)))
     if run.counted is not None: load_model(run.counted, str(path/'counted.safetensors'))
     if run.process_group.rank: return state
     folder = run.folder/'checkpoints'
@@ -277,15 +295,17 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
 
 # %% ../../nbs/3_training/14_trainer.ipynb #start-or-resume
 def start_or_resume(run: Run, resume: bool, resume_from: str = '') -> None:
-    """Restore the last checkpoint, or the one that is named; without either, set an earlier run aside. The first process
-    looks and tells the others: a slower one could meet a folder that is being cleared."""
+    """Restore the last checkpoint, or the one that is named; without either, clear the run folder. The first process looks
+    and tells the others: a slower one could meet a folder that is being cleared."""
     def chosen() -> str:
         tidy(run.folder/'checkpoints')
         existing = checkpoints(run.folder/'checkpoints')
         return resume_from or (str(existing[-1]) if resume and existing else '')
     path = run.process_group.of_first(chosen)
     if path: restore(run, Path(path))
-    elif run.process_group.rank == 0: set_aside(run.folder)
+    elif run.process_group.rank == 0:
+        for name in ('checkpoints', 'tensorboard'): shutil.rmtree(run.folder/name, ignore_errors=True)
+        for name in ('metrics.jsonl', 'guard.jsonl', 'training_history.json'): (run.folder/name).unlink(missing_ok=True)
     run.process_group.wait()
 
 # %% ../../nbs/3_training/14_trainer.ipynb #watch
@@ -390,13 +410,18 @@ def _finish(run: Run, start: dict, validator: Callable | None) -> None:
     if complete and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
     run.model.eval()
 
-# %% ../../nbs/3_training/14_trainer.ipynb #show-plan
-def show_plan(run: Run) -> None:
-    "Print the memory that a step will need."
-    rows = send_to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), run.model.special.device)
-    sizes = memory_plan(run.model, rows, run.settings, run.process_group)
+# %% ../../nbs/3_training/14_trainer.ipynb #plan-passes
+def plan_passes(run: Run) -> None:
+    "The passes of a step that fit into memory; prints what a step will need."
+    run.model.train()
+    rows = widest_batch(run.steps, run.training_data, run.settings, run.seed)
+    rows = moved(rows, lambda value: value.to(run.model.special.device))
+    if not run.step: run.passes = passes_for(run.model, rows, run.settings, run.process_group)
+    if run.quiet or run.process_group.rank: return
+    sizes = memory_plan(run.model, rows, run.settings, run.process_group, run.passes)
     parts = ', '.join(f'{name} {size / 2 ** 20:,.1f}' for name, size in sizes.items())
-    print(f'memory plan: {sum(sizes.values()) / 2 ** 20:,.1f} MiB more than now ({parts})', file=sys.stderr)
+    passes = 'one pass' if run.passes == 1 else f'{run.passes} passes'
+    print(f'memory plan: {sum(sizes.values()) / 2 ** 20:,.1f} MiB more than now in {passes} ({parts})', file=sys.stderr)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #show-progress
 def _show_progress(bar: tqdm, row: dict) -> None:
@@ -467,11 +492,11 @@ def train(model: torch.nn.Module, training_data: TrainingData, settings: Setting
     with alone(folder) if main else nullcontext(), interrupts() as received, accumulated_rows(model):
         start_or_resume(run, resume, resume_from)
         start = began_with(run, start)
+        if run.step < steps: plan_passes(run)
         if run.step == 0 and not run.history:
             validate(run, validator)
             checkpoint(run)
         model.train()
-        if main and not quiet and run.step < steps: show_plan(run)
         process_group.wait()
         _loop(run, validator, min(steps, max_steps or steps), save_every, received)
         if run.interrupted:
