@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'require_pairs', 'step_count', 'texts_in_step', 'phase_number', 'set_rate',
-           'measured_weights', 'Batches', 'moved', 'mean_row', 'train_step', 'tensorboard_scalars',
+           'measured_weights', 'Batches', 'each_tensor', 'mean_row', 'train_step', 'tensorboard_scalars',
            'validation_scalars', 'log_validation', 'log_row', 'log_events', 'warn', 'validate', 'should_stop',
            'checkpoint', 'difference', 'refuse_other', 'truncate_log', 'restore', 'start_or_resume', 'watch',
            'roll_back', 'interrupts', 'initial_weights', 'began_with', 'average_with_initial', 'choose_average',
@@ -36,8 +36,7 @@ from .dataset import TrainingData
 from .losses import DocumentCounts, as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
-from .memory import backward, memory_plan
-from .memory import widest_batch
+from .memory import backward, memory_plan, passes_for, widest_batch
 from .objective import optimizer_for, weights_at
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-state
@@ -133,18 +132,18 @@ class Batches:
     def made(self, step: int, part: int) -> dict:  # in memory that a card reads by itself
         run, place = self.run, self.run.model.special.device
         rows = batch_at(step, run.steps, part, run.training_data, run.settings, run.seed)
-        return moved(rows, lambda value: value.pin_memory()) if place.type == 'cuda' else rows
+        return each_tensor(rows, lambda value: value.pin_memory()) if place.type == 'cuda' else rows
 
     def __call__(self, step: int, part: int) -> dict:  # on the device
         ready, parts = self.next.pop((step, part), None), contrastive_batches(self.run.settings)[0]
         rows = self.made(step, part) if ready is None else ready.result()
         after = (step, part + 1) if part + 1 < parts else (step + 1, 0)
         self.next = {after: self.maker.submit(self.made, *after)} if after[0] < self.run.steps else {}
-        return moved(rows, lambda value: value.to(self.run.model.special.device, non_blocking=True))
+        return each_tensor(rows, lambda value: value.to(self.run.model.special.device, non_blocking=True))
 
-def moved(rows: dict, move: Callable) -> dict:  # move: tensor -> tensor
+def each_tensor(rows: dict, move: Callable) -> dict:  # move: tensor -> tensor
     "Nested rows with their tensors moved; lists, such as lengths, stay on the host."
-    return {name: moved(value, move) if isinstance(value, dict) else move(value) if torch.is_tensor(value) else value
+    return {name: each_tensor(value, move) if isinstance(value, dict) else move(value) if torch.is_tensor(value) else value
             for name, value in rows.items()}
 
 # %% ../../nbs/3_training/14_trainer.ipynb #mean-row
@@ -425,7 +424,7 @@ def plan_passes(run: Run) -> None:
     "The passes of a step that fit into memory; prints what a step will need."
     run.model.train()
     rows = widest_batch(run.steps, run.training_data, run.settings, run.seed)
-    rows = moved(rows, lambda value: value.to(run.model.special.device))
+    rows = each_tensor(rows, lambda value: value.to(run.model.special.device))
     if not run.step: run.passes = passes_for(run.model, rows, run.settings, run.process_group)
     if run.quiet or run.process_group.rank: return
     sizes = memory_plan(run.model, rows, run.settings, run.process_group, run.passes)
