@@ -157,7 +157,7 @@ def block_states(model: Splade, given: Tensor,  # [G] token ids, which `blocks.p
     if model.at_once: read = passed(**block_inputs(model.backbone.config, ids, blocks))
     else: read = torch.cat([passed(input_ids=part, attention_mask=mask.long())
                             for part, mask in zip(blocks.split(ids), blocks.masks)])
-    return torch.cat(states), model.dropout(read)
+    return torch.cat(states), read
 
 # %% ../../nbs/2_model/05_splade.ipynb #max-over-blocks
 def max_over_blocks(model: Splade, given: Tensor, blocks: Blocks) -> Tensor:  # as in `block_states`; [B, V]
