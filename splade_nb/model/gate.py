@@ -28,8 +28,17 @@ def without_context(pooled, mask): # [B, H], [B, L] -> [B, H]
     "Zeros where a row has no token."
     return pooled.masked_fill(~mask.bool().any(1, keepdim=True), 0)
 
+# %% ../../nbs/2_model/04_gate.ipynb #pooler
+class _Pooler(nn.Module):
+    "What a pooler reads of every token, whichever text it stands in; and what it makes of a block of texts."
+    def read(self, states): return states
+    def pool(self, read, mask): return self(read, mask)
+
+def _pooled(pooler, states, mask): # [B, H]; mask: [B, L], or `Blocks`
+    return mask.rows(pooler.pool, pooler.read(states)) if isinstance(mask, Blocks) else pooler(states, mask)
+
 # %% ../../nbs/2_model/04_gate.ipynb #attention-pooler
-class AttentionPooler(nn.Module):
+class AttentionPooler(_Pooler):
     "A learned query over the tokens of each text."
     def __init__(self, hidden: int, heads: int):
         super().__init__()
@@ -54,7 +63,7 @@ class AttentionPooler(nn.Module):
         return self.pool(self.read(states), mask)
 
 # %% ../../nbs/2_model/04_gate.ipynb #heads-pooler
-class HeadsPooler(nn.Module):
+class HeadsPooler(_Pooler):
     "Multi-head pooling (design 5; Liu and Lapata 2019)."
     def __init__(self, hidden: int, heads: int,
                  rectify: bool = False): # design 5's ReLU before the last layer
@@ -67,10 +76,6 @@ class HeadsPooler(nn.Module):
         scores = self.score(states).transpose(1, 2)
         return scores.masked_fill(mask[:, None] == 0, torch.finfo(scores.dtype).min).softmax(-1)
 
-    def read(self, states): return states
-
-    def pool(self, states, mask): return self(states, mask)
-
     def forward(self, states, # [B, L, H]
                 mask,         # [B, L] 1 for a token, 0 for padding
                 return_attention: bool = False
@@ -82,9 +87,6 @@ class HeadsPooler(nn.Module):
         return (pooled, weights) if return_attention else pooled
 
 # %% ../../nbs/2_model/04_gate.ipynb #poolers
-def _pooled(pooler, states, mask): # [B, H]; mask: [B, L], or `Blocks`
-    return mask.rows(pooler.pool, pooler.read(states)) if isinstance(mask, Blocks) else pooler(states, mask)
-
 POOLERS = {'attention': AttentionPooler, 'heads': HeadsPooler, 'rectified_heads': partial(HeadsPooler, rectify=True)}
 
 # %% ../../nbs/2_model/04_gate.ipynb #forms
