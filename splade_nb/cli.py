@@ -16,7 +16,7 @@ from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, add_query_options, add_search_options, add_serve_options, exit_codes
-from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json
+from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
 
@@ -96,7 +96,7 @@ def encode_texts(folder: str, source: str, out: str,
     here = model, tokenizer, texts, ids, options = opened()
     if engine == 'ray': written = _on_ray(opened, out, size, address, workers, here)
     else: written = encode_shards(model, tokenizer, texts, out, size, part, parts, ids=ids, **options)
-    save_tokenizer(tokenizer, Path(out)/'tokenizer')
+    with writing(Path(out)/'tokenizer'): save_tokenizer(tokenizer, Path(out)/'tokenizer')
     label = read_json(Path(out)/'shards.json')
     for note in shard_notes(label): print(note, file=sys.stderr)
     if label.get('collection', {}).get('cut', {}).get('texts'): print('--windows 0 encodes them whole', file=sys.stderr)

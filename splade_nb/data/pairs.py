@@ -19,6 +19,7 @@ from ..config.files import SEED, DataError, replaced
 from .collections import fetch, registry
 from .lines import Faults, read_rows, visible
 from .readers import load_collection
+from .text import clean_text
 
 # %% ../../nbs/1_data/16_pairs.ipynb #sources
 def sources(folder: Path | str) -> dict:  # source: its file
@@ -40,7 +41,7 @@ def read_pairs(path: Path) -> Iterator[tuple]:  # query, positive, kind
 # %% ../../nbs/1_data/16_pairs.ipynb #text-key
 def text_key(text: str) -> int:  # below 2^63
     "Letters and digits of a text as a number: texts that differ in spaces, signs or capitals alone have the same."
-    letters = re.sub(r'\W+', '', text).casefold().encode()
+    letters = re.sub(r'\W+', '', clean_text(text)).casefold().encode()
     return int.from_bytes(hashlib.blake2b(letters, digest_size=8).digest(), 'little') >> 1
 
 # %% ../../nbs/1_data/16_pairs.ipynb #components
