@@ -178,7 +178,7 @@ class OptimizerSettings:
     "Batches, the optimizer and its schedule."
     batch_size: int = 64
     accumulation: int = 1               # micro-batches an optimizer step
-    gradient_cache: bool = False        # micro-batches share one contrastive batch, encoded twice
+    gradient_cache: bool = False        # micro-batches share one contrastive batch
     epochs: int = 30
     steps: int = 0                      # optimizer steps; 0: epochs over the data
     learning_rate: float = 3e-6
