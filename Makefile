@@ -157,7 +157,7 @@ report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the co
 	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
-data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS)
+data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS; NAME=multilingual-e5-small: an encoder)
 	@"$(bin)/python" -m splade_nb.cli data $(call option,NAME,name) $(call option,FROM,from) $(call option,INTO,into) \
 	  $(call option,TRIPLETS,triplets)
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
 from ..config.files import ConfigError, choose, listed, out_of_reach, read_json, write_json
+from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer
 from ..data.tokenizer import special_ids, vocabulary_kinds
@@ -304,6 +305,7 @@ def prune(source: Path | str,         # folder or hub name of a masked language 
             write_tokenizer(tokenizer, state, kept, folder)
             prune_backbone(backbone, kept).save_pretrained(folder)
             write_json(folder/'kept.json', {'source': str(source), 'vocabulary': len(tokenizer), 'kept': kept})
+            if record := encoder_record(source): write_json(folder/'SOURCE', record)
         return _verify(tokenizer, backbone, kept, folder, texts, held_out)
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #kept-rows
