@@ -6,9 +6,9 @@
 __all__ = ['Once', 'Several', 'CommandLine', 'add_search_options', 'add_query_options', 'add_serve_options', 'exit_codes']
 
 # %% ../../nbs/0_config/02_command_line.ipynb #imports
-import argparse, functools, sys
+import argparse, functools, os, sys
 from collections.abc import Callable
-from .files import ConfigError, DataError
+from .files import ConfigError, DataError, clear_errors
 
 # %% ../../nbs/0_config/02_command_line.ipynb #once
 class Once(argparse.Action):
@@ -70,14 +70,32 @@ def add_serve_options(parser) -> None: # --host, --port
     parser.add_argument('--host', default='127.0.0.1', help='The address or name under which the page is opened.')
     parser.add_argument('--port', type=int, default=8000, help='The port on which the page answers.')
 
+# %% ../../nbs/0_config/02_command_line.ipynb #leaving
+def _said(error) -> int: # exit code
+    print(error, file=sys.stderr)
+    return 2
+
+def _closed(code: int) -> int: # nothing is written any more, at the end of the process neither
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+def _flushed(code: int) -> int: # or that of standard output, where it cannot be written
+    try: sys.stdout.flush()
+    except BrokenPipeError: return _closed(141)
+    except OSError as error: return _closed(_said(f'standard output: {error.strerror}'))
+    return code
+
 # %% ../../nbs/0_config/02_command_line.ipynb #exit-codes
 def exit_codes(main: Callable[..., int | None]) -> Callable[..., int]:
-    "`main` for a terminal: a wrong setting or file becomes one line on standard error and 2, Ctrl-C becomes 130."
+    """`main` for a terminal: a wrong setting or file, or a disk that refuses, becomes one line on standard error and 2,
+    Ctrl-C becomes 130, a closed pipe 141."""
     @functools.wraps(main)
     def program(*arguments, **options) -> int:
-        try: return main(*arguments, **options) or 0
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
+        try:
+            with clear_errors(): return _flushed(main(*arguments, **options) or 0)
         except KeyboardInterrupt: return 130
-        except (ConfigError, DataError) as error:
-            print(error, file=sys.stderr)
-            return 2
+        except BrokenPipeError: return _closed(141)
+        except (ConfigError, DataError) as error: return _flushed(_said(error))
     return program

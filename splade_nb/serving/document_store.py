@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError
+from ..config.files import ConfigError, Damaged, check_text
 from ..data.records import Document
-from .index import check_text
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #entry
 @dataclass(frozen=True)
@@ -44,7 +43,9 @@ CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB);'''
 @contextmanager
 def _sqlite_errors(path):
     try: yield
-    except sqlite3.Error as error: raise ConfigError(f'{path}: {error}') from error
+    except sqlite3.Error as error:
+        broken = getattr(error, 'sqlite_errorcode', 0) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        raise (Damaged if broken else ConfigError)(f'{path}: {error}') from error
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #store
 class DocumentStore:

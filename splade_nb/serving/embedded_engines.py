@@ -17,11 +17,10 @@ from urllib.parse import urlsplit
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, needs
+from ..config.files import ConfigError, Damaged, needs, reading, writing
 from .formats import EMPTY, point_id, row_entries
 from .index import (
-    Damaged, Index, Label, NoIndex, RowsIndex, check_label, claim_folder, intact, read_label, split_rows,
-    write_errors, write_label)
+    REBUILD, Index, Label, NoIndex, RowsIndex, check_label, claim_folder, read_label, split_rows, write_label)
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #settings
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def checksum(path: Path) -> int:
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #check-file
 def _check_file(path, crc):
-    with intact(path):
+    with reading(path, REBUILD):
         if checksum(path) != crc: raise ValueError('other bytes than were saved')
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #seismic-search
@@ -99,7 +98,7 @@ class _SeismicSearch(RowsIndex):
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #write-seismic
 def _write_seismic(built, folder): # name, checksum
     path = folder/f'{uuid.uuid4().hex}.index.seismic'
-    with write_errors(path), _quiet():
+    with writing(path), _quiet():
         built.save(str(path).removesuffix('.index.seismic'))
         with open(path, 'rb') as file: os.fsync(file.fileno())
         return path.name, checksum(path)
@@ -120,7 +119,7 @@ class SeismicIndex(_SeismicSearch):
         if not name: return
         _check_file(path, int(crc))
         numbers = token_numbers(self.rows()[1])
-        with intact(path), _quiet(): self._made = _seismic_class(numbers, 'SeismicIndex').load(str(path)), numbers
+        with reading(path, REBUILD), _quiet(): self._made = _seismic_class(numbers, 'SeismicIndex').load(str(path)), numbers
 
     def save(self) -> None:
         old = list(self.folder.glob('*.index.seismic')) if self.folder else []
@@ -249,7 +248,7 @@ class BackendIndex(_Attached):
     def new(cls, place: Path | str, label: Label):
         "An empty index. Raises `ConfigError` where one is already."
         if not server_address(place):
-            with write_errors(place): (claim_folder(place, cls.engine, label)/cls.engine).mkdir()
+            with writing(place): (claim_folder(place, cls.engine, label)/cls.engine).mkdir()
         with _closed_on_error(cls(label, place)) as index:
             if index.server and index._call(index._backend.exists):
                 raise ConfigError(f'{index.place}: an index is there already: open it, or take another name')

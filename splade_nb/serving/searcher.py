@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
-from ..config.files import ConfigError, choose, installed, needs, read_json, root, write_json
+from ..config.files import ConfigError, Damaged, check_text, choose, installed, needs, read_json, root, write_json
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
@@ -38,7 +38,7 @@ from ..model.topic_terms import TOPIC_WEIGHT, TOPICS, TopicTerms, load_topics, s
 from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
-from .index import Damaged, Index, Label, MemoryIndex, check_label, check_text, intact, label_of
+from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of
 from .opensearch import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, try_lock, write_lock
@@ -381,7 +381,7 @@ def _check_folder(place, encoder, engine, index, source='', hybrid=0.0, topics=0
     if not path.exists():
         texts = f'{source or "some texts"}, kept in {place.resolve()}'
         write_json(path, dict(label=asdict(encoder.label), **given, texts=texts, model=encoder.folder, hybrid=hybrid, topics=topics))
-    with intact(path): saved = {'index': '', 'texts': '', 'hybrid': 0.0, 'topics': 0.0} | read_json(path)
+    saved = {'index': '', 'texts': '', 'hybrid': 0.0, 'topics': 0.0} | read_json(path, 'engine', 'label', 'model', instead=REBUILD)
     check_label(path, Label(**saved['label']), encoder.label)
     for name, value in given.items():
         if (before := without_password(saved[name])) != value:
@@ -489,7 +489,7 @@ def open_searcher(place: Path | str,
     "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
     path = Path(place)/'searcher.json'
     if not path.exists(): raise NoSearcher(f'{place} holds no searcher: searcher.json is missing; build_searcher makes one')
-    with intact(path): saved = {'index': '', 'hybrid': 0.0, 'topics': 0.0} | read_json(path)
+    saved = {'index': '', 'hybrid': 0.0, 'topics': 0.0} | read_json(path, 'engine', 'label', 'model', instead=REBUILD)
     encoder = open_encoder(model or saved['model'])
     given = {name: saved[name] if value is None else value for name, value in dict(hybrid=hybrid, topics=topics).items()}
     with ExitStack() as opened:
