@@ -135,8 +135,7 @@ def origin(facts: dict) -> str:
     rows = {'version': f'{version}: {ABOUT[version][0]}' if version in ABOUT else version or unknown}
     rows |= {name: summary.get(name, config.get(name, unknown)) for name in names}
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
-    licences = data.get('licences') if data else None  # of a release, whose data may lie nowhere near
-    licences = licences or data_licences(config.get('data', ''))
+    licences = (data or {}).get('licences') or data_licences(config.get('data', ''))  # a release's own: its data may lie nowhere near
     rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown
     rows |= {f'licence of the {name}': '{licence} ({origin}, {revision})'.format(**record)
              for name, record in config.get('encoders', {}).items()}

@@ -160,16 +160,17 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
 
 # %% ../../nbs/3_training/07_dataset.ipynb #mine
 def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: TrainingQueries, relevant: Rows,
-          teacher: tuple | None, place: str, of: dict) -> dict:
-    "Source -> `Candidates` of each query; of: hashes that name documents and queries."
+          teacher: tuple | None, documents: Rows, place: str, of: dict) -> dict:  # documents: token ids
+    "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of: hashes of documents and queries."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
-    words, found, depth = word_rows(stages, texts), {}, settings.mining_depth
+    words, found, depth = word_rows(stages, texts) if settings.bm25_negatives else documents, {}, settings.mining_depth
     most = settings.mining_documents
     if settings.bm25_negatives:
         queries = word_rows(stages, split.all_texts, chosen=split.kept)
         found['bm25'] = bm25_candidates(stages, queries, words, relevant, depth, most=most, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
+        if not settings.bm25_negatives: by |= dict(words='tokens')
         found['dense'] = dense_candidates(stages, *teacher, words, relevant, depth, place=place, most=most, **by)
     return found
 
@@ -267,7 +268,7 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     teacher = _teacher(stages, settings, split, texts, pairs, of)
     return TrainingData(tokenizer, questions, documents, pairs, _keys_of(codes, pairs, settings), relevant, given,
                         *_vocabulary_tensors(frequencies, groups, settings, place),
-                        _mine(stages, settings, texts, split, relevant, teacher, place, of),
+                        _mine(stages, settings, texts, split, relevant, teacher, documents, place, of),
                         teacher, collection.hash, bags, frequencies, notes), groups
 
 # %% ../../nbs/3_training/07_dataset.ipynb #initial-directions
