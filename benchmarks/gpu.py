@@ -105,7 +105,7 @@ def run_of(version: str, folder: str, device: str, small: bool, scratch: Path):
 
 def planned(run, device: str) -> tuple:  # bytes that the process holds, and those that a step needs beside
     from accelerate.utils import send_to_device
-    from splade_nb.training.objective import memory_plan, widest_batch
+    from splade_nb.training.memory import memory_plan, widest_batch
     held = torch.cuda.memory_allocated() if device == 'cuda' else 0
     rows = send_to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), device)
     return held, memory_plan(run.model, rows, run.settings)

@@ -13,7 +13,8 @@ from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 from splade_nb.config.files import machine, read_json, revision, write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.splade_doc import SpladeDoc
-from splade_nb.training.objective import ProcessGroup, memory_plan
+from splade_nb.config.processes import ProcessGroup
+from splade_nb.training.memory import memory_plan
 from splade_nb.training.trainer import step_count, texts_in_step
 from splade_nb.evaluation.figures import source_line
 
@@ -30,7 +31,7 @@ TEXT = """# Rent a GPU
 
 > On which GPU V28 fits, how long it takes, and what that costs.
 
-Written by `python docs/rent_page.py`. **No figure here was measured on a GPU**: sizes are counted, memory is [the plan](../nbs/3_training/09_objective.ipynb) that a run prints before its first step, here for a CPU, and time follows from operations and an assumed utilisation. `make gpu` [measures both](gpu.md) first on a rented machine: compare its numbers with these before you rent for days.
+Written by `python docs/rent_page.py`. **No figure here was measured on a GPU**: sizes are counted, memory is [the plan](../nbs/3_training/11_memory.ipynb) that a run prints before its first step, here for a CPU, and time follows from operations and an assumed utilisation. `make gpu` [measures both](gpu.md) first on a rented machine: compare its numbers with these before you rent for days.
 
 ## The run
 

@@ -39,7 +39,7 @@ from .serving.saved_copies import read_source
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
 from .training.dataset import TrainingSetup, save_model_folder, prepare
-from .training.objective import ProcessGroup
+from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
 from .training.validation_pool import evaluated

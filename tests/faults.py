@@ -23,7 +23,8 @@ from tqdm import tqdm
 from moments import CHILDREN, TEXTS, die_at_change
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
-from splade_nb.training import objective
+from splade_nb.config.processes import ProcessGroup
+from splade_nb.training import batch, memory, objective
 from splade_nb.data import readers
 from splade_nb import experiment
 from splade_nb import cli
@@ -62,7 +63,7 @@ def train_toy(folder: Path, changes: dict, options: dict, process_group) -> trai
     return training.train(model, data, settings, folder, quiet=True, process_group=process_group, **options)
 
 
-def toy(folder: Path, changes: dict, options: dict, before=None, process_group=objective.ProcessGroup()) -> None:
+def toy(folder: Path, changes: dict, options: dict, before=None, process_group=ProcessGroup()) -> None:
     "A child that trains the toy and ends as the command line does; `before` prepares the fault inside it."
     if before: before[0](*before[1:])
     try: train_toy(folder, changes, options, process_group)
@@ -538,14 +539,14 @@ def ranks(folder: Path, changes: dict, options: dict, fault: list = ()) -> None:
     toy(folder, changes, options, before, process_group)
 
 
-def gradient(process_group=objective.ProcessGroup()) -> tuple: # loss, gradients
+def gradient(process_group=ProcessGroup()) -> tuple: # loss, gradients
     "Of one batch of sixteen pairs."
     training_data.fix_seeds(42)
     torch.set_num_threads(1)
     (data, model), settings = training_data.toy_training_data(), settings_of(batch_size=16)
     model.eval()
-    rows = objective.batch_at(3, 20, 0, data, settings, 42)
-    loss = objective.backward(model, rows, 3, 20, data, settings, None, process_group)[0]
+    rows = batch.batch_at(3, 20, 0, data, settings, 42)
+    loss = memory.backward(model, rows, 3, 20, data, settings, None, process_group)[0]
     return loss, [value.grad for value in model.parameters() if value.grad is not None]
 
 

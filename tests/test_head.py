@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from faults import in_processes
 from splade_nb.model.head import max_logits, naive_max, rows_in_cache
-from splade_nb.training.objective import ProcessGroup
+from splade_nb.config.processes import ProcessGroup
 
 HIDDEN, CHUNK = 64, 512
 

@@ -16,7 +16,9 @@ from splade_nb.model.splade import texts_of
 from splade_nb.model.splade_doc import input_counts, sparse_batch
 from splade_nb.training import check_settings
 from splade_nb.training.dataset import fix_seeds, prepare, save_model_folder, toy_training_data
-from splade_nb.training.objective import ProcessGroup, alignment_term, density, encoded, make_batch, optimizer_for
+from splade_nb.config.processes import ProcessGroup
+from splade_nb.training.batch import make_batch
+from splade_nb.training.objective import alignment_term, density, encoded, optimizer_for
 from splade_nb.training.trainer import Run, train, train_step
 
 LATER = [version for version in VERSIONS if version[0] == 'v' and version[1:].isdigit() and int(version[1:]) > 28]

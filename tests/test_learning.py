@@ -8,7 +8,8 @@ import faults
 from faults import saved_checkpoints, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
-from splade_nb.training import losses, objective
+from splade_nb.config.processes import ProcessGroup
+from splade_nb.training import batch, losses, memory, objective
 from splade_nb.training.bags import with_bags
 from splade_nb.data import readers
 from splade_nb.data.prepared import Preparation
@@ -52,7 +53,7 @@ def settings_of(negatives: int, way: str) -> training.Settings:
 def test_each_query_has_its_own_negatives(negatives):
     (data, _), settings = poor_training_data(), settings_of(negatives, 'whole')
     queries = list(range(24))
-    rows = objective.make_batch(queries, data, settings, 0, (42, 0))
+    rows = batch.make_batch(queries, data, settings, 0, (42, 0))
     assert len(rows['documents']) == len(rows['document']['input_ids']) == 24 * (1 + negatives)
     assert rows['queries'] == queries
     for place, query in enumerate(queries):
@@ -66,7 +67,7 @@ def test_each_query_has_its_own_negatives(negatives):
 def test_no_negative_of_a_query_is_drawn_twice_where_there_are_enough():
     data, queries = TRUE_TOY()[0], list(range(24)) * 20
     data.given = [[d for d in range(12) if d != query // 2][:2 + query % 9] for query in range(24)]
-    rows = np.reshape(objective._draw_negatives(queries, data, settings_of(5, 'whole'), 0, (42, 0)), (-1, 5))
+    rows = np.reshape(batch._draw_negatives(queries, data, settings_of(5, 'whole'), 0, (42, 0)), (-1, 5))
     assert all(len(set(row)) == 5 for query, row in zip(queries, rows) if len(data.given[query]) >= 5)
     assert all(set(row) <= set(data.given[query]) for query, row in zip(queries, rows))
 
@@ -75,30 +76,30 @@ def test_a_single_negative_is_drawn_as_in_published_runs():
     data, rng = TRUE_TOY()[0], np.random.default_rng((42, 0))
     data.given = [[d for d in range(12) if d != query // 2] for query in range(24)]
     wanted = [data.given[query][rng.integers(11, size=1)[0]] for query in range(24)]
-    assert objective._draw_negatives(range(24), data, settings_of(1, 'whole'), 0, (42, 0)) == wanted
+    assert batch._draw_negatives(range(24), data, settings_of(1, 'whole'), 0, (42, 0)) == wanted
 
 
 def test_the_margin_counts_real_negatives_alone():
     (data, model), settings = poor_training_data(), settings_of(2, 'whole')
-    rows = objective.make_batch(range(8), data, settings, 0, (42, 0))
+    rows = batch.make_batch(range(8), data, settings, 0, (42, 0))
     out = objective.encoded(model.eval(), rows, settings)
     scores, place = objective.batch_scores(out, data, settings), {}
     wanted = [settings.margin - scores[q, q] + scores[q, 8 + 2 * q + n] for q in range(8) if q != 3 for n in range(2)]
     found = objective.contrastive_terms(scores, out['same'], settings.phases[0], settings)['margin']
     torch.testing.assert_close(found, torch.stack(wanted).relu().mean())
-    only = objective.make_batch([3, 3], data, settings, 0, (42, 0))
+    only = batch.make_batch([3, 3], data, settings, 0, (42, 0))
     terms = objective.contrastive_terms(scores[:2, :6], only['same'], settings.phases[0], settings)
     assert 'margin' not in terms and torch.isfinite(terms['infonce']), 'no wrong document, no margin'
 
 
-def gradient(way: str, process_group=objective.ProcessGroup()) -> torch.Tensor:
+def gradient(way: str, process_group=ProcessGroup()) -> torch.Tensor:
     "Of the first step of a run on poor queries, all of its batches."
     training_data.fix_seeds(42)
     (data, model), settings = poor_training_data(), settings_of(2, way)
-    each = objective.contrastive_batches(settings)[0]
+    each = batch.contrastive_batches(settings)[0]
     for part in range(each):
-        rows = objective.batch_at(0, 6, part, data, settings, 42)
-        objective.backward(model.eval(), rows, 0, 6, data, settings, None, process_group, part == each - 1)
+        rows = batch.batch_at(0, 6, part, data, settings, 42)
+        memory.backward(model.eval(), rows, 0, 6, data, settings, None, process_group, part == each - 1)
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
 
 

@@ -15,12 +15,12 @@ import json, re, sys
 from pathlib import Path
 import torch.utils.tensorboard
 from splade_nb.data.readers import load_collection
-from splade_nb.training import dataset, objective, trainer as training
+from splade_nb.training import dataset, memory, trainer as training
 from splade_nb.config.versions import resolve_quietly
 
 settings, folder = resolve_quietly('v28', 'corrected', 'mini', steps=20, validations=1, **json.loads(sys.argv[1])), Path(sys.argv[2])
 setup = dataset.prepare(settings, load_collection('mini'), 42)
-plan = objective.memory_plan(setup.model, objective.widest_batch(20, setup.training_data, settings, 42), settings)
+plan = memory.memory_plan(setup.model, memory.widest_batch(20, setup.training_data, settings, 42), settings)
 status = lambda name: int(re.search(name + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024
 true, held = training._loop, []
 def measured(*arguments):

@@ -12,7 +12,7 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.report import metrics_table
 from splade_nb.training import check_settings as checks
-from splade_nb.training import losses, objective, trainer
+from splade_nb.training import batch, losses, memory, objective, trainer
 from splade_nb.training.dataset import fix_seeds, prepare, toy_training_data
 
 
@@ -56,8 +56,8 @@ def test_a_large_weight_lowers_it(tmp_path):
 def gradient(settings: Settings) -> torch.Tensor:
     fix_seeds(42)
     training_data, model = toy_training_data()
-    rows = objective.batch_at(0, 6, 0, training_data, settings, 42)
-    objective.backward(model.eval(), rows, 0, 6, training_data, settings)
+    rows = batch.batch_at(0, 6, 0, training_data, settings, 42)
+    memory.backward(model.eval(), rows, 0, 6, training_data, settings)
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
 
 

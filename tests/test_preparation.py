@@ -16,7 +16,7 @@ from splade_nb.data.readers import load
 from splade_nb.data.records import collect, toy_corpus
 from splade_nb.training import bags, dataset, negatives, teacher
 from splade_nb.training.curriculum import adopt, curriculum_key
-from splade_nb.training.objective import batch_at
+from splade_nb.training.batch import batch_at
 from splade_nb.training.trainer import train
 
 SMALL = dict(hidden=32, layers=1, vocabulary=300, batch_size=8, steps=3, bm25_negatives=3, dense_negatives=3)
@@ -242,7 +242,7 @@ from splade_nb.data.prepared import Preparation
 from splade_nb.training.curriculum import Keys
 from splade_nb.training.dataset import TrainingData
 from splade_nb.training.negatives import Candidates
-from splade_nb.training.objective import batch_at
+from splade_nb.training.batch import batch_at
 def own(): # bytes of memory that no other process shares
     return 1024 * int(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1])
 def opened(n):

@@ -11,8 +11,8 @@ from splade_nb import experiment
 from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve
 from splade_nb.model.load import load_encoder
-from splade_nb.training import dataset, objective, trainer
-from splade_nb.training.objective import ProcessGroup
+from splade_nb.training import batch, dataset, memory, trainer
+from splade_nb.config.processes import ProcessGroup
 
 
 # Shares
@@ -42,8 +42,8 @@ def step_of(changes: dict, group=ProcessGroup()) -> tuple:  # loss, parts, gradi
     dataset.fix_seeds(42)
     torch.set_num_threads(1)
     (data, model), settings = dataset.toy_training_data(), faults.settings_of(**dict(batch_size=8) | changes)
-    rows = objective.batch_at(12, 20, 0, data, settings, 42)
-    loss, parts, _ = objective.backward(model.eval(), rows, 12, 20, data, settings, None, group)
+    rows = batch.batch_at(12, 20, 0, data, settings, 42)
+    loss, parts, _ = memory.backward(model.eval(), rows, 12, 20, data, settings, None, group)
     return loss, parts, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 

@@ -27,7 +27,7 @@ def counted(text: str) -> np.ndarray: # [V]
 def encoder(monkeypatch, tmp_path):
     "A model that counts letters; `read` lists what it was given."
     read = []
-    def encoded(encoder, store, words):
+    def encoded(encoder, words):
         read.extend(words)
         rows = sparse.csr_matrix(np.stack([counted(text) for text in words]))
         return rows, rows
@@ -148,20 +148,6 @@ def test_a_damaged_index_is_made_again_from_the_store(engine, build, reopen, tmp
     assert 'made again from' in capsys.readouterr().err
 
 
-def test_texts_that_became_longer_are_all_encoded_again(build):
-    "The mean length that a model divides by was measured on the texts of before."
-    with build() as searcher:
-        searcher.store.set_fact('letters', searchers._mean_letters(searcher.store))
-        searcher.store.set_fact('mean_length', 4.0)
-    Encoders.read.clear()
-    build([*TEXTS[:-1], Document('글 4', '', '버스를 탔다')]).close()
-    assert len(Encoders.read) == 1
-    with build([*TEXTS[:-1], Document('글 4', '', '버스를 ' * 40)]) as searcher:
-        assert len(Encoders.read) == 1 + 5 and searcher.store.fact('mean_length') is None
-        texts = [*WORDS[:-1], '버스를 ' * 40]
-        assert searcher.store.postings.tolist() == (np.stack([counted(text) for text in texts]) > 0).sum(0).tolist()
-
-
 # Servers
 
 def test_two_collections_at_one_address_stay_apart(build, reopen, server, tmp_path):
@@ -261,16 +247,6 @@ def test_a_text_that_cannot_be_kept_is_refused_and_changes_nothing(told, build, 
         searcher.add([Document('글 8', '', '커피를 내린다')])
     with pytest.raises(ConfigError, match=told): build([FAULTY[told]])
     assert len(closing_results(reopen())) == 6
-
-
-def test_an_id_too_long_for_a_server_is_refused_and_can_be_taken_out(build, reopen, server):
-    long = Document('글' * 200, '', '긴 이름')
-    with pytest.raises(ConfigError, match='600 bytes of id'): build([*TEXTS, long], 'opensearch', at(server, 'opensearch'))
-    assert len(closing_results(build(TEXTS, 'opensearch', at(server, 'opensearch')))) == 5
-    with reopen() as searcher:
-        searcher.delete([long.id])
-        searcher.add([Document('글 8', '', '커피를 내린다')])
-        assert len(first_results(searcher)) == 6
 
 
 # Saved under outputs/

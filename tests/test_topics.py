@@ -120,14 +120,13 @@ def test_every_engine_holds_topics(encoder, engine, tmp_path):
 
 def test_what_comes_later_has_topics_too(encoder, tmp_path):
     with build_searcher(encoder, 'toy', tmp_path, topics=0.5) as searcher:
-        made = (tmp_path/'topics.safetensors').read_bytes()
         searcher.add([Document('new', '', '경복궁에서 한복을 입은 관광객')])
         hits = {hit.id: hit for hit in searcher.search('한복 입고 경복궁', 5)}
         assert any(term.kind == 'topic' for term in hits['new'].terms) and any(term.kind == 'topic' for term in searcher.read('new').terms)
         assert any(term.kind == 'topic' for term in searcher.expand('경복궁 관람'))
         searcher.delete(['palace'])
         assert 'palace' not in {hit.id for hit in searcher.search('한복 입고 경복궁', 5)}
-    assert (tmp_path/'topics.safetensors').read_bytes() == made, 'topics are learned once'
+    assert len(list(tmp_path.glob('topics*.safetensors'))) == 1, 'those of the texts that are there'
     with open_searcher(tmp_path, encoder, topics=1.0) as searcher: doubled = searcher.search('한복 입고 경복궁', 1)[0]
     assert doubled.id == 'new' and doubled.score > hits['new'].score, 'the weight is one of the query'
     for wrong in (0.0, -1.0):

@@ -13,7 +13,8 @@ from splade_nb.model.splade_doc import SpladeDoc
 from splade_nb.training.collapse_guard import inspect, measure
 from splade_nb.training.dataset import TrainingData, prepare
 from splade_nb.training.losses import score, score_unit
-from splade_nb.training.objective import batch_at, encoded, objective, weights_at
+from splade_nb.training.batch import batch_at
+from splade_nb.training.objective import encoded, objective, weights_at
 from splade_nb.training.trainer import step_count
 
 VOCABULARY, MEAN, DEVIATION, PAIRS = 250_002, 1.99, 0.45, 4  # logits of an untrained KLUE/RoBERTa

@@ -20,7 +20,7 @@ from ..data.prepared import Preparation
 from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
 from ..model.encode import check_options, encode, encode_batches, encode_queries, factor_for, most_rows
 from ..model.encode import normalize_for_scoring, prepared_decoder, unread_tokens
-from ..training.objective import ProcessGroup
+from ..config.processes import ProcessGroup
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block
 BLOCK_BYTES, CHUNK = 2 ** 27, 20_000 # of the vectors of a block; texts that are tokenized together

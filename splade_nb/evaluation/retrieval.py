@@ -22,7 +22,7 @@ from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version,
 from ..model.encode import counted, cut_note, encode_collection, encode_queries, heaviest, input_terms
 from ..model.load import load_encoder
 from ..model.static_embedding import check_hybrid
-from ..training.objective import ProcessGroup
+from ..config.processes import ProcessGroup
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
 from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics

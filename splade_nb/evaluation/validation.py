@@ -14,7 +14,7 @@ import torch
 from ..config.settings import every_phase
 from ..data.prepared import Preparation
 from ..training.dataset import TrainingSetup
-from ..training.objective import ProcessGroup
+from ..config.processes import ProcessGroup
 from ..training.validation_pool import evaluated, validation_pool
 from .exact_search import Search, exact_search
 from .retrieval import evaluate_queries, mean_terms, search_metrics

@@ -9,7 +9,7 @@ __all__ = ['CANDIDATES', 'Seismic', 'token_numbers', 'build_seismic', 'checksum'
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #imports
 import json, logging, os, uuid, zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,8 +19,9 @@ import numpy as np
 from scipy import sparse
 from ..config.files import ConfigError, Damaged, needs, reading, writing
 from .formats import EMPTY, point_id, row_entries
-from .index import (
-    REBUILD, Index, Label, NoIndex, RowsIndex, check_label, claim_folder, read_label, split_rows, write_label)
+from splade_nb.serving.index import (
+    REBUILD, Index, Label, NoIndex, RowsIndex, check_label, claim_folder, lock_folder, read_label, split_rows,
+    write_label)
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #settings
 @dataclass(frozen=True)
@@ -184,6 +185,9 @@ class _Backed(Index): # documents go to `_backend` and come from it; its errors 
         super().__init__(label)
         self.server = server_address(place)
         self.place = '/'.join(self.server[:2]) if self.server else Path(place)  # without the password: errors show it
+        self._backend, self._lock = None, nullcontext() if self.server else lock_folder(self.place)
+
+    def _start(self):
         folder = None if self.server else self.place/self.engine
         self._backend = self._call(self.backend, folder, *(self.server or ('', '', '')))
 
@@ -203,7 +207,9 @@ class _Backed(Index): # documents go to `_backend` and come from it; its errors 
             if direction.any(): yield self._call(_nearest_of_both, self._backend, row, direction, k)
             else: yield self._call(self._backend.nearest, row, k) if len(row[0]) else []
     def __len__(self): return self._call(self._backend.count)
-    def close(self) -> None: self._call(self._backend.close)
+    def close(self) -> None:
+        with self._lock:
+            if self._backend is not None: self._call(self._backend.close)
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #sealed
 class _Sealed(_Backed): # in a folder, `save` seals what it wrote, and the first change removes the seal
@@ -225,10 +231,14 @@ class _Sealed(_Backed): # in a folder, `save` seals what it wrote, and the first
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #attached
 class _Attached(_Sealed):
     def _attach_server(self, label): # label: the expected one
+        self._start()
         if not self._call(self._backend.exists): raise NoIndex(f'{self.place}: {self.engine} has no documents there')
         self.label = check_label(self.place, self._call(self._backend.attach), label)
 
-    def _attach_folder(self, seal): # opening the files changes some, so their seal is removed before and renewed after
+    def _attach_folder(self, label): # opening the files changes some, so their seal is removed before and renewed after
+        saved, description = read_label(self.place, self.engine)
+        self.label, seal = check_label(self.place, saved, label), read_seal(self.place, description)
+        self._start()
         if not seal: return self._call(self._backend.attach)
         self._write_seal({})
         try:
@@ -247,9 +257,10 @@ class BackendIndex(_Attached):
     @classmethod
     def new(cls, place: Path | str, label: Label):
         "An empty index. Raises `ConfigError` where one is already."
-        if not server_address(place):
-            with writing(place): (claim_folder(place, cls.engine, label)/cls.engine).mkdir()
         with _closed_on_error(cls(label, place)) as index:
+            if not index.server:
+                with writing(place): (claim_folder(place, cls.engine, label)/cls.engine).mkdir()
+            index._start()
             if index.server and index._call(index._backend.exists):
                 raise ConfigError(f'{index.place}: an index is there already: open it, or take another name')
             index._call(index._backend.create, label)
@@ -258,14 +269,12 @@ class BackendIndex(_Attached):
 
     @classmethod
     def open(cls, place: Path | str, label: Label | None = None):
-        "What was added, saved or not. Raises `NoIndex`; `ConfigError` for another model's index and a damaged one."
-        found, seal = label, {}
-        if not server_address(place):
-            saved, description = read_label(place, cls.engine)
-            found, seal = check_label(place, saved, label), read_seal(Path(place), description)
-        with _closed_on_error(cls(found, place)) as index:
+        """What was added, saved or not. Raises `NoIndex`; `ConfigError` for another model's index, a damaged one,
+        and a folder that another process has open."""
+        if not server_address(place): read_label(place, cls.engine)  # where nothing is, no lock is made
+        with _closed_on_error(cls(label, place)) as index:
             if index.server: index._attach_server(label)
-            else: index._attach_folder(seal)
+            else: index._attach_folder(label)
             return index
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #milvus-client
@@ -279,7 +288,8 @@ def _milvus_client(address, secret):
 def _milvus_schema(client, dense): # schema and index of a collection; dense: D, or 0
     kinds = needs('pymilvus', 'engines').DataType
     schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
-    schema.add_field('id', kinds.VARCHAR, is_primary=True, max_length=65_535)
+    schema.add_field('id', kinds.VARCHAR, is_primary=True, max_length=36)  # of `point_id`: filters hold no words of others
+    schema.add_field('document', kinds.VARCHAR, max_length=65_535)
     schema.add_field('terms', kinds.SPARSE_FLOAT_VECTOR)
     index.add_index('terms', index_type='SPARSE_INVERTED_INDEX', metric_type='IP')
     if dense:
@@ -315,25 +325,26 @@ class _MilvusCollection:
 class MilvusBackend(_MilvusCollection):
     "A collection of Milvus Lite in a folder, or of a Milvus server."
     def upsert(self, rows):
-        def record(id, row, dense): return dict(id=id, terms=_milvus_vector(row) or {EMPTY: 1.0}) | _dense_field(dense)
+        def record(id, row, dense):
+            return dict(id=point_id(id), document=id, terms=_milvus_vector(row) or {EMPTY: 1.0}) | _dense_field(dense)
         self.client.upsert(self.name, [record(*row) for row in rows])
 
-    def remove(self, ids): self.client.delete(self.name, ids=ids)
+    def remove(self, ids): self.client.delete(self.name, ids=[*map(point_id, ids)])
     def count(self): return self.client.query(self.name, filter='', output_fields=['count(*)'])[0]['count(*)']
     def ids(self):
-        pages = self.client.query_iterator(self.name, batch_size=1000, output_fields=['id'])
-        return [row['id'] for page in iter(pages.next, []) for row in page]
+        pages = self.client.query_iterator(self.name, batch_size=1000, output_fields=['document'])
+        return [row['document'] for page in iter(pages.next, []) for row in page]
 
     def nearest(self, row, k): return self._found('terms', _milvus_vector(row), k)
     def nearest_dense(self, direction, k): return self._found('dense', direction, k)
     def _found(self, field, vector, k):
-        options = dict(anns_field=field, output_fields=['id'], search_params=dict(metric_type='IP'))
+        options = dict(anns_field=field, output_fields=['document'], search_params=dict(metric_type='IP'))
         hits, = self.client.search(self.name, [vector], limit=k, **options)
-        return [(hit['id'], hit['distance']) for hit in hits]
+        return [(hit['entity']['document'], hit['distance']) for hit in hits]
 
     def vectors(self, ids): # (id, {column: weight}, [D])
-        records = self.client.get(self.name, ids, output_fields=['id', 'terms', 'dense'])
-        return [(record['id'], record['terms'], np.array(record['dense'], np.float32)) for record in records]
+        records = self.client.get(self.name, [*map(point_id, ids)], output_fields=['document', 'terms', 'dense'])
+        return [(record['document'], record['terms'], np.array(record['dense'], np.float32)) for record in records]
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #milvus
 class MilvusIndex(BackendIndex):
