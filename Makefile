@@ -42,6 +42,7 @@ TRIPLETS ?=
 MINUTES ?= 40
 STAGE   ?=
 DEVICE  ?= cuda
+PACK    ?=
 PROCESSES ?= auto
 SCALE_BATCH ?= False
 TOKENS  ?=
@@ -50,7 +51,7 @@ ENTRY   ?=
 GLOSSARY ?=
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PACK PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -263,9 +264,9 @@ faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 	"$(bin)/python" benchmarks/run.py $${typed_FORCE:+--force} $${typed_PART:+-- "$$typed_PART"}
 
-gpu: $(ready)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md
+gpu: $(ready)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
 	@"$(bin)/python" benchmarks/gpu.py --minutes="$$typed_MINUTES" --device="$$typed_DEVICE" \
-	  $(call option,STAGE,stage) $${typed_FORCE:+--force}
+	  $(call option,STAGE,stage) $(call option,PACK,pack) $${typed_FORCE:+--force}
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build

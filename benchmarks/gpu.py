@@ -1,10 +1,11 @@
 """What only a GPU can show: the kernel against float64, speed, encoding and training at full shape; stage by stage.
 
-    python benchmarks/gpu.py [--minutes 40] [--stage STAGE ...] [--device cuda|cpu] [--force] [--results FOLDER]
+    python benchmarks/gpu.py [--minutes 40] [--stage STAGE ...] [--device cuda|cpu] [--force] [--results FOLDER] [--pack FOLDER]
 
 Each stage runs in a process of its own until the time is over, and its result is kept as soon as it is there:
 benchmarks/results/gpu/<device>/<stage>.json. A stage that has a whole result is left out, so the same command goes on.
 `--device cpu` tries every stage at a tiny size, to see whether it runs; its results are not those of a GPU.
+`--pack` writes a folder for a machine that has a GPU and its own torch, and neither network nor git nor pip (`gpu_pack.py`).
 """
 import re, subprocess, sys, time
 from contextlib import ExitStack
@@ -199,6 +200,7 @@ def options():
     reader.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: every stage at a tiny size')
     reader.add_argument('--force', action='store_true', help='measure again what has a result')
     reader.add_argument('--results', type=Path, help='where results are kept')
+    reader.add_argument('--pack', type=Path, help='write a folder for a GPU machine without a network, and measure nothing')
     reader.add_argument('--one', help='a stage to measure in this process')
     reader.add_argument('--until', type=float, default=float('inf'), help='seconds of the clock at which it ends')
     return reader.parse_args()
@@ -215,6 +217,9 @@ def stages_of(text: str) -> list:
 @exit_codes
 def main() -> int:
     given = options()
+    if given.pack:
+        from gpu_pack import pack
+        return pack(given.pack) and 0
     if given.device == 'cuda' and not torch.cuda.is_available():
         raise ConfigError('no GPU here: make gpu measures what only a GPU can show; DEVICE=cpu tries every stage at a tiny size')
     if given.one: return measure_stage(given.one, given.device, given.results, given.until)

@@ -1,14 +1,11 @@
 """A folder for a machine that has a GPU and its own torch, and neither network nor git nor pip.
 
-    python benchmarks/gpu_pack.py INTO [--python 3.12]
-
-It holds the project, what the stages read, and the packages that images with torch lack; there: bash INTO/run.sh [options of gpu.py].
+`make gpu PACK=INTO` writes it. It holds the project, what the stages read, and the packages that images with torch lack; there: bash INTO/run.sh [options of gpu.py].
 """
-import io, lzma, os, shutil, struct, subprocess, sys, tarfile, zipfile
+import os, struct, subprocess, sys, tarfile, zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
-from splade_nb.config.command_line import CommandLine, exit_codes
 from splade_nb.config.files import ConfigError, root
 from splade_nb.data import encoders
 from splade_nb.data.encoders import BLOCK
@@ -90,15 +87,3 @@ def pack(into: Path, python: str = '3.12', material: Path | None = None) -> int:
     say(f'{into}: {size / 2 ** 20:.1f} MiB{"" if size <= MOST else ", more than the 64 MiB that a lent machine takes"}')
     return size
 
-
-@exit_codes
-def main() -> int:
-    reader = CommandLine(description=__doc__.splitlines()[0])
-    reader.add_argument('into', type=Path)
-    reader.add_argument('--python', default='3.12', help='version on the other machine')
-    given = reader.parse_args()
-    pack(given.into, given.python)
-    return 0
-
-
-if __name__ == '__main__': sys.exit(main())

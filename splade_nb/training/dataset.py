@@ -170,7 +170,7 @@ def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: Train
         found['bm25'] = bm25_candidates(stages, queries, words, relevant, depth, most=most, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
-        if not settings.bm25_negatives: by |= dict(words='tokens')
+        if not settings.bm25_negatives: by |= dict(copies='by tokens')
         found['dense'] = dense_candidates(stages, *teacher, words, relevant, depth, place=place, most=most, **by)
     return found
 
