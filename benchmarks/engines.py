@@ -5,18 +5,16 @@ Each size and engine is measured in a process of its own on one core.
     python benchmarks/engines.py [--most DOCUMENTS] [--small] [--force] [--results FOLDER]
 """
 import json, os, shutil, subprocess, sys, time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 from splade_nb.config.command_line import CommandLine
-from splade_nb.config.files import read_json, revision, root, write_json
+from splade_nb.config.files import read_json, root, versions_of, write_json
 from splade_nb.serving.engines import new_index, open_index
 from splade_nb.data.bm25 import BM25, best
 from splade_nb.serving.index import Label
 import report
 from documents import VECTORS, Source, document_id
-from measure import CHILD, HERE, machine, once, peak, say
+from measure import CHILD, HERE, once, peak, say, write_result
 
 SIZES, SMALL = (1_000, 10_000, 100_000, 1_000_000), (200, 400)
 ROUNDS, BATCH, K = 3, 10_000, 10
@@ -157,10 +155,9 @@ def measure_missing(results: Path, small: bool, force: bool, most: int = max(SIZ
 def write_one(path: Path, engine: str, size: int, work: Path, small: bool) -> None:
     began, reason = time.monotonic(), refused_before(path.parent, engine, size)
     result = dict(refused=f'{reason} at fewer documents') if reason else within_limits(engine, size, work, small)
-    write_json(path, dict(
-        engine=engine, size=size, vectors=VECTORS, date=date.today().isoformat(), command='make bench PART=engines',
-        machine=machine(), package=f'{PACKAGES[engine]} {version(PACKAGES[engine])}', revision=revision(),
-        seconds=round(time.monotonic() - began), limits=dict(seconds=SECONDS, memory=MEMORY), **result))
+    package = ' '.join(*versions_of([PACKAGES[engine]]).items())
+    write_result(path, began, command='make bench PART=engines', engine=engine, size=size, vectors=VECTORS, package=package,
+                 limits=dict(seconds=SECONDS, memory=MEMORY), **result)
     shutil.rmtree(work/f'{size}-{engine}', ignore_errors=True)
     say(f'  {size:,} {engine}: ' + (result.get('refused') or
         f'indexed in {result["index"]["cpu"]:.1f} s, {result["latency"]["median"]:.2f} ms a query'))

@@ -4,10 +4,9 @@ CPU time is that of the process, over all its threads: other work on the machine
 """
 import importlib, json, math, os, platform, re, statistics, subprocess, sys, time
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 import torch
-from splade_nb.config.files import revision, write_json
+from splade_nb.config.files import revision, versions_of, write_json
 from splade_nb.evaluation.figures import source_line
 
 HERE = Path(__file__).resolve().parent
@@ -90,16 +89,18 @@ def relative_error(values, expected) -> float:
 
 
 def machine() -> dict:
-    model = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
+    linux = Path('/proc/cpuinfo').exists()
+    model = linux and re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
     return dict(processor=model[1] if model else platform.machine(), cores=os.cpu_count(),
-                threads=torch.get_num_threads(), memory=from_proc('meminfo', 'MemTotal'),
+                threads=torch.get_num_threads(), memory=from_proc('meminfo', 'MemTotal') if linux else None,
                 system=f'{platform.system()} {platform.machine()}',
                 device=torch.cuda.get_device_name() if torch.cuda.is_available() else None)
 
 
 def write_result(path: Path, began: float, **result) -> None:
-    "The result of one part with date, machine, versions and revision."
-    versions = dict(python=platform.python_version(), **{name: version(name) for name in PACKAGES})
+    "The result of one part, then with date, machine, versions and revision: describing it cannot lose it."
+    write_json(path, result)
+    versions = dict(python=platform.python_version(), **versions_of(PACKAGES))
     about = dict(part=path.stem, date=date.today().isoformat(), command=f'make bench PART={path.stem}')
     about |= dict(machine=machine(), versions=versions, seconds=round(time.monotonic() - began), revision=revision())
     write_json(path, about | result)

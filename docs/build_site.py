@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import version_pages
 import versions_page
+from checkout import tracked
 from nbdev.config import get_config
 from nbclient import NotebookClient
 from nbdev.serve import proc_nbs
@@ -22,7 +23,7 @@ CONFIG = get_config()
 ROOT, NOTEBOOKS, PACKAGE = CONFIG.config_path, CONFIG.nbs_path, CONFIG.lib_path
 REPOSITORY = f'{CONFIG.git_url}/blob/{CONFIG.branch}'
 HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
-GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in sorted((ROOT/'docs').glob('*.md'))},
+GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in tracked('docs/*.md')},
           'docs/results.md': 'experiments/results.md', 'docs/versions.md': 'experiments/versions.md', 'docs/versions_ko.md': 'korean/versions.md',
           'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
           'data/mini/README.md': 'reference/mini.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
@@ -301,7 +302,7 @@ def main(destination: str):
         for cell in notebook['cells']:
             if cell['cell_type'] == 'markdown': cell['source'] = unlink_missing(cell['source'], targets)
         files[page(name).as_posix()] = json.dumps(notebook, ensure_ascii=False, indent=1)
-    for picture in (ROOT/'docs').glob('*.svg'): (goal/'reference').mkdir(parents=True, exist_ok=True); shutil.copy(picture, goal/'reference')
+    for picture in tracked('docs/*.svg'): (goal/'reference').mkdir(parents=True, exist_ok=True); shutil.copy(picture, goal/'reference')
     for name, content in files.items():
         (goal/name).parent.mkdir(parents=True, exist_ok=True)
         (goal/name).write_text(content, encoding='utf-8')

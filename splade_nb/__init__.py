@@ -1,5 +1,4 @@
 __version__ = "0.1.0"
-from . import _earlier
 
 __all__ = ['load', 'encode', 'fit', 'train', 'evaluate', 'search', 'SparseEncoder']
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 # %% ../nbs/9_api.ipynb #imports-library
-from .config.files import ConfigError
+from .config.files import ConfigError, clear_errors
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
 from .serving.searcher import RELEASED, Hit, open_model, saved_searcher
@@ -31,6 +31,7 @@ class SparseEncoder:
         return f'SparseEncoder({len(self.tokenizer):,} terms, similarity={self.model.settings.similarity!r})'
 
 # %% ../nbs/9_api.ipynb #load
+@clear_errors()
 def load(name: str | Path = RELEASED, # a run or model folder, also from the project's root, or a SPLADE model of the hub by name;
                                       # without one the model that this package brings
          runtime: str = 'auto'        # torch, onnx; auto: torch where it is installed
@@ -91,6 +92,7 @@ def sparsity(self, vectors: sparse.csr_matrix # [B, V]
 SparseEncoder.sparsity = sparsity
 
 # %% ../nbs/9_api.ipynb #evaluate
+@clear_errors()
 def evaluate(model: str | Path,   # as `load` takes it
              data: str = 'mini',  # a judged collection: mini, toy, folders joined by commas, or a hub data set
              split: str = 'test', # or all: every judged query
@@ -112,6 +114,7 @@ def _check_named(model, texts) -> None:
                           f'not a {type(texts).__name__}; leave out= out for texts in memory')
 
 # %% ../nbs/9_api.ipynb #encode
+@clear_errors()
 def encode(model: str | Path | SparseEncoder, # as `load` takes it; without `out` also what it gave
            texts: list[str] | str,            # texts; or the name of a text file or collection, with `out`
            out: str | Path = '',              # a folder for shards of vectors
@@ -126,6 +129,7 @@ def encode(model: str | Path | SparseEncoder, # as `load` takes it; without `out
     return (model if isinstance(model, SparseEncoder) else load(model)).encode_document(texts, **options)
 
 # %% ../nbs/9_api.ipynb #search
+@clear_errors()
 def search(model: str | Path, # as `load` takes it
            data: str,         # a text file, a folder with `corpus.jsonl`, or a collection
            query: str,
@@ -138,6 +142,7 @@ def search(model: str | Path, # as `load` takes it
     with saved_searcher(str(model), str(data), engine, index, hybrid, topics) as searcher: return searcher.ask(query, k)
 
 # %% ../nbs/9_api.ipynb #fit
+@clear_errors()
 def fit(data: str,                      # a text file, a folder with `corpus.jsonl`, or a collection, whose questions are not read
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of `splade_ko`, by name
@@ -148,6 +153,7 @@ def fit(data: str,                      # a text file, a folder with `corpus.jso
     return load(experiment.fit(str(data), out, settings, seed, str(glossary))['out'])
 
 # %% ../nbs/9_api.ipynb #train
+@clear_errors()
 def train(version: str = 'v28',
           data: str = 'mini',  # mini, toy, a folder, several joined by commas, or a hub data set
           out: str | Path = '', # run folder; empty takes outputs/<version>

@@ -106,7 +106,7 @@ def _finished_shards(folder: Path) -> tuple:  # of `shards.json`, tokenizer
     absent = [name for name in ('shards.json', 'tokenizer') if not (folder/name).exists()]
     if absent:
         raise ConfigError(f'{folder} holds no finished shards: {", ".join(absent)} missing; encode again, it continues')
-    label, tokenizer = read_json(folder/'shards.json'), load_tokenizer(folder/'tokenizer')
+    label, tokenizer = read_json(folder/'shards.json', 'vocabulary', instead='encode again into another folder'), load_tokenizer(folder/'tokenizer')
     if label['vocabulary'] == vocabulary_hash(tokenizer): return label, tokenizer
     raise ConfigError(f'{folder}: vocabulary {label["vocabulary"]} made these shards, '
                       f'its tokens have {vocabulary_hash(tokenizer)}')

@@ -38,6 +38,7 @@ from .serving.saved_copies import read_source
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
+from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside
 from .training.dataset import TrainingSetup, save_model_folder, prepare
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
@@ -105,7 +106,8 @@ def require_parts(settings: Settings, folder: Path) -> None:
 # %% ../nbs/7_experiment.ipynb #write-config
 def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
-    "Write `config.json`: what a run was launched with, and the settings that follow."
+    "Set an earlier run aside and write `config.json`: what a run was launched with, and the settings that follow."
+    set_aside(path.parent, (*TRAINED, *LAUNCHED))
     version, corrected = launched['version'], launched['recipe'] == 'corrected'
     made_of = {name: encoder_record(getattr(resolved, name)) for name in ('backbone', 'teacher')}
     write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
@@ -262,7 +264,7 @@ def _about_training(run: Run, settings: Settings, data: dict, seconds: float) ->
     return dict(
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=data,
         teacher=teacher_label(settings.teacher) if run.training_data.teacher else 'none', steps=run.step,
-        stopped=run.stopped, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1))
+        stopped=run.stopped, best_validation=run.best, start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1))
 
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
@@ -363,12 +365,10 @@ def _documents_alone(source: str) -> Collection:
 
 def _write_model(setup: TrainingSetup, folder: Path) -> None:
     "A model with its tokenizer, written beside what is there and then put in its place."
-    part = folder/'part'
-    shutil.rmtree(part, ignore_errors=True)
+    part = new_part(folder/'model')
     save_model_folder(setup, part)
-    shutil.rmtree(folder/'model', ignore_errors=True)
-    (part/'model').rename(folder/'model')
-    part.rmdir()
+    put_in_place(part/'model', folder/'model')
+    shutil.rmtree(part)
 
 def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
@@ -379,7 +379,8 @@ def fit(source: str,                    # a text file with one on each line, a f
     """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
     Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""
     folder, began = Path(out), time.perf_counter()
-    if (folder/'summary.json').exists(): raise ConfigError(f'out={out}: holds a trained run; name another folder')
+    if (folder/'summary.json').exists() or (folder/'model').exists() and not (folder/'fit.json').exists():
+        raise ConfigError(f'out={out}: holds a trained run or another model; name another folder')
     collection, resolved = _documents_alone(source), resolve_quietly('splade_ko', **settings or {})
     with alone(folder, 'is working in this folder; choose another with out='):
         pairs = glossary_of(glossary) if glossary else None

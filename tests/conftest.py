@@ -7,9 +7,12 @@ import pytest
 pytest.register_assert_rewrite('faults')
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT/'docs'))
+from checkout import tracked
+
 SHARED = ROOT.parent/'shared'
-NOTEBOOKS = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb')
-                   if not any(part[0] in '._' for part in p.relative_to(ROOT/'nbs').parts))
+NOTEBOOKS = [p for p in tracked('nbs/**/*.ipynb') if not any(part[0] in '._' for part in p.relative_to(ROOT/'nbs').parts)]
+MODULES = tracked('splade_nb/**/*.py')
 
 
 def name(notebook: Path) -> str: return notebook.relative_to(ROOT/'nbs').as_posix()

@@ -187,61 +187,11 @@ def test_fit_refuses_and_writes_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {'texts.txt', 'empty.txt', 'run'} and len(list((tmp_path/'run').iterdir())) == 1
 
 
-def test_the_earlier_five_lines_work_and_name_the_new_ones(v28):
-    done = python('-c', f'''
-from splade_nb.run import load_encoder
-from splade_nb.encoding import encode, terms
-
-model, pieces = load_encoder({str(v28)!r})
-vector = encode(model, pieces, ['제주도 여행 어디가 좋아요'], document=False)
-print(terms(vector[0], pieces))''')
-    assert '제' in done.stdout
-    for name in ('model.load.load_encoder', 'model.encode.encode', 'model.encode.terms'):
-        assert f'is now splade_nb.{name}' in done.stderr
-
-
 @pytest.mark.slow
-def test_earlier_commands_encode_queries_and_convert(v28, tmp_path):
-    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
-    (tmp_path/'queries.jsonl').write_text(json.dumps(dict(_id='q', text='한복 입고 경복궁'), ensure_ascii=False) + '\n', encoding='utf-8')
-    run = ('-m', 'splade_nb.run')
-    given = ('--model', v28, '--data', tmp_path/'texts.txt', '--out', tmp_path/'shards', '--korean', '--screen')
-    done = python(*run, 'encode', *given)
-    assert json.loads(done.stdout)['whole'] and 'is now python -m splade_nb.cli' in done.stderr
-    python(*run, 'encode', '--model', v28, '--queries', tmp_path/'queries.jsonl', '--collection', tmp_path/'shards', '--out', tmp_path/'asked')
-    written = python(*run, 'convert', '--vectors', tmp_path/'shards', '--format', 'rank_features', '--out', tmp_path/'vectors', '--data', tmp_path/'texts.txt')
-    assert json.loads(written.stdout)['documents'] == 3
-
-
-@pytest.mark.slow
-def test_the_earlier_command_evaluates_and_exports(v28, tmp_path):
-    done = python('-m', 'splade_nb.run', 'evaluate', '--model', v28, '--data', 'toy')
-    assert json.loads(done.stdout.splitlines()[-1])['ndcg@10'] == splade_nb.evaluate(v28, 'toy')['ndcg@10']
-    python('-m', 'splade_nb.run', 'export', '--model', v28, '--to', 'sentence-transformers', '--out', tmp_path/'exported')
-    assert (tmp_path/'exported'/'modules.json').exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('command', [('splade_nb.run', 'train'), ('splade_nb.training',)])
-def test_training_by_either_command(command, tmp_path):
+def test_training_by_its_module(tmp_path):
     small = ('steps=2', 'hidden=64', 'layers=1', 'vocabulary=300', 'batch_size=8')
-    done = python('-m', *command, 'v28', '--set', 'data=toy', 'scale=mini', f'out={tmp_path}', '--set', *small)
+    done = python('-m', 'splade_nb.training', 'v28', '--set', 'data=toy', 'scale=mini', f'out={tmp_path}', '--set', *small)
     assert json.loads(done.stdout.splitlines()[-1])['steps'] == 2 and (tmp_path/'model'/'splade.json').exists()
-    assert ('is now' in done.stderr) == (command[0] == 'splade_nb.run')
-
-
-def test_the_earlier_surgery_prunes(tmp_path):
-    from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
-    from splade_nb.data.readers import load
-    from splade_nb.data.tokenizer import train_unigram
-    tokenizer = train_unigram([*load('mini').texts.values(), *(chr(0x3041 + n) * 3 for n in range(80))], 2000)  # and letters that the corpus lacks
-    tokenizer.save_pretrained(tmp_path/'source')
-    config = XLMRobertaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    XLMRobertaForMaskedLM(config).save_pretrained(tmp_path/'source')
-    done = python('-m', 'splade_nb.surgery', tmp_path/'source', made_collection(), tmp_path/'pruned')
-    assert 'is now python -m splade_nb.model.prune_vocabulary' in done.stderr
-    cut = json.loads((tmp_path/'pruned'/'config.json').read_text(encoding='utf-8'))
-    assert cut['vocab_size'] < len(tokenizer)
 
 
 MAKE = ['train', 'test', 'search QUERY=한복', "train OUT=outputs/mine SETTINGS={}", 'compare', 'train DATA=path OUT=outputs/mine',
@@ -254,11 +204,3 @@ MAKE = ['train', 'test', 'search QUERY=한복', "train OUT=outputs/mine SETTINGS
 def test_a_target_is_still_there(command):
     done = subprocess.run(['make', '--dry-run', '--no-print-directory', *command.split()], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_earlier_module_has_a_place():
-    from importlib.util import find_spec
-    from splade_nb._earlier import EARLIER, PACKAGES
-    places = {place for names in (*EARLIER.values(), *PACKAGES.values()) for place in names.split()}
-    assert [place for place in sorted(places) if find_spec(f'splade_nb.{place}') is None] == []
-    assert [name for name in EARLIER if (ROOT/'splade_nb'/name).exists() or (ROOT/'splade_nb'/f'{name}.py').exists()] == []

@@ -2,7 +2,7 @@
 name is told what is near."""
 import ast, re, subprocess, sys
 import pytest
-from conftest import ROOT
+from conftest import ROOT, tracked
 from splade_nb.serving import searcher as box
 from splade_nb import cli as run
 from splade_nb.serving import web as service
@@ -13,8 +13,7 @@ from splade_nb.config.versions import resolve
 from splade_nb.experiment import SETTINGS, check_parameters
 from splade_nb.cli import OPTIONS, sort_changes
 
-PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'benchmarks', 'docs')
-                  for path in (ROOT/folder).rglob('*.py'))
+PROGRAMS = [path.relative_to(ROOT).as_posix() for folder in ('splade_nb', 'benchmarks', 'docs') for path in tracked(f'{folder}/**/*.py')]
 
 
 def options_of(program: str) -> list[ast.Call]:

@@ -3,7 +3,7 @@ import json, os, re, shlex, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 import yaml
-from conftest import ROOT, bring_settings_checks
+from conftest import ROOT, bring_settings_checks, tracked
 
 WORKFLOW = yaml.safe_load((ROOT/'.github/workflows/containers.yml').read_text())
 PATTERNS = [line for line in (ROOT/'.dockerignore').read_text().splitlines() if line and line[0] != '#']
@@ -26,13 +26,8 @@ def ignored(path: str) -> bool:
 
 
 def context() -> list:
-    "Files of the checkout that docker sees; the history stays behind."
-    found = []
-    for folder, folders, files in os.walk(ROOT):
-        here = Path(folder).relative_to(ROOT)
-        folders[:] = [each for each in folders if each != '.git' and not ignored((here/each).as_posix())]
-        found += [(here/each).as_posix() for each in files if each != '.git' and not ignored((here/each).as_posix())]
-    return found
+    "Files of the project that docker sees."
+    return [name for path in tracked() if not ignored(name := path.relative_to(ROOT).as_posix())]
 
 
 class Build:
@@ -82,9 +77,7 @@ class Build:
 
 
 def test_the_context_is_what_git_holds():
-    listed = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode: pytest.skip('not a git checkout')
-    assert [path for path in listed.stdout.splitlines() if ignored(path)] == []
+    if (ROOT/'.git').exists(): assert context() == [path.relative_to(ROOT).as_posix() for path in tracked()]
     left_out = ['.venv/bin/python', 'outputs/v28/summary.json', 'splade_nb/data/__pycache__/x.pyc', 'docs/_build/html/index.html', 'data/miracl_ko/corpus.jsonl', 'splade_nb.egg-info/PKG-INFO']
     assert [path for path in left_out if not ignored(path)] == []
     kept = (ROOT/'.gitignore').read_text().split()

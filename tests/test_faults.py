@@ -81,9 +81,10 @@ def test_a_clean_up_that_is_killed_anywhere_is_finished_by_the_next(tmp_path):
     target, left = tmp_path/'run', tmp_path/'left'
     assert exit_code(toy, target, dict(steps=9), dict(save_every=2, max_steps=6)) == 0
     whole, names = target/'checkpoints', [path.name for path in saved_checkpoints(target)]
-    copies = {'part-8': 'step-6', 'part-step-0': 'step-2', 'old-step-4': 'step-4'}
+    copies = {'part-step-8': 'step-6', 'part-step-0': 'step-2', 'old-step-4': 'step-4'}
     for name, like in copies.items(): shutil.copytree(whole/like, whole/name)
     (whole/'step-2').rename(whole/'old-step-2')  # its successor did not arrive
+    for name in (*copies, 'old-step-2'): (whole/name/checkpoints.MARK).touch()
     def cleared(number: int) -> int:
         shutil.rmtree(left, ignore_errors=True)
         shutil.copytree(whole, left/'checkpoints')

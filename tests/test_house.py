@@ -8,8 +8,7 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from conftest import NOTEBOOKS, ROOT, name, read, text
-from splade_nb._earlier import EARLIER
+from conftest import MODULES, NOTEBOOKS, ROOT, name, read, text, tracked
 
 # A package imports only packages before it, a module only modules before it in its package: the order of the notebooks.
 PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli', 'api')
@@ -53,8 +52,8 @@ def dotted(path: Path) -> str: return '.'.join(path.relative_to(ROOT/'splade_nb'
 
 
 def modules() -> list[str]:
-    "Every exported module: `model.head`. Written by hand: `__init__`, `__main__` and `_earlier`, the table of earlier names."
-    return sorted(dotted(p) for p in (ROOT/'splade_nb').rglob('*.py') if p.name[0] != '_')
+    "Every exported module: `model.head`. Written by hand: `__init__` and `__main__`."
+    return sorted(dotted(p) for p in MODULES if p.name[0] != '_')
 
 
 def order() -> dict[str, tuple]:
@@ -64,7 +63,7 @@ def order() -> dict[str, tuple]:
 
 
 PARAMETERISED = ('train', 'pretrain', 'compare', 'evaluate', 'evaluate_full')  # what papermill runs
-STUDIES = sorted(f'studies/{path.stem}' for path in (ROOT/'nbs/studies').glob('*.ipynb'))  # and these, with their outputs
+STUDIES = sorted(f'studies/{path.stem}' for path in NOTEBOOKS if path.parent.name == 'studies')  # and these, with their outputs
 
 
 def parameters(notebook: str = 'train') -> dict:
@@ -305,7 +304,7 @@ def test_commands_that_are_named_exist(document):
     patterns = re.findall(r'^([a-z][a-z% -]*%[a-z% -]*):', (ROOT/'Makefile').read_text(), re.M)
     known = [*targets(), *(pattern.replace('%', '*') for line in patterns for pattern in line.split())]
     assert [each for each in re.findall(r'\bmake ([a-z][a-z0-9-]*)', said) if not any(fnmatch(each, one) for one in known)] == []
-    runnable = {dotted(path.parent if path.stem == '__main__' else path) for path in (ROOT/'splade_nb').rglob('*.py')} | set(EARLIER)
+    runnable = {dotted(path.parent if path.stem == '__main__' else path) for path in MODULES}
     assert {name.rstrip('.') for name in re.findall(r'python3? -m splade_nb\.([\w.]+)', said)} <= runnable
     for command in re.findall(r'papermill .*(?:\\\n.*)*', said):
         named = re.search(r'nbs/([\w/]+)\.ipynb', command)
@@ -372,25 +371,23 @@ def test_constraints_fit_the_dependencies():
 def test_children_are_forked_from_one_server():
     "A second list of what the server imports takes the place of the first, and every child imports all by itself."
     sets = re.compile(r'set_forkserver_preload\(')
-    assert [path.name for path in (ROOT/'tests').glob('*.py') if sets.search(path.read_text(encoding='utf-8'))] == ['moments.py']
+    assert [path.name for path in tracked('tests/*.py') if sets.search(path.read_text(encoding='utf-8'))] == ['moments.py']
 
 
 def test_no_machine_in_a_file():
-    listed = program('git', 'ls-files', '-co', '--exclude-standard')
-    if listed.returncode: pytest.skip('not a git checkout')
     machine = re.compile(r'(?<![\w.~}])/(?:work|root|home|Users|tmp)/[\w.-]+|file:/{2}'
                          r'|pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian|download\.pytorch')
     found = []
-    for path in map(Path, listed.stdout.splitlines()):
-        if path.parts[0] == 'data' or not (ROOT/path).is_file(): continue  # the texts of the data may speak of folders
-        try: found += [f'{path}: {hit}' for hit in machine.findall((ROOT/path).read_text(encoding='utf-8'))]
+    for path in tracked():
+        if path.is_relative_to(ROOT/'data'): continue  # the texts of the data may speak of folders
+        try: found += [f'{path}: {hit}' for hit in machine.findall(path.read_text(encoding='utf-8'))]
         except UnicodeDecodeError: continue
     assert found == []
 
 
 @pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py'])
 def test_tables_show_what_the_results_say(script):
-    assert list((ROOT/'docs'/'results').glob('*/summary.json')) and list((ROOT/'benchmarks'/'results').glob('*.json')), 'no kept result to read'
+    assert tracked('docs/results/*/summary.json') and tracked('benchmarks/results/*.json'), 'no kept result to read'
     done = faults.program(script, '--check', folder=ROOT)
     assert done.returncode == 0, done.stderr or f'run {script}'
 

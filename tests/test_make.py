@@ -143,11 +143,17 @@ def test_every_variable_reaches_the_programs_as_it_was_typed(text, tmp_path):
     check_calls(shop, shop.make(*TARGETS, *(f'{name}={told}' for name, told in value.items())), value)
 
 
-@few_texts
-def test_every_variable_may_stand_in_the_environment(text, tmp_path):
-    value = values(text)
-    shop = Workshop(tmp_path, venv=value['VENV'])
-    check_calls(shop, shop.make(*TARGETS, **value), value)
+def test_the_environment_says_only_where_python_is(tmp_path):
+    "WSL sets NAME, a shell PORT or DATA, a CI VERSION: none of them trains, fetches or serves something else."
+    typed, given = ('train', 'data', 'search', 'serve', 'export', 'gpu', 'QUERY=한복'), {name: 'other' for name in NAMES if name not in ('PYTHON', 'VENV')}
+    calls = []
+    for folder, environment in (('bare', {}), ('set', given)):
+        (tmp_path/folder).mkdir()
+        shop = Workshop(tmp_path/folder, venv="it's mine")
+        done = shop.make(*typed, VENV="it's mine", **environment)
+        assert done.returncode == 0, done.stderr
+        calls.append(shop.calls())
+    assert calls[0] == calls[1] and len(calls[0]) > len(typed)
 
 
 def test_a_text_that_begins_with_a_dash_is_no_option(workshop):
@@ -346,7 +352,7 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
                                         ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
 def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
     (workshop.folder/'splade_nb').mkdir()
-    for module in ('__init__', '_earlier'): shutil.copy(ROOT/'splade_nb'/f'{module}.py', workshop.folder/'splade_nb')
+    shutil.copy(ROOT/'splade_nb'/'__init__.py', workshop.folder/'splade_nb')
     shutil.copytree(ROOT/'splade_nb'/'config', workshop.folder/'splade_nb'/'config')
     done = workshop.make('train', f'{name}=v23', f'PYTHON={sys.executable}')
     assert done.returncode and said in done.stderr and workshop.calls() == [] and workshop.intruders() == []

@@ -18,10 +18,11 @@ from splade_nb.hub.export import write_form
 from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
-from splade_nb.serving.connector import LARGEST, LONGEST, MOST, add_connector
+from splade_nb.serving.connector import add_connector
+from splade_nb.serving.network import PIPELINE
 from splade_nb.serving.index import label_of
 from splade_nb.serving.searcher import Encoder
-from splade_nb.serving.web import _invalid_request, _valid_text, bounded
+from splade_nb.serving.web import _invalid_request, bounded
 
 FORMS = {  # what decides which files are written, and what the server would do wrongly
     'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
@@ -456,7 +457,7 @@ def service(rich):
     async def at_once(call, *arguments): return call(*arguments)
     app = FastAPI()
     app.add_exception_handler(RequestValidationError, _invalid_request)
-    add_connector(app, rich, at_once, _valid_text, 'geheim')
+    add_connector(app, rich, at_once, 'geheim')
     return TestClient(bounded(app))
 
 
@@ -489,8 +490,8 @@ def test_a_wrong_connection_is_named(environment, said, service, connected, serv
     assert done.returncode == 1 and said in done.stderr
 
 
-@pytest.mark.parametrize('body, status', [(b'{"input": [', 422), (json.dumps(dict(input=['글'] * (MOST + 1))).encode(), 422), (json.dumps(dict(input=['글' * (LONGEST + 1)])).encode(), 422),
-                                          (b'{"input": ["\\ud800"]}', 422), (b'{"input": [null]}', 422), (b'x' * (LARGEST + 1), 413), (json.dumps(dict(input=['글' * LONGEST])).encode(), 200)])
+@pytest.mark.parametrize('body, status', [(b'{"input": [', 422), (json.dumps(dict(input=['글'] * (PIPELINE.texts + 1))).encode(), 422), (json.dumps(dict(input=['글' * (PIPELINE.letters + 1)])).encode(), 422),
+                                          (b'{"input": ["\\ud800"]}', 422), (b'{"input": [null]}', 422), (b'x' * (PIPELINE.bytes + 1), 413), (json.dumps(dict(input=['글' * PIPELINE.letters])).encode(), 200)])
 def test_requests_have_limits(body, status, service):
     sent = dict(content=body, headers={'authorization': 'Bearer geheim', 'content-type': 'application/json'})
     assert service.post('/api/opensearch/documents', **sent).status_code == status

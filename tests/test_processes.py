@@ -11,7 +11,7 @@ from splade_nb import experiment
 from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve
 from splade_nb.model.load import load_encoder
-from splade_nb.training import batch, dataset, memory, trainer
+from splade_nb.training import batch, checkpoints, dataset, memory, trainer
 from splade_nb.config.processes import ProcessGroup
 
 
@@ -141,7 +141,7 @@ def without_listing(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_first_process_looks_for_checkpoints(tmp_path):
-    (tmp_path/'run'/'checkpoints'/'part-step-3').mkdir(parents=True)  # what a process that was killed leaves
+    checkpoints.new_part(tmp_path/'run'/'checkpoints'/'step-3')  # what a process that was killed leaves
     assert in_processes(2, without_listing, tmp_path/'run') == [0, 0]
     assert len(losses(tmp_path/'run')) == 2
 

@@ -4,7 +4,7 @@ from html import unescape
 import nbformat
 import matplotlib.pyplot as plt
 import pytest
-from conftest import NOTEBOOKS, ROOT, name, read
+from conftest import NOTEBOOKS, ROOT, name, read, tracked
 from nbclient import NotebookClient
 from splade_nb.config.files import read_json
 
@@ -74,7 +74,7 @@ def unsourced_cells(notebook: dict) -> dict:  # cell -> what is missing
 
 # ---- the pages
 
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT/'docs').glob('*.md'))
+PAGES = [path.relative_to(ROOT).as_posix() for path in tracked('docs/*.md')]
 
 
 @pytest.mark.parametrize('page', ['README.md', 'README.ko.md', *PAGES])
@@ -135,6 +135,6 @@ def test_only_results_that_are_listed_as_older_lack_a_revision_or_a_date():
     "`revisions.json` lists the commits of those; a new result says both itself."
     results = ROOT/'docs'/'results'
     listed = read_json(results/'studies'/'revisions.json')
-    kept = [path for path in (*results.glob('*/summary.json'), *(results/'studies').rglob('*.json')) if path.name != 'revisions.json']
+    kept = [path for path in (*tracked('docs/results/*/summary.json'), *tracked('docs/results/studies/**/*.json')) if path.name != 'revisions.json']
     lacking = [path.relative_to(ROOT).as_posix() for path in kept if not {'revision', 'date'} <= read_json(path).keys()]
     assert len(kept) > 100 and [path for path in lacking if path not in listed] == []

@@ -195,11 +195,11 @@ def tokenizer_of_nobody(source: Path):
 
 BROKEN = {
     'no folder': (lambda source: shutil.rmtree(source), 'neither a local folder'),
-    'half a tokenizer': (lambda source: truncate(source/'tokenizer.json', 500), 'tokenizer.json is no tokenizer'),
+    'half a tokenizer': (lambda source: truncate(source/'tokenizer.json', 500), 'tokenizer.json: damaged'),
     'not a tokenizer': (tokenizer_of_nobody, 'tokenizer'),
     'no tokenizer': (lambda source: [path.unlink() for path in source.glob('tokenizer*')], 'tokenizer'),
     'no weights': (lambda source: (source/'model.safetensors').unlink(), 'neither a local folder'),
-    'half the weights': (lambda source: truncate(source/'model.safetensors', 5000), 'weights cannot be read'),
+    'half the weights': (lambda source: truncate(source/'model.safetensors', 5000), 'damaged'),
     'no head': (lambda source: AutoModel.from_pretrained(source).save_pretrained(source), 'no trained MLM head'),
     'another tokenizer': (lambda source: train_unigram(TEXTS + OTHERS + ['가나다라마바사아자차카타파하 거너더러머버서어저처커터퍼허'] * 5, 900).save_pretrained(source), 'do not belong together'),
 }
@@ -247,14 +247,14 @@ def test_a_folder_that_is_there(small, corpus, tmp_path, capsys):
     assert [path.name for path in (tmp_path/'cut').iterdir()] == ['mine']
     (tmp_path/'file').write_text('1')
     assert main([str(small), str(corpus), str(tmp_path/'file')]) == 2 and main([str(small), str(corpus), str(small)]) == 2
-    refused(capsys, [small, corpus, tmp_path/'file'/'cut'], 'could not be written', tmp_path/'elsewhere')
+    refused(capsys, [small, corpus, tmp_path/'file'/'cut'], 'cannot be written', tmp_path/'elsewhere')
 
 
 @pytest.mark.parametrize('limit', [3_000, 30_000]) # bytes of a file: the tokenizer's, the weights'
 def test_a_disk_that_refuses(limit, small, corpus, tmp_path, capsys):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try: refused(capsys, [small, corpus, tmp_path/'cut'], 'could not be written', tmp_path/'cut')
+    try: refused(capsys, [small, corpus, tmp_path/'cut'], 'cannot be written', tmp_path/'cut')
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 

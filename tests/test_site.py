@@ -8,7 +8,7 @@ from threading import Thread
 from urllib.parse import quote, unquote, urlsplit
 import pytest
 from chromium import faults
-from conftest import NOTEBOOKS, ROOT, name, read, text
+from conftest import MODULES, NOTEBOOKS, ROOT, name, read, text, tracked
 from splade_nb.config.versions import VERSIONS
 
 SITE = ROOT/'docs/_build/html'
@@ -102,7 +102,7 @@ def test_each_link_leads_somewhere(pages):
 
 def test_each_name_is_listed(pages):
     listed = (SITE/'reference/names.html').read_text(encoding='utf-8')
-    modules = ['.'.join(p.relative_to(ROOT/'splade_nb').with_suffix('').parts) for p in (ROOT/'splade_nb').rglob('*.py') if p.name[0] != '_']
+    modules = ['.'.join(p.relative_to(ROOT/'splade_nb').with_suffix('').parts) for p in MODULES if p.name[0] != '_']
     assert [m for m in modules if f'<span class="pre">{m}</span>' not in listed] == []
 
 
@@ -121,7 +121,7 @@ def test_each_version_has_its_page():
 
 def test_each_study_shows_its_table_and_figure():
     contents = (SITE/'index.html').read_text(encoding='utf-8')
-    for notebook in (ROOT/'nbs/studies').glob('*.ipynb'):
+    for notebook in tracked('nbs/studies/*.ipynb'):
         page = (SITE/'studies'/f'{notebook.stem}.html').read_text(encoding='utf-8')
         assert '<table' in page and '<img ' in page and f'href="studies/{notebook.stem}.html"' in contents, notebook.stem
 

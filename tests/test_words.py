@@ -3,7 +3,7 @@ import re, sys
 import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from conftest import ROOT
+from conftest import ROOT, tracked
 from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
@@ -48,9 +48,8 @@ def test_marks_are_corrected_over_the_table():
 
 
 def test_every_kept_result_names_its_commit():
-    folders = [ROOT/'docs'/'results', ROOT/'benchmarks'/'results']
     other = {'evaluation.json', 'revisions.json', 'published.json'}
-    results = [path for folder in folders for path in folder.rglob('*.json') if path.name not in other
+    results = [path for folder in ('docs', 'benchmarks') for path in tracked(f'{folder}/results/**/*.json') if path.name not in other
                and path.parent.name != 'records']  # which name results: tests/test_records.py
     assert [path for path in results if revision_of(path) == '-'] == []
     assert re.match('[0-9a-f]{7}|[0-9]', revision())
@@ -88,7 +87,7 @@ def test_public_collections_lead_the_first_page(name, first):
 
 
 def test_no_page_says_that_test_queries_were_judged_once():
-    pages = [ROOT/'docs'/'results.md', ROOT/'README.md', *(ROOT/'nbs'/'studies').glob('*.ipynb')]
+    pages = [ROOT/'docs'/'results.md', ROOT/'README.md', *tracked('nbs/studies/*.ipynb')]
     assert [path.name for path in pages if re.search('judged once', path.read_text(encoding='utf-8'), re.IGNORECASE)] == []
 
 
@@ -111,7 +110,7 @@ def test_both_pages_of_versions_have_the_same_numbers():
 
 def test_no_picture_needs_the_fonts_of_its_reader():
     "Another font than the one it was laid out in is wider, and labels are cut off at the edge."
-    assert [path.name for path in (ROOT/'docs').glob('*.svg') if '<text' in path.read_text(encoding='utf-8')] == []
+    assert [path.name for path in tracked('docs/*.svg') if '<text' in path.read_text(encoding='utf-8')] == []
 
 
 @pytest.mark.parametrize('rows, told', [

@@ -6,14 +6,14 @@
 __all__ = ['DISK_ERRORS', 'SEED', 'ENCODERS', 'PROMPTS', 'ConfigError', 'DataError', 'Damaged', 'reason', 'reading', 'disk_fault',
            'writing', 'clear_errors', 'check_text', 'check_count', 'texts_of', 'root', 'embedded', 'replaced', 'plain',
            'write_json', 'read_json', 'sha256_of', 'nearest', 'alternatives', 'choose', 'listed', 'no_repeats',
-           'writable', 'alone', 'encoder_folder', 'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder',
-           'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
+           'writable', 'no_empty_folders', 'alone', 'encoder_folder', 'out_of_reach', 'installed', 'needs', 'folder_of',
+           'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
 import re, resource, shutil, subprocess, sys
-from contextlib import contextmanager
-from importlib.metadata import version as package_version
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version as package_version
 from importlib.resources import files as package_files
 from pathlib import Path
 
@@ -34,25 +34,23 @@ class Damaged(ConfigError):
     "A file of this project is missing, or is not as it was saved."
 
 def reason(error: BaseException) -> str:
-    "What went wrong as a part of a line: in the words of the disk, of JSON or of UTF-8, else the class and its message."
+    "What is wrong in a file, as a part of a line: where JSON or UTF-8 breaks, else the class and its message."
     if isinstance(error, json.JSONDecodeError): return f'no JSON at line {error.lineno}, column {error.colno}: {error.msg}'
     if isinstance(error, UnicodeDecodeError): return f'byte {error.object[error.start]:#04x} at {error.start} is no UTF-8'
     if isinstance(error, KeyError): return f'{error} is not there'
-    if isinstance(error, OSError) and error.strerror: return error.strerror
     return ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
 
 # %% ../../nbs/0_config/01_files.ipynb #reading
 @contextmanager
 def reading(path: Path | str,
-            instead: str = 'put back the file that was saved', # what a person can do
-            kind: type = Damaged): # of `ConfigError`
+            instead: str = 'put back the file that was saved'): # what a person can do
     "A block that reads a file of this project, by any library. Raises `Damaged` naming it where it is missing or not whole."
     try: yield
     except (ConfigError, DataError, ImportError, MemoryError): raise
-    except FileNotFoundError as error: raise kind(f'{path}: missing; {instead}') from error
+    except FileNotFoundError as error: raise Damaged(f'{path}: missing; {instead}') from error
     except Exception as error: # zip files, arrays, JSON, SQLite, safetensors and ONNX have no error in common
-        found = f'cannot be read: {reason(error)}' if isinstance(error, OSError) and error.errno else f'damaged ({reason(error)})'
-        raise kind(f'{path}: {found}; {instead}') from error
+        found = f'cannot be read: {error.strerror}' if getattr(error, 'strerror', '') else f'damaged ({reason(error)})'
+        raise Damaged(f'{path}: {found}; {instead}') from error
 
 # %% ../../nbs/0_config/01_files.ipynb #writing
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
@@ -63,7 +61,7 @@ def disk_fault(error: BaseException) -> str:
     inside = re.search(r'os error (\d+)|code: (\d+)', str(error))
     number, path = getattr(error, 'errno', None) or int(inside[1] or inside[2] if inside else 0), getattr(error, 'filename', None)
     if not number or isinstance(error, ValueError) or not (path or number in DISK_ERRORS): return ''
-    return (f'{path}: ' if path else '') + os.strerror(number)
+    return f'{path}: {os.strerror(number)}' if path else os.strerror(number)
 
 @contextmanager
 def writing(place: Path | str,
@@ -177,7 +175,7 @@ def write_json(path: Path | str, value: object) -> Path:
 # %% ../../nbs/0_config/01_files.ipynb #read-json
 def read_json(path: Path | str,
               *names: str,      # what an object must hold
-              **advice          # of `reading`: instead, kind
+              **advice          # of `reading`: instead
              ) -> object:
     "Parse a UTF-8 JSON file. Raises `Damaged` where it is missing, no JSON, or lacks a name."
     with reading(path, **advice):
@@ -235,6 +233,16 @@ def writable(folder: Path):
     with writing(folder, 'Free some space or choose another folder with out=; finished checkpoints are complete'):
         folder.mkdir(parents=True, exist_ok=True)
         yield
+
+# %% ../../nbs/0_config/01_files.ipynb #no-empty-folders
+@contextmanager
+def no_empty_folders(folder: Path):
+    "A block that may make a folder and those above it. What it leaves empty of them is removed again."
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try: yield
+    finally:
+        for each in made:
+            with suppress(OSError): each.rmdir()
 
 # %% ../../nbs/0_config/01_files.ipynb #alone
 @contextmanager
@@ -302,20 +310,27 @@ def model_folder(source: Path | str,   # local folder or hub name
     return folder_of(str(source), allow_patterns=['*pytorch_model*.bin'], ignore_patterns=other)
 
 # %% ../../nbs/0_config/01_files.ipynb #packages
+def versions_of(names) -> dict:  # name -> version
+    "Versions of packages; `unknown` for one that is not installed: a result is never lost for want of its description."
+    def found(name):
+        try: return package_version(name)
+        except PackageNotFoundError: return 'unknown'
+    return {name: found(name) for name in names}
+
 @functools.cache
 def packages() -> dict:  # name -> version
     "Versions of what a result depends on."
     names = ('torch', 'transformers', 'numpy', 'scikit-learn', 'kiwipiepy', 'bm25s', 'sentencepiece')
-    return {'python': platform.python_version(), **{name: package_version(name) for name in names}}
+    return {'python': platform.python_version(), **versions_of(names)}
 
 # %% ../../nbs/0_config/01_files.ipynb #revision
 def revision() -> str:  # such as 14fd2ad, 14fd2ad-dirty, or 0.1.0
-    "The commit of this checkout, `-dirty` where files were changed since; without git the package's version."
+    "The commit of this checkout, `-dirty` where files were changed since; without git the package's version, or `unknown`."
     command = ['git', '-C', str(root()), 'describe', '--always', '--dirty', '--exclude=*']
     described = ''
     if (root()/'.git').exists() and shutil.which('git'):
         described = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return described or package_version('splade_nb')
+    return described or versions_of(['splade_nb'])['splade_nb']
 
 # %% ../../nbs/0_config/01_files.ipynb #peak-memory
 def peak_memory_mb() -> int:

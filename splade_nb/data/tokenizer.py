@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 import numpy as np
-from ..config.files import ConfigError, installed, model_folder, out_of_reach, read_json, write_json
+from ..config.files import ConfigError, installed, model_folder, out_of_reach, read_json, reading, write_json
 from .phonetic_keys import phonetic_key
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #clean
@@ -319,10 +319,16 @@ class PlainTokenizer:
 RENAMED_OPTIONS = dict(pair_columns='hashed_bigrams', sounds='phonetic_keys', lead='lead_boost',
                        translations='expansions')  # earlier name -> name
 
-def _pretrained(folder):
+def _pretrained(folder: Path):  # without files transformers makes a tokenizer of marks alone
+    if not any(next(folder.glob(name), None) for name in ('tokenizer.json', 'vocab.*', '*.model')):
+        raise ConfigError(f'{folder}: no tokenizer: found neither tokenizer.json nor vocab.txt, vocab.json or *.model; '
+                          'copy the files of the tokenizer with which the model was trained')
+    if (folder/'splade.json').exists() and not (folder/'text.json').exists():
+        raise ConfigError(f'{folder}: text.json is missing, which says how the model reads texts; copy it from the run')
     if not installed('transformers'): return PlainTokenizer(folder)
     from transformers import AutoTokenizer
-    return AutoTokenizer.from_pretrained(folder)
+    if (folder/'tokenizer_config.json').exists(): read_json(folder/'tokenizer_config.json')
+    with reading(folder/'tokenizer.json'): return AutoTokenizer.from_pretrained(folder)
 
 def load_tokenizer(source: Path | str,  # local folder or hub name
                    **options            # of `TEXT_OPTIONS`, in place of what was saved

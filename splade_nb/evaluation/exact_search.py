@@ -143,7 +143,7 @@ class BestLists:
 class TermStatistics:
     "Numbers about N sparse vectors, block by block. Raises ValueError on a negative weight or NaN."
     def __init__(self, texts: int, columns: int): # N, V
-        self.active, self.total, self.largest = np.zeros(texts), np.zeros(texts), np.zeros(texts)
+        self.active, self.total, self.squares, self.largest = (np.zeros(texts) for _ in range(4))
         self.postings = np.zeros(columns)         # texts in which each term is active
     def __call__(self, block: Block) -> None:
         vectors = block.vectors
@@ -151,10 +151,11 @@ class TermStatistics:
         if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
         self.active[block.rows], self.postings = vectors.getnnz(axis=1), self.postings + vectors.getnnz(axis=0)
         self.total[block.rows] = vectors.sum(axis=1, dtype=np.float64).ravel()
+        self.squares[block.rows] = vectors.multiply(vectors).sum(axis=1, dtype=np.float64).ravel()
         self.largest[block.rows] = vectors.max(axis=1).toarray().ravel() if len(block.rows) else 0
     def gather(self, group: ProcessGroup, device) -> None:
         "The sums over all processes, each of which saw some blocks."
-        for name in ('active', 'total', 'largest', 'postings'):
+        for name in ('active', 'total', 'squares', 'largest', 'postings'):
             setattr(self, name, summed(getattr(self, name), group, device))
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #summed

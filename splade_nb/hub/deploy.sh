@@ -7,17 +7,14 @@
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$here/request.sh"
+at VESPA_CONFIG_URL http://localhost:19071
 search=${SEARCH:-exact}
 [ -e "$here/search-$search.json" ] || fail "SEARCH=$search: exact or rerank"
-
-server=${VESPA_CONFIG_URL:-http://localhost:19071}
-server=${server%/}
 tar -czf "$work/application" -C "$here/application" .
 call POST application/v2/tenant/default/prepareandactivate --header 'content-type: application/x-gzip' \
   --data-binary "@$work/application" > "$work/done"
 
-server=${VESPA_URL:-http://localhost:8080}
-server=${server%/}
+at VESPA_URL http://localhost:8080
 end=$((SECONDS + patience))
 # shellcheck disable=SC2086
 until curl --silent --fail ${CURL_OPTIONS:-} "$server/state/v1/health" 2> "$work/done" | grep -q '"code" *: *"up"'; do

@@ -7,8 +7,8 @@
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$here/request.sh"
-server=${ELASTICSEARCH_URL:-http://localhost:9200} index=${INDEX:-splade} chunk=${CHUNK:-4194304}
-server=${server%/}
+at ELASTICSEARCH_URL http://localhost:9200
+index=${INDEX:-splade} chunk=$(count CHUNK 4194304 4194304)
 log_in "${ELASTICSEARCH_USER:-}" "${ELASTICSEARCH_PASSWORD:-}"
 
 upload() { # side: its parts, each in base64
@@ -33,8 +33,7 @@ start() { # side
 }
 
 filled() { # name of a body; prints a file with the names of the models
-  sed -e "s|{document_model}|$index-document|g; s|{query_model}|$index-$query|g; s|{pipeline}|$index|g" \
-    "$here/$1.json" > "$work/$1"
+  fill "$here/$1.json" document_model "$index-document" query_model "$index-$query" pipeline "$index" > "$work/$1"
   echo "$work/$1"
 }
 

@@ -13,9 +13,9 @@
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$here/request.sh"
-server=${OPENSEARCH_URL:-http://localhost:9200} field=${FIELD:-rank_features} index=${INDEX:-splade}
-chunk=${CHUNK:-10000000}
-server=${server%/}
+at OPENSEARCH_URL http://localhost:9200
+field=${FIELD:-rank_features} index=${INDEX:-splade}
+chunk=$(count CHUNK 10000000 10000000)
 log_in "${OPENSEARCH_USER:-}" "${OPENSEARCH_PASSWORD:-}"
 
 wait_for() { # task; prints the id of its model
@@ -36,7 +36,7 @@ upload() { # name; prints the id of the model
   local zip=$here/$1.zip id size total number
   size=$(wc -c < "$zip")
   total=$(((size + chunk - 1) / chunk))
-  sed "1s|{|{\"total_chunks\": $total,|" "$here/$1.json" > "$work/body"
+  begin "$here/$1.json" "\"total_chunks\": $total" > "$work/body"
   id=$(send POST _plugins/_ml/models/_register_meta "$work/body" | value model_id)
   for ((number = 0; number < total; number++)); do
     split_off "$zip" "$number" "$chunk"
@@ -47,16 +47,18 @@ upload() { # name; prints the id of the model
 }
 
 fetch() { # name; prints the id of the model, which the server fetches
-  case $MODELS in *[\"\\\|\ ]*) fail "MODELS=$MODELS: an address is expected" ;; esac
-  sed "1s|{|{\"url\": \"${MODELS%/}/$1.zip\",|" "$here/$1.json" > "$work/body"
+  local url pattern='^https?://[^][:space:]"<>|\\]+$'
+  [[ $MODELS =~ $pattern ]] || fail "MODELS=$MODELS: an address is expected"
+  url=$(quoted "${MODELS%/}/$1.zip")
+  begin "$here/$1.json" "\"url\": \"$url\"" > "$work/body"
   wait_for "$(send POST _plugins/_ml/models/_register "$work/body" | value task_id)"
 }
 
 connect() { # name; prints the id of the model, which our service answers for
-  sed "s|{service}|${SERVICE%/}|; s|{token}|${TOKEN:-none}|" "$here/connector-$1.json" > "$work/body"
+  fill "$here/connector-$1.json" service "${SERVICE%/}" token "${TOKEN:-none}" > "$work/body"
   local connector
   connector=$(send POST _plugins/_ml/connectors/_create "$work/body" | value connector_id)
-  sed "s|{connector}|$connector|" "$here/$1.json" > "$work/body"
+  fill "$here/$1.json" connector "$connector" > "$work/body"
   wait_for "$(send POST _plugins/_ml/models/_register "$work/body" | value task_id)"
 }
 
@@ -71,8 +73,9 @@ register() { # name; prints the id of the deployed model
 }
 
 filled() { # file of JSON; prints another with the ids of the models
-  sed -e "s|{document_model}|$document|g; s|{query_model}|$query|g; s|{pipeline}|$index|g" \
-    -e "s|\"name\": \"seismic\"|&${ENGINE:+, \"engine\": \"$ENGINE\"}|" "$here/$1" > "$work/$1"
+  local text method='"name": "seismic"'
+  text=$(fill "$here/$1" document_model "$document" query_model "$query" pipeline "$index")
+  printf '%s\n' "${text//"$method"/"$method${ENGINE:+, \"engine\": \"$ENGINE\"}"}" > "$work/$1"
   echo "$work/$1"
 }
 

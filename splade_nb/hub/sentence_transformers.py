@@ -11,9 +11,9 @@ from torch import nn
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
-from ..data.tokenizer import SpladeTokenizer, load_tokenizer, save_tokenizer
+from ..data.tokenizer import SpladeTokenizer, save_tokenizer
 from ..model.encode import window_batch
-from ..model.load import load, save
+from ..model.load import open_checkpoint_folder, save
 from ..model.splade_doc import lookup_batch
 from ..model.term_weights import bag_rows, scatter_counts
 
@@ -71,4 +71,4 @@ class SpladeModule(_DescribedModule):
              local_files_only: bool = False, **_):
         options = dict(token=token, revision=revision, local_files_only=local_files_only)
         folder = folder_of(source, cache_dir=cache_folder, **options)/subfolder
-        return cls(load(folder), load_tokenizer(folder))
+        return cls(*open_checkpoint_folder(folder))

@@ -1,3 +1,0 @@
-from .._earlier import names_of
-
-__getattr__ = names_of('model')

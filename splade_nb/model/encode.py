@@ -6,11 +6,13 @@
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows', 'counted',
            'saturated', 'lookup_documents', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
            'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched',
-           'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms']
+           'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
+           'require_finite', 'require_size']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
@@ -315,3 +317,17 @@ def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {docume
 def input_terms(tokenizer: SpladeTokenizer, texts: list): # [N, V] ones
     "The tokens of the texts themselves as vectors."
     return lookup_queries(tokenizer, np.ones(len(tokenizer)), texts)
+
+# %% ../../nbs/2_model/08_encode.ipynb #require-whole
+def require_finite(source: Path | str, weights: Iterable) -> None: # (name, whether all its numbers are finite)
+    "Raises `ConfigError` for a model with weights that are NaN or infinite."
+    wrong = [name for name, finite in weights if not finite]
+    if not wrong: return
+    raise ConfigError(f'{source}: NaN or infinite weights in {", ".join(wrong[:3])}: its training failed, or a file is damaged')
+
+def require_size(source: Path | str, tokenizer: SpladeTokenizer, columns: int, # of the model's vectors
+                 bigrams: int | None = None) -> None:                        # of them for hashed bigrams
+    "Raises `ConfigError` for a tokenizer of another size than the model."
+    if len(tokenizer) == columns and bigrams in (None, tokenizer.hashed_bigrams): return
+    parts = f'{len(tokenizer.backend):,} tokens and {tokenizer.hashed_bigrams:,} columns of hashed bigrams'
+    raise ConfigError(f'{source}: the model has {columns:,} columns, {bigrams or 0:,} of hashed bigrams, its tokenizer {parts}: they do not belong together')

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
-from ..config.files import ConfigError, choose, listed, out_of_reach, read_json, write_json
+from ..config.files import ConfigError, choose, listed, no_empty_folders, out_of_reach, read_json, reading, reason
+from ..config.files import write_json, writing
 from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer
@@ -237,11 +238,10 @@ def table(report: dict) -> str: # report: of `prune`
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #as-config-error
 @contextlib.contextmanager
 def as_config_error(what: str):
-    "Any error of the tokenizers or safetensors libraries, or of the disk, becomes a `ConfigError` of one line."
+    "Any error of another library, as of the hub or of PyTorch's export, becomes a `ConfigError` of one line."
     try: yield
     except (ConfigError, DataError): raise
-    except Exception as error:
-        raise ConfigError(f'{what}: {" ".join(f"{type(error).__name__}: {error}".split())[:300]}') from error
+    except Exception as error: raise ConfigError(f'{what}: {reason(error)}') from error
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #new-folder
 @contextlib.contextmanager
@@ -252,11 +252,12 @@ def new_folder(out: Path | str): # yields the folder to write into
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f'{out} is there already: remove it, or name another folder')
     shutil.rmtree(part, ignore_errors=True)
-    try:
-        with as_config_error(f'{out} could not be written'): part.mkdir(parents=True)
-        yield part
-        with as_config_error(f'{out} could not be written'): os.replace(part, out)
-    finally: shutil.rmtree(part, ignore_errors=True)
+    with no_empty_folders(part):
+        try:
+            with writing(out): part.mkdir(parents=True)
+            yield part
+            with writing(out): os.replace(part, out)
+        finally: shutil.rmtree(part, ignore_errors=True)
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #open-checkpoint
 def _backbone(source: Path | str) -> nn.Module:  # with its head, where it was published with one
@@ -266,13 +267,13 @@ def _backbone(source: Path | str) -> nn.Module:  # with its head, where it was p
 def open_checkpoint(source: Path | str, segment: str | None = None) -> tuple[SpladeTokenizer, dict, nn.Module]:
     "Tokenizer, its state, and masked language model. Raises `ConfigError` if one is missing, broken or does not fit."
     path = Path(source)/'tokenizer.json'
-    with as_config_error(f'{path} is no tokenizer'):
-        if path.exists(): json.loads(path.read_text(encoding='utf-8'))
+    with reading(path, 'a tokenizer is expected'):
+        if path.exists(): read_json(path, 'model', instead='a tokenizer is expected')
         tokenizer = load_tokenizer(source, **{'segment': segment} if segment else {})
         state = tokenizer_state(source, tokenizer.backend)
     if len(tokenizer) <= len(special_ids(tokenizer)):  # transformers makes an empty one where files are missing
         raise ConfigError(out_of_reach('tokenizer', source))
-    with as_config_error(f'{source}: its weights cannot be read'): backbone = _backbone(source)
+    with reading(source, 'the folder of a masked language model is expected'): backbone = _backbone(source)
     rows = backbone.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ConfigError(f'{source}: {rows} rows, but {len(tokenizer)} tokens: they do not belong together')
@@ -307,7 +308,7 @@ def prune(source: Path | str,         # folder or hub name of a masked language 
     with new_folder(out) as folder:
         tokenizer, state, backbone = open_checkpoint(source, segment)
         kept = _choose_rows(tokenizer, state, backbone, texts, kinds, words)
-        with as_config_error(f'{out} could not be written'):
+        with writing(out):
             write_tokenizer(tokenizer, state, kept, folder)
             prune_backbone(backbone, kept).save_pretrained(folder)
             write_json(folder/'kept.json', {'source': str(source), 'vocabulary': len(tokenizer), 'kept': kept})

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import sparse
 
 # %% ../../nbs/2_model/15_static_embedding.ipynb #imports-library
-from ..config.files import ConfigError, replaced
+from ..config.files import ConfigError, reading, replaced
 from ..data.idf import Frequencies, idf
 from ..data.tokenizer import morphemes
 
@@ -138,12 +138,9 @@ def read_embedding(path: Path | str,
                    form: str = FORMAT # what the file has to say that it is
                   ) -> tuple:         # the embedding, {name: array} of the whole file
     "What `embedding_bytes` gave. Raises `ConfigError` for a file that is missing, damaged or of another kind."
-    from safetensors import SafetensorError, safe_open
-    try:
-        with safe_open(path, 'numpy') as file:
-            about, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f'{path}: found no whole file ({error}); allowed: a file of {form!r}') from error
+    from safetensors import safe_open
+    with reading(path, f'allowed: a file of {form!r}'), safe_open(path, 'numpy') as file:
+        about, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
     if about.get('format') != form:
         raise ConfigError(f'{path}: format: found {about.get("format")!r}; allowed: {form!r}')
     seen = Frequencies(int(arrays['documents'][0]), arrays['counts'])

@@ -6,11 +6,11 @@
 __all__ = ['ENGINES', 'INSIDE', 'SERVERS', 'address', 'new_index', 'open_index', 'resume_index']
 
 # %% ../../nbs/6_serving/05_engines.ipynb #imports
-import re
 from pathlib import Path
 from ..config.files import ConfigError, choose
 from .embedded_engines import MilvusIndex, QdrantIndex, SeismicIndex
 from .index import ExactIndex, Index, Label, NoIndex, read_label
+from .network import read_address, without_password
 from .opensearch import OpenSearchIndex
 
 # %% ../../nbs/6_serving/05_engines.ipynb #engines
@@ -22,15 +22,16 @@ def address(place: Path | str,
             engine: str = ''             # of an address that names none
            ) -> tuple[str, Path | str]:  # engine, place; engine '' for a folder
     "Split an address into engine and place. Raises `ConfigError` for an engine that has no server."
-    found = re.fullmatch(r'(?:(\w+)\+)?(https?://.*)', str(place))
+    found = read_address(place)
     if not found: return '', place
-    return choose('engine of an address', found[1] or engine, SERVERS), found[2]
+    choose('engine of an address', found.engine or engine, SERVERS)
+    return found.engine or engine, str(place).removeprefix(f'{found.engine}+')
 
 # %% ../../nbs/6_serving/05_engines.ipynb #new-index
 def _located(engine, place): # class, place without the engine's name
     name, where = address(place, choose('engine', engine, ENGINES))
     if name in ('', engine): return ENGINES[engine], where
-    raise ConfigError(f'{place}: the address of engine {name!r}, not of {engine!r}')
+    raise ConfigError(f'{without_password(place)}: the address of engine {name!r}, not of {engine!r}')
 
 def new_index(engine: str, place: Path | str, label: Label) -> Index:
     "An empty index in a folder or at an address. Raises `ConfigError` for an unknown engine and a place that is taken."

@@ -16,7 +16,7 @@ from ..config.files import ConfigError, alone, read_json, root, write_json
 from ..data.readers import Faults, load_collection, locate, read_documents, read_rows, text_stream
 from ..data.records import Document
 from .index import Label, try_lock
-from .opensearch import without_password
+from .network import without_password
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #source
 def _source_parts(source): # whole paths, and the names of what has no path

@@ -23,13 +23,13 @@ from scipy import sparse
 from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
-from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes
+from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes, printable
 from ..config.files import ConfigError, Damaged, check_text, choose, installed, needs, read_json, root, write_json
 from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
-from ..hub.onnx import OnnxModel
+from ..hub.onnx import open_onnx
 from ..model.encode import counted, encode, encode_queries, factor_for, input_terms
 from ..model.encode import normalize_for_scoring, prepared_decoder, windows
 from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
@@ -40,7 +40,7 @@ from . import document_store
 from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
-from .opensearch import without_password
+from .network import without_password
 from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
 from .saved_copies import in_turn, open_locked, write_lock
 from .saved_copies import read_source, source_name, source_paths
@@ -74,7 +74,7 @@ def open_model(name: str | Path = '',  # a run or model folder, or one of the hu
         from splade_nb.model.load import load_encoder
         return load_encoder(folder if folder.exists() else name)
     folder = folder/'model' if (folder/'model').is_dir() else folder
-    return OnnxModel(folder), load_tokenizer(folder)
+    return open_onnx(folder)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-encoder
 def open_encoder(folder: Path | str | Encoder) -> Encoder:
@@ -247,9 +247,9 @@ def print_hits(hits: list[Hit], limit: int = 6) -> None: # terms of each hit
     "Ranked texts and the terms that matched, for a terminal; + marks terms that the model added."
     if not hits: print('no text shares a term with the query')
     for rank, hit in enumerate(hits, 1):
-        print(f'{rank}. {hit.id}  {hit.score:.2f}  {full_text(hit.title, hit.text)[:90]}')
+        print(printable(f'{rank}. {hit.id}  {hit.score:.2f}  {full_text(hit.title, hit.text)[:90]}'))
         terms = [term for term in hit.terms[:limit] if term.weight >= .005]
-        print('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms))
+        print(printable('   ' + '  '.join(f'{"+" * (term.added or term.widened)}{term.name} {term.weight:.2f}' for term in terms)))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #reasons
 def _topics_in(searcher, row): # [Term]; row: [1, M]

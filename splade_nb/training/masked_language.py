@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 # %% ../../nbs/3_training/17_masked_language.ipynb #imports-library
 from ..config.files import choose
+from ..model.load import position_table
 
 # %% ../../nbs/3_training/17_masked_language.ipynb #word-numbers
 def _word_numbers(ids: np.ndarray, special: np.ndarray, begins: np.ndarray | None) -> np.ndarray:  # [B * L]
@@ -70,16 +71,15 @@ def passage_masks(config,          # of the backbone
     return dict(full_attention=mask(same), sliding_attention=mask(same & near))
 
 # %% ../../nbs/3_training/17_masked_language.ipynb #backbone-inputs
-def backbone_inputs(config,               # of the backbone
+def backbone_inputs(backbone,             # masked language model of `transformers`
                     rows: dict,           # input_ids, and passage and position of `packed_batch`: [B, L] tensors
                     across: bool = False  # attention reaches over the passages of a sequence, as in RoBERTa
                    ) -> dict:
     "What a backbone of `transformers` takes for packed sequences."
     ids = rows['input_ids']
     if across: return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
-    offset = config.pad_token_id + 1 if 'roberta' in config.model_type else 0  # its positions begin after padding's id
-    return dict(input_ids=ids, attention_mask=passage_masks(config, rows['passage']),
-                position_ids=rows['position'] + offset)
+    return dict(input_ids=ids, attention_mask=passage_masks(backbone.config, rows['passage']),
+                position_ids=rows['position'] + position_table(backbone)[1])
 
 # %% ../../nbs/3_training/17_masked_language.ipynb #logits-at
 def logits_at(backbone: torch.nn.Module,   # masked language model of `transformers`
@@ -100,7 +100,7 @@ def masked_loss(backbone: torch.nn.Module, rows: dict,  # of `masked_batch`
                 across: bool = False                    # see `backbone_inputs`
                ) -> tuple[Tensor, Tensor]:              # mean cross-entropy, share of the tokens guessed first: scalars
     "Loss and accuracy at the masked places."
-    inputs = backbone_inputs(backbone.config, rows, across)
+    inputs = backbone_inputs(backbone, rows, across)
     with torch.autocast(rows['input_ids'].device.type, torch.bfloat16, enabled=precision == 'bf16'):
         logits = logits_at(backbone, inputs, rows['places'])
     loss = F.cross_entropy(logits.float(), rows['targets'])

@@ -8,7 +8,7 @@ __all__ = ['PARAMETERS', 'TERMS', 'PretrainingRun', 'step_tokens', 'pretraining_
            'save_backbone', 'save_run', 'restore_run', 'kept_name', 'pretrain', 'course_of', 'summarise_pretraining']
 
 # %% ../../nbs/3_training/19_pretraining.ipynb #imports
-import json, math, shutil, sys, time
+import json, math, sys, time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ from tqdm import tqdm
 from ..config.files import ConfigError, alone, device, machine, packages, plain, revision, write_json
 from ..data.passages import PackedSequences, packed_batch
 from ..data.tokenizer import join_words, save_tokenizer
-from .checkpoints import CheckpointError, checkpoints, load_checkpoint, put_in_place
-from .checkpoints import save_checkpoint, tidy
+from .checkpoints import CheckpointError, checkpoints, load_checkpoint, new_part, put_in_place
+from .checkpoints import save_checkpoint, set_aside, tidy
 from .curriculum import linear_schedule
 from .masked_language import backbone_inputs, faster_precision, logits_at, masked_batch, masked_loss
 from .objective import optimizer_for
@@ -130,7 +130,7 @@ def measure_held_out(run: PretrainingRun) -> dict:  # loss, masked_accuracy; mas
 @torch.no_grad()
 def _best_guesses(run: PretrainingRun, batch: dict, k: int) -> list[str]:  # for each hidden token
     "The likeliest tokens with their probability."
-    inputs = backbone_inputs(run.backbone.config, batch, run.settings.across_passages)
+    inputs = backbone_inputs(run.backbone, batch, run.settings.across_passages)
     words, names = run.corpus.tokenizer.words, run.corpus.tokenizer.names
     best = logits_at(run.backbone.eval(), inputs, batch['places']).softmax(1).topk(k)
     named = lambda share, at: f'{words[at][0] or names[at]} {share:.0%}'
@@ -176,9 +176,7 @@ def other_values(facts: dict, run: PretrainingRun) -> str:  # facts: of `run_fac
 # %% ../../nbs/3_training/19_pretraining.ipynb #save-backbone
 def save_backbone(run: PretrainingRun, target: Path) -> Path:
     "Write the model, its tokenizer and `pretraining.json` beside, then rename: a folder of `transformers`."
-    part = target.with_name(f'part-{target.name}')
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part = new_part(target)
     run.backbone.save_pretrained(part)
     save_tokenizer(run.corpus.tokenizer, part)
     write_json(part/'pretraining.json', run_facts(run))
@@ -201,12 +199,6 @@ def restore_run(run: PretrainingRun, path: Path) -> None:
     state = load_checkpoint(path, run.backbone, run.optimizer, accept, advice)
     for name in ('step', 'history', 'precision', 'measured', 'seconds'): setattr(run, name, state[name])
     truncate_log(run.folder/'metrics.jsonl', run.step)
-
-# %% ../../nbs/3_training/19_pretraining.ipynb #clear
-def _clear(folder: Path) -> None:
-    "Remove what an earlier run left."
-    for name in ('checkpoints', 'kept', 'model'): shutil.rmtree(folder/name, ignore_errors=True)
-    for name in ('metrics.jsonl', 'history.json', 'summary.json'): (folder/name).unlink(missing_ok=True)
 
 # %% ../../nbs/3_training/19_pretraining.ipynb #due
 def _due(run: PretrainingRun, times: int) -> bool:
@@ -266,7 +258,7 @@ def _loop(run: PretrainingRun, last: int, quiet: bool, on_validation: Callable |
 # %% ../../nbs/3_training/19_pretraining.ipynb #begin
 def _begin(run: PretrainingRun, quiet: bool) -> None:
     "A new run: its precision, its seed, its first measurement."
-    _clear(run.folder)
+    set_aside(run.folder)
     batch, across = training_batch(run, 0, 0), run.settings.across_passages
     run.precision, run.measured = faster_precision(run.backbone, batch, run.settings.precision, across)
     times = ''.join(f', {name} takes {seconds:.2f} s a pass' for name, seconds in run.measured.items())

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'require_pairs', 'step_count', 'texts_in_step', 'phase_number', 'set_rate',
-           'measured_weights', 'train_step', 'tensorboard_scalars', 'validation_scalars', 'log_validation', 'log_row',
-           'log_events', 'warn', 'validate', 'should_stop', 'checkpoint', 'difference', 'refuse_other', 'truncate_log',
-           'restore', 'start_or_resume', 'watch', 'roll_back', 'interrupts', 'initial_weights', 'began_with',
-           'average_with_initial', 'choose_average', 'show_plan', 'train']
+           'measured_weights', 'mean_row', 'train_step', 'tensorboard_scalars', 'validation_scalars', 'log_validation',
+           'log_row', 'log_events', 'warn', 'validate', 'should_stop', 'checkpoint', 'difference', 'refuse_other',
+           'truncate_log', 'restore', 'start_or_resume', 'watch', 'roll_back', 'interrupts', 'initial_weights',
+           'began_with', 'average_with_initial', 'choose_average', 'show_plan', 'train']
 
 # %% ../../nbs/3_training/14_trainer.ipynb #imports
-import json, math, shutil, signal, sys, threading, time
+import json, math, signal, sys, threading, time
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from ..model.load import save_shape, save_weights
 from ..model.splade import accumulated_rows
 from .checkpoints import CheckpointError, best_checkpoint, best_steps, checkpoints, discard
 from .checkpoints import healthy, link_best, load_checkpoint, load_initial, save_checkpoint
-from .checkpoints import save_initial, state_of, step_of, tidy
+from .checkpoints import save_initial, set_aside, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .dataset import TrainingData
@@ -119,6 +119,14 @@ def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS d
     if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff, settings.df_steepness)
     return run.counted.penalty
 
+# %% ../../nbs/3_training/14_trainer.ipynb #mean-row
+def mean_row(rows: list[dict]) -> dict: # loss, parts and measurements of a step
+    "The means over the batches of a step; a part that a batch lacks counts 0 there."
+    def mean(found: list) -> float: return sum(found) / len(found)
+    names = dict.fromkeys(name for row in rows for name in row['parts'])
+    parts = {name: mean([row['parts'].get(name, 0.0) for row in rows]) for name in names}
+    return {name: mean([row[name] for row in rows]) for name in rows[0] if name != 'parts'} | dict(parts=parts)
+
 # %% ../../nbs/3_training/14_trainer.ipynb #train-step
 def train_step(run: Run) -> dict: # a row of metrics
     "One optimizer step. The weights stay as they are where loss or gradient is not finite."
@@ -127,17 +135,19 @@ def train_step(run: Run) -> dict: # a row of metrics
     run.optimizer.zero_grad(set_to_none=False)
     # a checkpoint holds the rng state of one process: on several, dropout follows from seed, step and rank
     if group.number > 1: torch.manual_seed((run.seed * 1_000_003 + run.step) * group.number + group.rank)
-    measured = measured_weights(run)
+    measured, found = measured_weights(run), []
     for part in range(batches := contrastive_batches(settings)[0]):
         rows = send_to_device(batch_at(*at, part, run.training_data, settings, run.seed), model.special.device)
         last = part == batches - 1
         loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group, last, measured)
         if run.counted is not None: run.counted.add(out['document']['vectors'])
+        found.append(dict(loss=loss.item(), parts=parts, **measure(out, weights_at(*at, settings), settings.top_k,
+                                                                   run.training_data.special, run.korean)))
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-    if torch.isfinite(loss) and torch.isfinite(norm): run.optimizer.step()
+    row = mean_row(found)
+    if math.isfinite(row['loss']) and torch.isfinite(norm): run.optimizer.step()
     return dict(step=run.step, epoch=round(epoch_at(*at, settings), 3), phase=phase_number(*at, settings),
-                loss=loss.item(), parts=parts, learning_rate=rate, gradient_norm=norm.item(),
-                **measure(out, weights_at(*at, settings), settings.top_k, run.training_data.special, run.korean))
+                learning_rate=rate, gradient_norm=norm.item(), **row)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #tensorboard
 SCALARS = 'loss learning_rate gradient_norm active_query active_doc dead_rows top_k_mean korean_share'.split()
@@ -188,7 +198,8 @@ def validate(run: Run, validator: Callable | None) -> None:
     if validator is None: return
     step, result = run.step, run.process_group.of_first(lambda: validator(run.model))
     phase = phase_number(min(step, run.steps - 1), run.steps, run.settings)
-    run.history.append(dict(step=step, epoch=round(epoch_at(step, run.steps, run.settings), 2), phase=phase, **result))
+    done = round(epoch_at(step, run.steps, run.settings) - 1, 2)  # epochs: 0 before the first step, all after the last
+    run.history.append(dict(step=step, epoch=done, phase=phase, **result))
     score = result['metrics'].get('ndcg@10')
     if step and score is not None and score > run.best.get('ndcg@10', -1): run.best = {'step': step, 'ndcg@10': score}
     if run.process_group.rank == 0: write_json(run.folder/'training_history.json', run.history)
@@ -266,17 +277,15 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
 
 # %% ../../nbs/3_training/14_trainer.ipynb #start-or-resume
 def start_or_resume(run: Run, resume: bool, resume_from: str = '') -> None:
-    """Restore the last checkpoint, or the one that is named; without either, clear the run folder. The first process looks
-    and tells the others: a slower one could meet a folder that is being cleared."""
+    """Restore the last checkpoint, or the one that is named; without either, set an earlier run aside. The first process
+    looks and tells the others: a slower one could meet a folder that is being cleared."""
     def chosen() -> str:
         tidy(run.folder/'checkpoints')
         existing = checkpoints(run.folder/'checkpoints')
         return resume_from or (str(existing[-1]) if resume and existing else '')
     path = run.process_group.of_first(chosen)
     if path: restore(run, Path(path))
-    elif run.process_group.rank == 0:
-        for name in ('checkpoints', 'tensorboard'): shutil.rmtree(run.folder/name, ignore_errors=True)
-        for name in ('metrics.jsonl', 'guard.jsonl', 'training_history.json'): (run.folder/name).unlink(missing_ok=True)
+    elif run.process_group.rank == 0: set_aside(run.folder)
     run.process_group.wait()
 
 # %% ../../nbs/3_training/14_trainer.ipynb #watch
