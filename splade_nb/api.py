@@ -139,7 +139,7 @@ def search(model: str | Path, # as `load` takes it
            topics: float = 0.0  # weight of topics of these texts, terms of the same index, such as 0.5
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
-    with saved_searcher(str(model), str(data), engine, index, hybrid, topics) as searcher: return searcher.ask(query, k)
+    with saved_searcher(str(model), str(data), engine, index, hybrid, topics) as searcher: return searcher.search(query, k)
 
 # %% ../nbs/9_api.ipynb #fit
 @clear_errors()

@@ -299,7 +299,6 @@ class _Answers:
         with self.lock:
             _follow(self)
             return _search(self, query, k)
-    ask = search  # earlier name
 
     def expand(self, text: str) -> list[Term]:
         "The terms that a text would have here, heaviest first. Raises `ConfigError`."
@@ -407,7 +406,6 @@ EXAMPLE = 'as in http://localhost:9200/my-texts'
 
 def check_address(engine: str, index: str) -> None: # index: an address; '' for a folder
     "Raises `ConfigError` where an engine and an address do not go together."
-    choose('engine', engine, ENGINES)
     choose('engine', engine, ENGINES)
     if not index:
         if engine != 'opensearch': return
