@@ -106,6 +106,7 @@ def test_a_pretrained_encoder_becomes_a_model_and_a_finished_run_is_not_run_agai
     assert 'texts a second' in gpu_page.encoder_table(results[0])
 
 
+@pytest.mark.slow
 def test_time_that_is_over_leaves_a_run_that_goes_on(reads, tmp_path, monkeypatch):
     from splade_nb.training import trainer
     monkeypatch.setattr(gpu_encoder, 'root', lambda: tmp_path)

@@ -364,7 +364,8 @@ OFF |= {
     'pair_weight': (lambda s: s.initialization == 'near_identity', 'only in a near-identity start'),
     'decoder_bias_offset': (lambda s: s.initialization == 'near_identity' and s.mlm_head,
                             'only in a near-identity start of a decoder'),
-    'calibration': (lambda s: s.initialization in ('pretrained', 'closed_form') and s.mlm_head, 'only for the decoder of a pretrained backbone'),
+    'calibration': (lambda s: s.initialization in ('pretrained', 'closed_form') and s.mlm_head,
+                    'only for the decoder of a pretrained backbone'),
     'direction_noise': (lambda s: s.initialization == 'near_identity' and s.pair_weight,
                         'only in a near-identity start with pairs'),
 }
@@ -529,7 +530,7 @@ def impossible(settings: Settings) -> list:  # messages
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
     if hidden and settings.initialization in ('pretrained', 'closed_form'):
-        messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} is made from random weights; '
+        messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} has random weights; '
                         'take random or near_identity')
     return messages + _impossible_numbers(settings)
 

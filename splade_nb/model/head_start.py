@@ -24,8 +24,8 @@ def ridge(products: Tensor,  # [H + 1, H + 1] of states, with a 1 behind each, w
     return torch.linalg.solve(products + penalty, targets)
 
 # %% ../../nbs/2_model/17_head_start.ipynb #fitted-map
-def fitted_map(model: Splade, texts: list, units: Tensor) -> Tensor:  # texts: see `head_start`; units [V, H]; [H + 1, H]
-    "`ridge` over the positions of the texts, special tokens left out."
+def fitted_map(model: Splade, texts: list, units: Tensor) -> Tensor:  # units [V, H]; returns [H + 1, H]
+    "`ridge` over the positions of the texts of `head_start`, special tokens left out."
     counts = torch.zeros(len(units), device=units.device)
     def inner(rows): return rows['attention_mask'].bool() & ~model.special[:len(units)][rows['input_ids']]
     for rows in texts: counts += rows['input_ids'][inner(rows)].bincount(minlength=len(units))
@@ -43,16 +43,17 @@ LIFT = 4.0  # standard deviations; GELU(4 + x) is 4 + x for nearly all x
 def head_layers(backbone: nn.Module) -> tuple:  # linear layer, norm
     "What stands between encoder and decoder. Raises `ConfigError` for a head of another form."
     known = {*backbone.base_model.modules(), backbone.get_output_embeddings()}
-    found = [[part for part in backbone.modules() if part not in known and isinstance(part, kind)] for kind in (nn.Linear, nn.LayerNorm)]
+    parts = [part for part in backbone.modules() if part not in known]
+    found = [[part for part in parts if isinstance(part, kind)] for kind in (nn.Linear, nn.LayerNorm)]
     if [*map(len, found)] == [1, 1]: return found[0][0], found[1][0]
-    raise ConfigError(f'initialization=closed_form: the head of {type(backbone).__name__} has {len(found[0])} linear layers '
-                      f'and {len(found[1])} norms; one of each is written here')
+    raise ConfigError(f'initialization=closed_form: the head of {type(backbone).__name__} has {len(found[0])} linear '
+                      f'layers and {len(found[1])} norms; one of each is written here')
 
 # %% ../../nbs/2_model/17_head_start.ipynb #set-layers
-def _set_layers(backbone, fitted: Tensor, products_norm: Tensor) -> None:  # products_norm: root mean square of the map's outputs
+def _set_layers(backbone, fitted: Tensor, scale: Tensor) -> None:  # scale: deviation of the map's outputs
     linear, norm = head_layers(backbone)
-    linear.weight.copy_(fitted[:-1].T / products_norm)
-    linear.bias.copy_(fitted[-1] / products_norm + LIFT)
+    linear.weight.copy_(fitted[:-1].T / scale)
+    linear.bias.copy_(fitted[-1] / scale + LIFT)
     nn.init.ones_(norm.weight)
     nn.init.zeros_(norm.bias)
 
@@ -63,12 +64,12 @@ def head_start(model: Splade,
               ) -> None:
     "Set head and decoder of a model whose encoder is trained. Raises `ConfigError` for a tied decoder."
     table, decoder = model.backbone.get_input_embeddings().weight, model.decoder
-    if decoder.weight is table: raise ConfigError('initialization=closed_form: the decoder is tied to the word embeddings')
+    if decoder.weight is table: raise ConfigError('initialization=closed_form: the decoder is tied to the embeddings')
     model.eval()
     units = F.normalize(table - table.mean(0), dim=1)
     fitted = fitted_map(model, texts, units)
-    sizes = [F.pad(model.backbone.base_model(**rows)[0].double()[rows['attention_mask'].bool()], (0, 1), value=1.0) @ fitted for rows in texts[:8]]
-    _set_layers(model.backbone, fitted, torch.cat(sizes).std())
+    states = torch.cat([model.backbone.base_model(**rows)[0][rows['attention_mask'].bool()] for rows in texts[:8]])
+    _set_layers(model.backbone, fitted, (F.pad(states.double(), (0, 1), value=1.0) @ fitted).std())
     decoder.weight.copy_(units)
     decoder.bias.zero_()
     mean, spread = logit_moments(model, texts)

@@ -164,7 +164,8 @@ def backbone_for(settings: Settings, vocabulary: int): # transformers model
     if settings.initialization == 'near_identity':
         raise ConfigError('initialization=near_identity: needs a backbone made from random weights; '
                           'set hidden and layers, or take initialization=random or pretrained')
-    return pretrained_backbone(settings.backbone, settings.mlm_head, settings.initialization == 'random', settings.initialization == 'closed_form')
+    random, new_head = (settings.initialization == name for name in ('random', 'closed_form'))
+    return pretrained_backbone(settings.backbone, settings.mlm_head, random, new_head)
 
 # %% ../../nbs/2_model/14_initialization.ipynb #initial-query-weights
 def _query_weights(settings: Settings, vocabulary: int, idf):  # [V] initial weights of inference-free queries

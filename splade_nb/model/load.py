@@ -19,7 +19,7 @@ from .encode import require_finite, require_size
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
-def _read_backbone(folder: Path, mlm_head: bool, random: bool, **changes): # backbone, names of the weights that were not there
+def _read_backbone(folder: Path, mlm_head: bool, random: bool, **changes): # backbone, names of missing weights
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
     kind = AutoModelForMaskedLM if mlm_head else AutoModel
     if random: return kind.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32), set()
@@ -35,8 +35,8 @@ def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:
     absent = sorted(name for name in missing if 'pooler' not in name)
     if mlm_head and any(name not in inside for name in absent):
         raise ConfigError(f'backbone={source!r} has no trained MLM head (missing {absent[:3]}): its expansion would be '
-                          'noise. Take a checkpoint that was published with its head, set initialization=closed_form: a head from '
-                          'its own states, or mlm_head=False: token importance, no expansion.')
+                          'noise. Take a checkpoint that was published with its head, or set initialization=closed_form: a '
+                          'head from its own states, or mlm_head=False: token importance, no expansion.')
     if absent: raise ConfigError(f'backbone={source!r}: weights missing: {absent[:3]}; is the download whole?')
     require_finite(f'backbone={source!r}', _finite(backbone))
 

@@ -190,7 +190,7 @@ def differences(backbone: nn.Module, pruned: nn.Module, kept: list[int],
         before = backbone(**inputs, output_hidden_states=True)
         after = pruned(**renumbered, output_hidden_states=True)
     layers = zip(before.hidden_states, after.hidden_states)
-    logits, others = (before.logits[..., rows], after.logits) if 'logits' in before else torch.zeros(2, 1)  # an encoder alone
+    logits, others = (before.logits[..., rows], after.logits) if 'logits' in before else torch.zeros(2, 1)  # no head
     return {'hidden_states': max((a - b).abs().max().item() for a, b in layers),
             'logits': (logits - others).abs().max().item(), 'largest_logit': logits.abs().max().item()}
 

@@ -30,7 +30,8 @@ from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, sav
 from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key, train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
-from ..model.initialization import create, directions, logit_moments, near_identity, pair_counts, toy_model, window_counts
+from ..model.initialization import create, directions, logit_moments, near_identity, pair_counts, toy_model
+from ..model.initialization import window_counts
 from ..model.head_start import head_start
 from ..model.load import save
 from .bags import bags_key, with_bags
@@ -161,7 +162,7 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
 # %% ../../nbs/3_training/07_dataset.ipynb #mine
 def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: TrainingQueries, relevant: Rows,
           teacher: tuple | None, documents: Rows, place: str, of: dict) -> dict:  # documents: token ids
-    "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of: hashes of documents and queries."
+    "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of: hashes."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
     words, found, depth = word_rows(stages, texts) if settings.bm25_negatives else documents, {}, settings.mining_depth
     most = settings.mining_documents

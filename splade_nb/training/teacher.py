@@ -122,7 +122,8 @@ def load_teacher(source: str) -> tuple: # tokenizer, model, pooling, prompts
         folder = model_folder(source)
         place = _modules_of(folder).get('transformer', folder)
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side='right')
-        return tokenizer, AutoModel.from_pretrained(place, dtype=torch.float32).eval(), pooling_of(folder), prompts_of(folder)
+        model = AutoModel.from_pretrained(place, dtype=torch.float32).eval()
+        return tokenizer, model, pooling_of(folder), prompts_of(folder)
     except ConfigError: raise
     except (OSError, ValueError) as error:
         raise ConfigError(out_of_reach('teacher', source, 'take teacher=lsa')) from error
