@@ -2,6 +2,7 @@
 #   docker build --tag splade_nb .                           PyTorch for CUDA; --build-arg TORCH=cpu for a smaller image
 #   docker run --volume "$PWD/outputs:/splade_nb/outputs" splade_nb make train      --gpus all where there is one
 #   docker run splade_nb make test
+#   docker run --publish 127.0.0.1:8000:8000 splade_nb make serve      the page at http://localhost:8000
 FROM python:3.11-slim
 
 # git names the revision of a result, gcc compiles what launches the kernel on a GPU
@@ -24,4 +25,6 @@ RUN if [ "$TORCH" != cuda ]; then python -m pip install --quiet uv && python -m 
 RUN make install
 
 COPY . .
+# Nothing outside reaches the localhost of a container, so the page is served on its address.
+ENTRYPOINT ["/bin/sh", "-c", "SPLADE_NB_HOST=${SPLADE_NB_HOST:-$(hostname -i | cut -d' ' -f1)} exec \"$@\"", "sh"]
 CMD ["make", "train"]

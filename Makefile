@@ -16,6 +16,7 @@ ENGINE   = exact
 INDEX    =
 HYBRID   =
 TOPICS   =
+HOST     =
 PORT     = 8000
 SETTINGS  =
 STUDY    =
@@ -53,7 +54,7 @@ ENTRY    =
 GLOSSARY  =
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PACK PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS HOST PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PACK PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -225,9 +226,9 @@ search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the a
 	@"$(bin)/python" -m splade_nb.serving.searcher --model="$$typed_MODEL" --data="$$typed_DATA" \
 	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
 
-serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, TOPICS, PORT) on this machine
+serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, TOPICS, PORT) on this machine, or on its address HOST
 	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HOST,host) $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx, opensearch, elasticsearch or vespa (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \

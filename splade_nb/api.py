@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 # %% ../nbs/9_api.ipynb #imports-library
-from .config.files import ConfigError, clear_errors
+from .config.files import ConfigError, clear_errors, texts_of
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
 from .serving.searcher import RELEASED, Hit, open_model, saved_searcher
@@ -40,12 +40,11 @@ def load(name: str | Path = RELEASED, # a run or model folder, also from the pro
     return SparseEncoder(*open_model(name, runtime))
 
 # %% ../nbs/9_api.ipynb #encode-document
-def encode_document(self, texts: list[str] | str, # all documents of the collection
+def encode_document(self, texts: list[str] | dict[str, str] | str, # all documents of the collection; a dictionary by its values
                     **options          # of `model.encode.encode`: progress, most_windows, ...
                    ) -> sparse.csr_matrix: # [N, V] weights, zero or positive
-    "Document vectors, as `make evaluate` and the search index hold them."
-    named = dict(enumerate([texts] if isinstance(texts, str) else texts))
-    return sparse.csr_matrix(encode_collection(self.model, self.tokenizer, named, **options)[0])
+    "Document vectors, as `make evaluate` and the search index hold them. Raises `ConfigError` naming the place of what is no text."
+    return sparse.csr_matrix(encode_collection(self.model, self.tokenizer, texts, **options)[0])
 
 SparseEncoder.encode_document = encode_document
 
@@ -53,13 +52,13 @@ SparseEncoder.encode_document = encode_document
 def encode_query(self, texts: list[str] | str,
                  documents: sparse.csr_matrix | None = None # [N, V] of `encode_document`: what is searched
                 ) -> sparse.csr_matrix:                     # [B, V]
-    "Query vectors. Warns where the version takes document frequencies from the collection and none is given."
+    "Query vectors. Raises as `encode_document`. Warns where the version takes document frequencies from the collection and none is given."
     factor, settings = None, self.model.settings
     if documents is not None: factor = factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
     elif settings.idf_prior_documents:
         warnings.warn('this model weights a query by the document frequencies of the collection: pass documents=, '
                       'or its scores are not those that evaluate measures', stacklevel=2)
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    texts = texts_of(texts, 'queries')
     return sparse.csr_matrix(encode_queries(self.model, self.tokenizer, texts, factor))
 
 SparseEncoder.encode_query = encode_query

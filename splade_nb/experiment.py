@@ -27,14 +27,13 @@ from .data.encoders import encoder_record
 from .data.glossary import glossary_of
 from .data.merge import merge
 from .data.prepared import Preparation
-from .data.readers import load_collection
+from .data.readers import load_collection, read_source
 from .data.records import Collection, content_hash
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
 from .model.encode import encode, terms
 from .model.initialization import mini_backbone
 from .model.load import named_config
 from .model.splade_doc import SpladeDoc
-from .serving.saved_copies import read_source
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
@@ -119,7 +118,9 @@ def _for_training(source: str):  # Collection
     "Raises `ConfigError` for data without a training query."
     collection = load_collection(source)
     if len(collection.split_rows('train')): return collection
-    raise ConfigError(f'data={source}: found no training query with a relevant document; at least one is needed')
+    raise ConfigError(f'data={source}: found no training query with a relevant document; at least one is needed. '
+                      'Queries of a test or dev split are never divided: name training data beside them, as in '
+                      f'{source},train=B.jsonl')
 
 # %% ../nbs/7_experiment.ipynb #begin-run
 def begin_run(version: str | int, recipe: str, scale: str,

@@ -57,6 +57,8 @@ class Answer(BaseHTTPRequestHandler):
         if start >= len(whole): return self.send_error(416)
         self.send_response(206 if given else 200)
         self.send_header('Content-Length', str(len(whole) - start))
+        self.send_header('ETag', '"1"')
+        if given: self.send_header('Content-Range', f'bytes {start}-{len(whole) - 1}/{len(whole)}')
         self.end_headers()
         most, server.most = server.most or len(whole), 0
         self.wfile.write(whole[start:start + most])

@@ -72,6 +72,7 @@ class Build:
                 self.folder.mkdir(parents=True)
             case 'COPY': self.copy(rest)
             case 'RUN': self.run(rest)
+            case 'ENTRYPOINT': self.entry = json.loads(rest)
             case 'CMD': self.command = json.loads(rest)
             case _: raise ValueError(f'Dockerfile: {name} is not known here')
 

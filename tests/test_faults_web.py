@@ -1,16 +1,18 @@
 """Server addresses and their passwords, addresses to listen on, connections and requests that cost too much, terminals."""
-import base64, json, os, socket, subprocess, threading
+import base64, json, os, re, socket, subprocess, threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 import pytest
 from chromium import HANGS, until
+from conftest import ROOT
 from fastapi.testclient import TestClient
 from scipy import sparse
-from splade_nb.config.command_line import exit_codes, printable
+from splade_nb.config.command_line import CommandLine, add_serve_options, exit_codes, printable
 from splade_nb.config.files import ConfigError
 from splade_nb.hub.server_limits import SIDES
 from splade_nb.serving import connector, embedded_engines, engines, opensearch, web
@@ -90,6 +92,21 @@ def test_a_host_is_served_under_its_names(host, names): assert served_names(host
 def test_what_is_no_address_is_refused_in_one_line(host):
     with pytest.raises(ConfigError, match='no address of this machine') as error: served_names(host)
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('place, host', [('', '127.0.0.1'), ('10.1.2.3', '10.1.2.3')])
+def test_an_image_names_the_address_of_its_container(place, host, monkeypatch):
+    monkeypatch.setenv('SPLADE_NB_HOST', place)
+    parser = CommandLine()
+    add_serve_options(parser)
+    assert parser.parse_args([]).host == host and parser.parse_args(['--host', 'localhost']).host == 'localhost'
+
+
+def test_the_image_serves_on_the_address_of_its_container():
+    entry = json.loads(re.search(r'^ENTRYPOINT (.*)', (ROOT/'Dockerfile').read_text(), re.M)[1])
+    known = {name: value for name, value in os.environ.items() if name != 'SPLADE_NB_HOST'}
+    def said(**more): return subprocess.run([*entry, 'printenv', 'SPLADE_NB_HOST'], env=known | more, capture_output=True, text=True).stdout.strip()
+    assert ip_address(said()) and said(SPLADE_NB_HOST='10.1.2.3') == '10.1.2.3'
 
 
 # The server: connections, abandoned and expensive requests, many clients

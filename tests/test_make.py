@@ -118,7 +118,7 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', 'docs/records_page.py', f'--entry={value["ENTRY"]}'],
         ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
         ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID', topics='TOPICS')],
-        ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', hybrid='HYBRID', topics='TOPICS')],
+        ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', host='HOST', hybrid='HYBRID', topics='TOPICS')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],
         ['python', '-m', 'splade_nb.cli', 'release', *given(model='MODEL', licence='LICENCE', out='EXPORT')],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']],

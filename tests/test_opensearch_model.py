@@ -19,7 +19,7 @@ from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
 from splade_nb.serving.connector import add_connector
-from splade_nb.serving.network import PIPELINE
+from splade_nb.serving import network
 from splade_nb.serving.index import label_of
 from splade_nb.serving.searcher import Encoder
 from splade_nb.serving.web import _invalid_request, bounded
@@ -490,8 +490,8 @@ def test_a_wrong_connection_is_named(environment, said, service, connected, serv
     assert done.returncode == 1 and said in done.stderr
 
 
-@pytest.mark.parametrize('body, status', [(b'{"input": [', 422), (json.dumps(dict(input=['글'] * (PIPELINE.texts + 1))).encode(), 422), (json.dumps(dict(input=['글' * (PIPELINE.letters + 1)])).encode(), 422),
-                                          (b'{"input": ["\\ud800"]}', 422), (b'{"input": [null]}', 422), (b'x' * (PIPELINE.bytes + 1), 413), (json.dumps(dict(input=['글' * PIPELINE.letters])).encode(), 200)])
+@pytest.mark.parametrize('body, status', [(b'{"input": [', 422), (json.dumps(dict(input=['글'] * (network.PIPELINE.texts + 1))).encode(), 422), (json.dumps(dict(input=['글' * (network.PIPELINE.letters + 1)])).encode(), 422),
+                                          (b'{"input": ["\\ud800"]}', 422), (b'{"input": [null]}', 422), (b'x' * (network.PIPELINE.bytes + 1), 413), (json.dumps(dict(input=['글' * network.PIPELINE.letters])).encode(), 200)])
 def test_requests_have_limits(body, status, service):
     sent = dict(content=body, headers={'authorization': 'Bearer geheim', 'content-type': 'application/json'})
     assert service.post('/api/opensearch/documents', **sent).status_code == status

@@ -94,7 +94,7 @@ def test_other_files_of_a_folder(tmp_path):
     write(tmp_path/'set/train_a.jsonl', line('질문', '답'))
     write(tmp_path/'set/test_a.jsonl', line('물음', '답'))
     write(tmp_path/'set/pairs.jsonl', line('배', '나주 배'))
-    assert load(tmp_path/'set').notes == ('set/pairs.jsonl names no split and is not read: train=set/pairs.jsonl reads it',)
+    assert load(tmp_path/'set').notes == ('1 queries that name no split are train',) and len(load(tmp_path/'set').split('train')) == 2
     assert len(load(f'train={tmp_path}/set').split('train')) == 2 and len(load(f'{tmp_path}/set,train={tmp_path}/set/pairs.jsonl').split('train')) == 2
 
 
@@ -168,7 +168,7 @@ def test_a_faulty_line_leaves_nothing(bad, field, tmp_path, prepared):
 def test_a_second_opening_reads_no_line(seeds, monkeypatch):
     source = ','.join(map(str, seeds))
     first = load_collection(source)
-    monkeypatch.setattr(triplets, 'read_rows', None)
+    monkeypatch.setattr(triplets, 'read_files', None)
     again = load_collection(source)
     assert again.hash == first.hash and list(again.texts.values()) == list(first.texts.values()) and again.notes == first.notes
     with pytest.raises(TypeError): load_collection(str(seeds[0]))  # other files have not been read
@@ -246,10 +246,13 @@ def test_memory_of_many_triplets(tmp_path):
     assert number == again == 100_001 and peak < 250 and held < 40, measured
 
 
-def test_a_draw_is_told_at_the_start(tmp_path, capsys):
-    "Also where only dev is given, and for judged sets without a split."
+def test_a_draw_is_told_each_time(tmp_path, capsys):
+    "Dev queries are never drawn from: they stand in for test, and nothing is left to learn from."
     write(tmp_path/'val.jsonl', *(line(f'질문 {n}', f'답 {n}') for n in range(30)))
-    drawn = load_collection(str(tmp_path/'val.jsonl'))
-    assert drawn.notes[-1] in capsys.readouterr().err and drawn.notes[0].startswith('no test split given: the 30 dev queries')
-    assert len(drawn.split('train')) + len(drawn.split('test')) == 30 and len(drawn.split('train')) > 15
-    assert drawn.hash != load(tmp_path/'val.jsonl').hash and not set(drawn.split('train')) & set(drawn.split('test'))
+    found = load_collection(str(tmp_path/'val.jsonl'))
+    assert found.notes[0].startswith('no test split given: the 30 dev queries') and not capsys.readouterr().err
+    assert len(found.split('test')) == 30 and not len(found.split('train'))
+    (tmp_path/'val.jsonl').rename(tmp_path/'more.jsonl')
+    drawn = load_collection(str(tmp_path/'more.jsonl'))
+    assert drawn.notes[-1] in capsys.readouterr().err and len(drawn.split('train')) + len(drawn.split('test')) == 30
+    assert load_collection(str(tmp_path/'more.jsonl')).notes[-1] in capsys.readouterr().err and len(drawn.split('train')) > 15

@@ -74,7 +74,8 @@ def add_query_options(parser) -> None: # --query, --results
 
 def add_serve_options(parser) -> None: # --host, --port
     "What the search page takes besides."
-    parser.add_argument('--host', default='127.0.0.1', help='The address or name under which the page is opened.')
+    parser.add_argument('--host', default=os.environ.get('SPLADE_NB_HOST') or '127.0.0.1',
+                        help='The address or name under which the page is opened. The default is this machine alone.')
     parser.add_argument('--port', type=int, default=8000, help='The port on which the page answers.')
 
 # %% ../../nbs/0_config/02_command_line.ipynb #leaving

@@ -12,6 +12,7 @@ __all__ = ['DISK_ERRORS', 'SEED', 'ENCODERS', 'PROMPTS', 'ConfigError', 'DataErr
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
 import re, resource, shutil, subprocess, sys
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version as package_version
 from importlib.resources import files as package_files
@@ -103,13 +104,16 @@ def check_count(value: int, name: str, least: int = 1) -> int:
 
 # %% ../../nbs/0_config/01_files.ipynb #texts-of
 def texts_of(given, # a text; a list or another iterable of texts; a dictionary of id and text
-             name: str = 'texts') -> list[str]:
+             name: str = 'texts',
+             first: int = 0) -> list[str]: # number of the first, where these are a part
     "The texts of what a caller gave, the values of a dictionary. Raises `ConfigError` naming the first that is none."
     if isinstance(given, str): given = [given]
-    if hasattr(given, 'columns'): raise ConfigError(f"{name}: found a table; allowed: one column of it, as {name}['text']")
-    if isinstance(given, (bytes, bytearray)) or not hasattr(given, '__iter__'):
+    if hasattr(given, 'columns') or hasattr(given, 'column_names'):
+        raise ConfigError(f"{name}: found a table; allowed: one column of it, as {name}['text']")
+    if isinstance(given, (bytes, bytearray, set, frozenset)) or not hasattr(given, '__iter__'):
         raise ConfigError(f'{name}: found {type(given).__name__}; allowed: a text, a list of texts, or a dictionary of id and text')
-    return [check_text(text, f'{name}[{place}]') for place, text in enumerate(given.values() if isinstance(given, dict) else given)]
+    pairs = zip(given, given.values()) if isinstance(given, Mapping) else enumerate(given, first)
+    return [check_text(text, f'{name}[{place!r}]') for place, text in pairs]
 
 # %% ../../nbs/0_config/01_files.ipynb #seed
 SEED = 42

@@ -34,7 +34,7 @@ class EncoderSettings:
     backbone: str = 'skt/A.X-Encoder-base'  # hub name or local folder
     max_length: int = 64                # tokens a text
     query_length: int = 0               # tokens a query; 0: as max_length
-    dropout: float = 0.1                # on the states that the decoder reads
+    dropout: float = 0.1                # of a backbone made here, and of token importance
     mlm_head: bool = True               # False: importance of the text's input tokens, no expansion
     mask_special: bool = False          # special tokens never stand in a vector or a target
     log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch v3)
@@ -47,7 +47,7 @@ class GateSettings:
     "The context gate (design 4, section 10; pooler `heads`: design 5)."
     context_gate: bool = False
     gate_form: str = 'sigmoid'          # on logits; signed: their shift; threshold: on weights; hidden: on states
-    gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling
+    gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling, rectified_heads: as design 5 prints it
     gate_hidden: int = 256
     gate_heads: int = 4
     gate_dropout: float = 0.1
@@ -339,6 +339,7 @@ def bigram_columns(settings: Settings) -> int:
 # %% ../../nbs/0_config/03_settings.ipynb #off-model
 OFF = {  # names: (acts, why not)
     'expansion_limit': (lambda s: s.mlm_head, 'without a decoder nothing is expanded'),
+    'dropout': (lambda s: s.hidden or not s.mlm_head, 'a named backbone has its own'),
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'),
                   'no context gate, or one that starts at 0'),
@@ -441,7 +442,8 @@ def off(settings: Settings) -> dict:  # setting -> why it does nothing here
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
                flops_form=('plain', 'idf', 'uniform', 'df'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
                idf_smoothing=('bm25', 'standard'), segment=('none', 'kiwi'),
-               initialization=('pretrained', 'closed_form', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
+               initialization=('pretrained', 'closed_form', 'random', 'near_identity'),
+               gate_pooler=('attention', 'heads', 'rectified_heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
                precision=('bf16', 'fp32'))
 

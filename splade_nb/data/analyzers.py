@@ -9,6 +9,7 @@ __all__ = ['STOP_TAGS', 'CJK_STOP', 'nori', 'cjk']
 import functools, re, unicodedata
 from collections.abc import Iterator
 from ..config.files import ConfigError
+from .text import clean_text
 
 # %% ../../nbs/1_data/11_analyzers.ipynb #mecab
 @functools.cache
@@ -40,7 +41,7 @@ def _kept(form: str, tag: str) -> bool:
 def nori(texts: list) -> list:  # for each text its terms
     "Terms of the analyzer `nori` with its default settings. Raises `ConfigError` without python-mecab-ko."
     analyse = _mecab().parse
-    return [[form.lower() for morpheme in analyse(text) for form, tag in _parts(morpheme) if _kept(form, tag)]
+    return [[form.lower() for morpheme in analyse(clean_text(text, 'NFC', ' ')) for form, tag in _parts(morpheme) if _kept(form, tag)]
             for text in texts]
 
 # %% ../../nbs/1_data/11_analyzers.ipynb #cjk-classes
@@ -77,4 +78,4 @@ def _cjk_terms(text: str) -> Iterator[str]:
 # %% ../../nbs/1_data/11_analyzers.ipynb #cjk
 def cjk(texts: list) -> list:  # for each text its terms
     "Terms of the analyzer `cjk`."
-    return [list(_cjk_terms(text.translate(_WIDE).lower())) for text in texts]
+    return [list(_cjk_terms(clean_text(text, 'NFC', ' ').translate(_WIDE).lower())) for text in texts]

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 from ..config.files import SEED
+from .text import clean_text
 
 # %% ../../nbs/1_data/17_block_negatives.ipynb #words
 def words(text: str) -> list:
     "Runs of Hangul, and of Latin letters and digits, lower case."
-    return re.findall('[가-힣]+|[a-z0-9]+', text.lower())
+    return re.findall('[가-힣]+|[a-z0-9]+', clean_text(text).lower())
 
 # %% ../../nbs/1_data/17_block_negatives.ipynb #bigram-counts
 COLUMNS = 2**18  # bigrams are hashed
@@ -24,7 +25,7 @@ LETTERS = np.array([chr(code).isalnum() for code in range(2**16)])
 
 def bigram_counts(texts: Sequence) -> csr_matrix:  # [texts, COLUMNS] how often
     "Pairs of neighbouring letters or digits of each text, lower case."
-    codes = np.frombuffer('\n'.join(texts).lower().encode('utf-32-le'), np.uint32)
+    codes = np.frombuffer(clean_text('\n'.join(texts)).lower().encode('utf-32-le'), np.uint32)
     row, codes = np.cumsum(codes == ord('\n')), np.where(codes < 2**16, codes, ord(' ')).astype(np.uint64)
     held = LETTERS[codes]
     held = held[:-1] & held[1:]
@@ -100,7 +101,7 @@ def alike(one: str, other: str, overlap: float) -> bool:
 class Negatives:
     "Negatives for the pairs of a block."
     def __init__(self, block: Block, mining: Mining):
-        self.block, self.mining, self.lower = block, mining, [text.lower() for _, text, _ in block.pairs]
+        self.block, self.mining, self.lower = block, mining, [clean_text(text).lower() for _, text, _ in block.pairs]
         self.ranks = ranked([query for query, _, _ in block.pairs], [text for _, text, _ in block.pairs], mining)
         self.random = np.random.default_rng([mining.seed, zlib.crc32(block.source.encode()), block.number])
     def allowed(self, place: int, other: int, terms: Sequence) -> bool:

@@ -16,15 +16,16 @@ from functools import cache
 # %% ../../nbs/1_data/13_bm25.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
-from ..config.files import alternatives
+from ..config.files import alternatives, texts_of
 from .analyzers import cjk, nori
 from .prepared import Rows, Preparation, content_key, part_keys
-from .tokenizer import bigrams, clean, kiwi, kiwi_version, morphemes
+from .text import TEXT_FORM, fold_text
+from .tokenizer import bigrams, kiwi, kiwi_version, morphemes
 
 # %% ../../nbs/1_data/13_bm25.ipynb #whitespace
 def whitespace(texts: list) -> list:  # for each text its words
     "Words between spaces, lower case."
-    return [clean(text).split() for text in texts]
+    return [fold_text(text).split() for text in texts]
 
 # %% ../../nbs/1_data/13_bm25.ipynb #tokenizers
 TOKENIZERS = {'kiwi': morphemes, 'whitespace': whitespace, 'bigrams': bigrams, 'nori': nori, 'cjk': cjk}
@@ -33,12 +34,12 @@ TOKENIZERS = {'kiwi': morphemes, 'whitespace': whitespace, 'bigrams': bigrams, '
 def split(texts: Sequence,          # documents or queries, in memory or on disk
           tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams, nori, cjk
           chunk: int = 1000) -> list:  # for each text its words, in order
-    "Texts to words; equal words are one object. Raises ValueError on an unknown tokenizer, `ConfigError` as `nori` does."
+    "Texts to words; equal words are one object. Raises ValueError on an unknown tokenizer, `ConfigError` as `nori` and for what is no text."
     if tokenizer not in TOKENIZERS:
         raise ValueError(f'unknown tokenizer {tokenizer!r}: {alternatives(tokenizer, TOKENIZERS)}')
     starts = tqdm(range(0, len(texts), chunk), desc=f'{tokenizer} words', delay=5, mininterval=10)
     return [[*map(sys.intern, words)] for start in starts
-            for words in TOKENIZERS[tokenizer](texts[start:start + chunk])]
+            for words in TOKENIZERS[tokenizer](texts_of(texts[start:start + chunk], first=start))]
 
 # %% ../../nbs/1_data/13_bm25.ipynb #in-order
 def in_order(function: Callable, items: list, workers: int) -> Iterator:
@@ -143,7 +144,7 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
 # %% ../../nbs/1_data/13_bm25.ipynb #word-rows
 WORDS_PART = 10_000  # texts whose words are prepared together
 
-def _made(tokenizer: str) -> str: return kiwi_version() if tokenizer == 'kiwi' else ''  # what words follow from, beside the text
+def _made(tokenizer: str) -> str: return kiwi_version() if tokenizer == 'kiwi' else TEXT_FORM  # what words follow from, beside the text
 
 def word_rows(stages: Preparation, texts: Sequence,
               tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams

@@ -7,7 +7,7 @@ __all__ = ['FORMS', 'Source', 'registry', 'registered', 'check_files', 'download
            'listing']
 
 # %% ../../nbs/1_data/15_collections.ipynb #imports
-import json, os, re, shutil, urllib.error, urllib.request
+import json, os, re, shutil, sys, urllib.error, urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -74,31 +74,43 @@ def check_files(folder: Path, sha256: dict) -> None:  # file: hash
         if found != wanted: raise DataError(folder/name, None, 'SHA-256', found, wanted)
 
 # %% ../../nbs/1_data/15_collections.ipynb #rest
-def _rest(url: str, held: int):  # the answer of the server, and how much of it is there already
-    headers = {'Range': f'bytes={held}-'} if held else {}
+def _version(answer) -> str:  # '' where the server names none
+    tag = answer.headers.get('ETag') or ''
+    return (answer.headers.get('Last-Modified') or '') if not tag or tag.startswith('W/') else tag
+
+def _rest(url: str, part: Path, mark: Path):  # the answer of the server, and how much of it is there already
+    "Ask for what a part lacks, if the file is still the version in `mark`; else for all, with its version in `mark`."
+    known = mark.read_text() if part.exists() and mark.exists() else ''
+    held = part.stat().st_size if known else 0
+    headers = {'Range': f'bytes={held}-', 'If-Range': known} if held else {}
     try: answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and held: return None, held  # nothing is left to send
-        raise
-    return answer, held if answer.status == 206 else 0
+        if not held or error.code != 416: raise
+        answer = None
+    if answer and (not held or answer.status != 206):
+        mark.write_text(_version(answer))
+        return answer, 0
+    if answer and answer.headers.get('Content-Range', '').startswith(f'bytes {held}-') and _version(answer) in ('', known):
+        return answer, held
+    part.unlink()
+    return _rest(url, part, mark)
 
 # %% ../../nbs/1_data/15_collections.ipynb #download
 def download(url: str,    # http, https or file
              path: Path   # where it is written; beside it, `.part` until it is whole
             ) -> Path:
-    "Fetch a file with a bar, continuing a part. Raises DataError if the address cannot be read."
-    part = path.with_name(path.name + '.part')
-    try:
-        answer, held = _rest(url, part.stat().st_size if part.exists() else 0)
-        if answer is not None: _receive(answer, part, held, path.name)
+    "Fetch a file with a bar, continuing a part of the same version. Raises DataError if the address cannot be read."
+    part, mark = (path.with_name(path.name + ending) for ending in ('.part', '.part.version'))
+    try: _receive(*_rest(url, part, mark), part, path.name)
     except (OSError, urllib.error.URLError) as error:
         raise DataError(url, None, 'download', f'{type(error).__name__}: {error}',
                         'an address that can be reached; a part stays and is continued') from error
     os.replace(part, path)
+    mark.unlink(missing_ok=True)
     return path
 
 # %% ../../nbs/1_data/15_collections.ipynb #receive
-def _receive(answer, part: Path, held: int, name: str) -> None:
+def _receive(answer, held: int, part: Path, name: str) -> None:
     "The rest of a file. Raises OSError where the connection ends too early."
     length = answer.headers.get('Content-Length')
     total = held + int(length) if length else None
@@ -139,10 +151,16 @@ def nli_triplets(lines) -> Iterator[dict]:  # lines: of a table with sentence1, 
                        pair_type='nli_entailment', difficulty='hard')
 
 # %% ../../nbs/1_data/15_collections.ipynb #build-form
+def _read_published(source: Source, path: Path):  # Collection
+    "A SQuAD-form file; standard error tells what of it is not read."
+    collection = read_squad(path, Faults(strict=False))
+    for note in collection.notes: print(f'{source.name}, {path.name}: {note}', file=sys.stderr)
+    return collection
+
 def _convert(source: Source, folder: Path) -> None:
     "Published files of a set to what `load_collection` reads; those that are read as they are stay."
     if source.form == 'squad_splits' and not (folder/'corpus.jsonl').exists():
-        write_beir(folder, {Path(name).stem: read_squad(folder/name, Faults(strict=False)) for name in source.files})
+        write_beir(folder, {Path(name).stem: _read_published(source, folder/name) for name in source.files})
     elif source.form == 'nli' and not (folder/f'train_{source.name}.jsonl').exists():
         texts = chain.from_iterable(open(folder/name, encoding='utf-8') for name in source.files)
         _rows(folder/f'train_{source.name}.jsonl', nli_triplets(texts))

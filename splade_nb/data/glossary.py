@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from ..config.files import DataError
 from .passages import text_files
 from .readers import iterate_texts
+from .text import clean_text
 from .records import Collection, Document, Query, collect
 
 # %% ../../nbs/1_data/20_glossary.ipynb #glossed-terms
@@ -18,7 +19,7 @@ GLOSSED = re.compile(r'((?:[가-힣]{2,} )?[가-힣]{2,}) ?\(([A-Za-z][A-Za-z -]
 
 def glossed_terms(texts: Iterable[str]) -> list:  # [(Korean, English in small letters)], each pair once, in reading order
     "Korean words directly before English of 3 to 40 letters in parentheses: the last two, or one where only one is Korean."
-    return list(dict.fromkeys((korean, english.lower()) for text in texts for korean, english in GLOSSED.findall(text)))
+    return list(dict.fromkeys((korean, english.lower()) for text in texts for korean, english in GLOSSED.findall(clean_text(text))))
 
 # %% ../../nbs/1_data/20_glossary.ipynb #glossary
 def glossary(texts: Iterable[str],

@@ -6,9 +6,9 @@
 __all__ = ['Joined', 'Across', 'JoinedTexts', 'JoinedCollection', 'join', 'merge']
 
 # %% ../../nbs/1_data/06_merge.ipynb #imports
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 import numpy as np
 from .records import Collection, collect, content_hash
 
@@ -134,12 +134,15 @@ def _copied(parts: dict) -> Collection:  # name -> collection
     return collect(lazy.name, dict(lazy.documents), dict(lazy.queries), dict(lazy.qrels), lazy.triplets,
                    lazy.context_pairs, lazy.notes)
 
+# %% ../../nbs/1_data/06_merge.ipynb #free-name
+def _free_name(name: str, taken) -> str: return next(f'{name}-{n}' for n in count(2) if f'{name}-{n}' not in taken)
+
 # %% ../../nbs/1_data/06_merge.ipynb #merge
 def merge(collections: list[Collection]) -> Collection:
-    "Several collections as one; each note begins with the name of its source."
-    parts, seen = {}, Counter()
+    "Several as one; each note begins with the name of its source. A second one of a name gets the next free number."
+    parts, own = {}, {collection.name for collection in collections}
     for collection in collections:
-        seen[collection.name] += 1
-        parts[collection.name + (f'-{seen[collection.name]}' if seen[collection.name] > 1 else '')] = collection
+        name = collection.name
+        parts[_free_name(name, parts.keys() | own) if name in parts else name] = collection
     if all(isinstance(collection.documents, dict) for collection in collections): return _copied(parts)
     return join(parts)

@@ -21,6 +21,7 @@ from .collections import fetch, listing, registry
 from .encoders import fetch_encoder
 from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
+from .text import clean_text
 
 # %% ../../nbs/1_data/18_mixture.ipynb #shares
 SHARES = {'original': 1.0, 'single_term': 0.3, 'multi_term': 0.3, 'hard_neg': 0.4}  # of the pairs
@@ -49,7 +50,7 @@ def stems(query: str) -> list:  # each once, in their order
 # %% ../../nbs/1_data/18_mixture.ipynb #term-query
 def term_query(query: str, text: str, counts: Counter, single: bool) -> tuple:  # terms, in their order
     "The rarest stem that the text holds, or the two or three rarest; nothing where that is the whole query or none."
-    lower = text.lower()
+    lower = clean_text(text).lower()
     held = [word for word in stems(query) if word in lower]
     number = 1 if single else min(3, max(2, len(held) - 1))
     if len(held) < number or number >= len(words(query)): return ()

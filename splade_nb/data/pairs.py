@@ -17,14 +17,15 @@ from scipy.sparse.csgraph import connected_components
 # %% ../../nbs/1_data/16_pairs.ipynb #imports-library
 from ..config.files import SEED, DataError, replaced
 from .collections import fetch, registry
-from .lines import parse_row
-from .readers import load_collection, text_lines
+from .lines import Faults, read_rows, visible
+from .readers import load_collection
+from .text import clean_text
 
 # %% ../../nbs/1_data/16_pairs.ipynb #sources
 def sources(folder: Path | str) -> dict:  # source: its file
     "The files of pairs in a folder, by name. Raises DataError where there are none, and for two of one name."
-    found = [path for path in sorted(Path(folder).glob('*')) if path.name.endswith(('.jsonl', '.jsonl.xz'))]
-    names = [path.name.removesuffix('.xz').removesuffix('.jsonl') for path in found]
+    found = visible(Path(folder), ('.jsonl',)) if Path(folder).is_dir() else []
+    names = [path.name.partition('.jsonl')[0] for path in found]
     again = next((path for path, name in zip(found, names) if names.count(name) > 1), None)
     if again: raise DataError(again, None, 'name', 'a second file of this name', 'a name for each source')
     if found: return dict(zip(names, found))
@@ -33,16 +34,14 @@ def sources(folder: Path | str) -> dict:  # source: its file
 # %% ../../nbs/1_data/16_pairs.ipynb #read-pairs
 def read_pairs(path: Path) -> Iterator[tuple]:  # query, positive, kind
     "The pairs of one source as a stream; empty lines are passed over. Raises DataError at a line that is none."
-    for number, text in text_lines(path):
-        if not text.strip(): continue
-        row = parse_row(path, int(number) + 1, text)
+    for row in read_rows(path, Faults()):
         query, positive, kind = map(row.text, ('query', 'positive', 'kind'))
         yield ' '.join(query.split()), ' '.join(positive.split()), kind
 
 # %% ../../nbs/1_data/16_pairs.ipynb #text-key
 def text_key(text: str) -> int:  # below 2^63
     "Letters and digits of a text as a number: texts that differ in spaces, signs or capitals alone have the same."
-    letters = re.sub(r'\W+', '', text).casefold().encode()
+    letters = re.sub(r'\W+', '', clean_text(text)).casefold().encode()
     return int.from_bytes(hashlib.blake2b(letters, digest_size=8).digest(), 'little') >> 1
 
 # %% ../../nbs/1_data/16_pairs.ipynb #components

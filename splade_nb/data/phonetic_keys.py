@@ -7,6 +7,7 @@ __all__ = ['JAMO', 'LATIN_KEYS', 'hangul_key', 'latin_key', 'phonetic_key']
 
 # %% ../../nbs/1_data/09_phonetic_keys.ipynb #imports
 import re, unicodedata
+from .text import fold_text
 
 # %% ../../nbs/1_data/09_phonetic_keys.ipynb #hangul-sound
 JAMO = str.maketrans(dict(zip('ᄀᄁᄂᄃᄄᄅᄆᄇᄈᄉᄊᄌᄍᄎᄏᄐᄑ', 'KKNTTRMPPSSSSSKTP'))
@@ -33,7 +34,7 @@ def phonetic_key(word: str,
                  least: int = 3  # consonants: shorter keys are shared by too many words
                 ) -> str:        # '' for a word that is short, mixed, or neither
     "The consonants of a word that may be a loanword."
-    word, key = unicodedata.normalize('NFC', word).lower(), ''
+    word, key = fold_text(word), ''
     if re.fullmatch('[가-힣]+', word): key = hangul_key(word)
     elif re.fullmatch('[a-z]+', word): key = latin_key(word)
     return key if len(key) >= least else ''

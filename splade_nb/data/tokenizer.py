@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'TEXT_OPTIONS', 'BYTE', 'TOKENIZER_FILES', 'RENAMED_OPTIONS', 'HANGUL', 'LATIN', 'KINDS',
-           'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES', 'clean', 'kiwi_version', 'kiwi', 'analysed',
-           'remembered', 'morphemes', 'bigrams', 'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of',
-           'tokenizer_key', 'join_words', 'phonetic_names', 'hashed_names', 'expanded', 'SpladeTokenizer',
-           'text_options', 'padded', 'batch', 'counted', 'read_names', 'save_tokenizer', 'PlainTokenizer',
-           'load_tokenizer', 'token_rows', 'document_bags', 'vocabulary_hash', 'token_kind', 'special_ids',
-           'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
+           'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES', 'kiwi_version', 'kiwi', 'analysed', 'remembered',
+           'morphemes', 'bigrams', 'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of', 'tokenizer_key',
+           'join_words', 'phonetic_names', 'hashed_names', 'expanded', 'SpladeTokenizer', 'text_options', 'padded',
+           'batch', 'counted', 'read_names', 'save_tokenizer', 'PlainTokenizer', 'load_tokenizer', 'token_rows',
+           'document_bags', 'vocabulary_hash', 'token_kind', 'special_ids', 'silent', 'vocabulary_kinds',
+           'particle_mask', 'function_mask', 'stopword_mask', 'masks', 'allowed_mask']
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #imports
 import functools, hashlib, json, os, re, shutil, unicodedata, zlib
@@ -20,11 +20,7 @@ from pathlib import Path
 import numpy as np
 from ..config.files import ConfigError, installed, model_folder, out_of_reach, read_json, reading, write_json
 from .phonetic_keys import phonetic_key
-
-# %% ../../nbs/1_data/10_tokenizer.ipynb #clean
-def clean(text: str) -> str:
-    "NFKC, lower case, single spaces."
-    return re.sub(r'\s+', ' ', unicodedata.normalize('NFKC', text).lower()).strip()
+from .text import TEXT_FORM, clean_text, fold_text
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #kept-tags
 KEPT_TAGS = ('N', 'V', 'M', 'XR', 'SL', 'SN', 'SH', 'SW', 'XP',
@@ -32,8 +28,8 @@ KEPT_TAGS = ('N', 'V', 'M', 'XR', 'SL', 'SN', 'SH', 'SW', 'XP',
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #kiwi
 def kiwi_version() -> str:
-    "What the morphemes of a text follow from: the release of Kiwi and the tags that are kept."
-    return f'{version("kiwipiepy")} {" ".join(KEPT_TAGS)}'
+    "What the morphemes of a text follow from: the release of Kiwi, the tags that are kept, how texts are cleaned."
+    return f'{version("kiwipiepy")} {" ".join(KEPT_TAGS)} {TEXT_FORM}'
 
 @functools.cache
 def kiwi():
@@ -44,7 +40,7 @@ def kiwi():
 # %% ../../nbs/1_data/10_tokenizer.ipynb #analysed
 def analysed(texts: list) -> list:  # for each text the forms of its content morphemes, lower case
     "Kiwi's analysis of each text."
-    rows = kiwi().tokenize([unicodedata.normalize('NFKC', text) for text in texts])
+    rows = kiwi().tokenize([*map(clean_text, texts)])
     return [[token.form.lower() for token in tokens if token.tag.startswith(KEPT_TAGS)] for tokens in rows]
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #remembered
@@ -69,7 +65,7 @@ def morphemes(texts: list) -> list:  # for each text the forms of its kept morph
 # %% ../../nbs/1_data/10_tokenizer.ipynb #bigrams
 def bigrams(texts: list) -> list:  # for each text its pairs of neighbouring characters
     "Pairs of characters inside each word, punctuation left out; a word of one character stands alone."
-    words = [re.findall(r'\w+', clean(text)) for text in texts]
+    words = [re.findall(r'\w+', fold_text(text)) for text in texts]
     return [[word[i:i + 2] for word in row for i in range(max(1, len(word) - 1))] for row in words]
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #pair-column
@@ -126,7 +122,7 @@ def tokenizer_key(tokenizer) -> str:  # 16 hex digits; of a `SpladeTokenizer`
     "What its ids follow from: all of the backend, and how texts are prepared."
     fast = getattr(tokenizer.backend, 'backend_tokenizer', None)
     whole = json.loads(fast.to_str()) | dict(truncation=None, padding=None) if fast else tokenizer.names
-    made = kiwi_version() if tokenizer.segment == 'kiwi' else ''
+    made = kiwi_version() if tokenizer.segment == 'kiwi' else TEXT_FORM
     return hashlib.sha256(json.dumps([whole, tokenizer.segment, made]).encode()).hexdigest()[:16]
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #reading
@@ -189,6 +185,14 @@ class _Vocabulary:
         tokens = self.names[:len(self.backend)]
         return read_names(tokens, self.backend.convert_tokens_to_string) + [('', False)] * self.hashed_bigrams
 
+    @functools.cached_property
+    def bare(self) -> list:  # ids
+        "Tokens without a letter, such as a lone ▁: where one stands only says that a word begins."
+        return [id for id, (text, _) in enumerate(self.words[:len(self.backend)]) if not text]
+
+    @functools.cached_property
+    def empty(self) -> set: return {*self.bare, *special_ids(self)}  # ids of tokens that say nothing
+
 # %% ../../nbs/1_data/10_tokenizer.ipynb #pieces
 class SpladeTokenizer(_Vocabulary):
     "A tokenizer and the preparation of its text."
@@ -207,7 +211,7 @@ class SpladeTokenizer(_Vocabulary):
     def prepare(self, texts: list) -> list:
         "The texts as the tokenizer reads them."
         if self.segment == 'kiwi': return [' '.join(words) for words in morphemes(texts)]
-        return [unicodedata.normalize('NFC', text) for text in texts]
+        return [clean_text(text, 'NFC') for text in texts]
 
     def ids(self, texts: list) -> list:  # lists of token ids, without specials, untruncated
         "Tokens of each text; empty for a text without any."
@@ -371,7 +375,7 @@ def document_bags(stages,  # Preparation
 def vocabulary_hash(tokenizer: SpladeTokenizer) -> str:  # 16 hex digits
     "The same for the same tokens at the same ids and the same preparation of text, on every machine."
     expansions = [' '.join([name, *others]) for name, others in tokenizer.expansions.items()]
-    lines = [tokenizer.segment, *['sounds'] * tokenizer.phonetic_keys, *expansions, *tokenizer.names]
+    lines = [TEXT_FORM, tokenizer.segment, *['sounds'] * tokenizer.phonetic_keys, *expansions, *tokenizer.names]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:16]
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #hangul
@@ -394,6 +398,11 @@ def special_ids(tokenizer: SpladeTokenizer) -> list:  # sorted ids
     "What the tokenizer itself calls special: its named tokens, and those added as special (such as `<unused0>`)."
     added = getattr(tokenizer.backend, 'added_tokens_decoder', {})
     return sorted(set(tokenizer.backend.all_special_ids) | {i for i, token in added.items() if token.special})
+
+# %% ../../nbs/1_data/10_tokenizer.ipynb #silent
+def silent(tokenizer: SpladeTokenizer, ids: list) -> np.ndarray:  # [B] bool; ids: of each text
+    "Texts without a token, but special ones and bare marks of a word."
+    return np.array([all(int(id) in tokenizer.empty for id in row) for row in ids], dtype=bool)
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #vocabulary-kinds
 def vocabulary_kinds(tokenizer: SpladeTokenizer) -> np.ndarray:  # [V] names out of KINDS
@@ -450,5 +459,5 @@ def masks(tokenizer: SpladeTokenizer) -> dict:  # name -> [V] bool
 # %% ../../nbs/1_data/10_tokenizer.ipynb #allowed-mask
 def allowed_mask(tokenizer: SpladeTokenizer, words) -> np.ndarray: # [V] bool
     "Tokens that begin a word and say one of these."
-    wanted = {clean(word) for word in words}
-    return np.array([initial and clean(text) in wanted for text, initial in tokenizer.words])
+    wanted = {fold_text(word) for word in words}
+    return np.array([initial and fold_text(text) in wanted for text, initial in tokenizer.words])

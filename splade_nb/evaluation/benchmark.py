@@ -20,15 +20,16 @@ from ..data.records import DataError
 from ..data.tokenizer import remembered
 from ..model.encode_shards import shard_notes
 from .compare import percent
-from .metrics import paired_difference, recall_at, retrieval_metrics, summarise
+from .metrics import paired_difference, recall_at, retrieval_metrics, summarise, without_self
 from .systems import System, bm25_systems, model_system, pretrained_system
 
 # %% ../../nbs/4_evaluation/11_benchmark.ipynb #measure
 def metrics_per_query(index, qrels: dict, # {query: {document: grade}}
-                      queries: dict       # {query: text}
+                      queries: dict,      # {query: text}
+                      texts=()            # {document: text}; with it no query finds itself
                      ) -> pd.DataFrame:   # a row for each query: the metrics of ten documents, and recall@100
     "Rank the documents of an index for all queries, and compare with the judgments."
-    run = index.run(queries)
+    run = without_self(index.run(queries), qrels, queries, texts)
     return retrieval_metrics(qrels, run).assign(**{'recall@100': recall_at(qrels, run, 100)})
 
 # %% ../../nbs/4_evaluation/11_benchmark.ipynb #measure-2
@@ -42,7 +43,7 @@ def ndcg_and_cost(index, collection,
                  ) -> dict:               # ndcg: one value per query, as text; terms: of a document; query: terms of a query; bytes: of the index
     "What an index finds for judged queries of a collection, and what it costs."
     queries = {id: collection.queries[id].text for id in ids or collection.split('test')}
-    ndcg = metrics_per_query(index, {id: collection.qrels[id] for id in queries}, queries)['ndcg@10']
+    ndcg = metrics_per_query(index, {id: collection.qrels[id] for id in queries}, queries, collection.texts)['ndcg@10']
     cost = index.cost(list(queries.values()))
     return dict(ndcg=' '.join(f'{value:.4g}' for value in ndcg), terms=cost['doc'], query=cost['query'], bytes=cost['bytes'])
 
@@ -67,7 +68,7 @@ def leaderboard_result(index, collection, ids: list,
                       ) -> dict:
     "The result of one index on one collection, as a leaderboard keeps it."
     queries, qrels = {id: collection.queries[id].text for id in ids}, {id: collection.qrels[id] for id in ids}
-    per_query = metrics_per_query(index, qrels, queries)
+    per_query = metrics_per_query(index, qrels, queries, collection.texts)
     about = dict(documents=len(collection.documents), hash=collection.hash,
                  latency=latency(index, list(queries.values())))
     return measure(index, per_query, queries) | about | dict(
@@ -83,7 +84,7 @@ def evaluate_system(system: System, corpus: Corpus, out: Path | str) -> dict:
     work.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(exist_ok=True)
     index = system.index(corpus, work)
-    per_query = metrics_per_query(index, corpus.qrels, corpus.queries)
+    per_query = metrics_per_query(index, corpus.qrels, corpus.queries, corpus)
     result = about | measure(index, per_query, corpus.queries) | _circumstances(corpus, work, began)
     write_json(path, result | dict(
         active_terms={side: result['cost'][side] for side in ('query', 'doc')},

@@ -77,7 +77,7 @@ def _download(task) -> str:
 # %% ../../nbs/4_evaluation/14_board.ipynb #collection-task
 def collection_task(collection, split: str = 'test'): # or all: every judged query
     "A judged collection as a task of mteb. Raises `ConfigError`, also where mteb is not installed."
-    ids = collection.split('test') if choose('split', split, ('test', 'all')) == 'test' else collection.qrels
+    ids = collection.judging(choose('split', split, ('test', 'all')))
     made = _task_class(collection, split)()
     made.dataset, made.data_loaded = {'default': {'test': _split_data(collection, ids)}}, True
     return made

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['MEASURES', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
-           'retrieval_metrics', 'recall_at', 'interval', 'summarise', 'paired_difference', 'pooled', 'per_tenfold',
-           'amount_for', 'holm', 'marked', 'reciprocal_rank_fusion', 'weighted_fusion', 'best_weights', 'active_terms',
-           'dead_rows', 'index_bytes', 'flops', 'language_values', 'korean_share', 'context_discrimination',
-           'lost_terms', 'void', 'verdict', 'criteria']
+           'retrieval_metrics', 'is_self', 'without_self', 'recall_at', 'interval', 'summarise', 'paired_difference',
+           'pooled', 'per_tenfold', 'amount_for', 'holm', 'marked', 'reciprocal_rank_fusion', 'weighted_fusion',
+           'best_weights', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'language_values', 'korean_share',
+           'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria', 'recall_criterion']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
-import functools, hashlib, itertools
+import functools, hashlib, itertools, re
 from collections import Counter
 import numpy as np
 import pandas as pd
@@ -65,21 +65,41 @@ def retrieval_metrics(qrels: dict,  # {query: {document: grade}}; a grade above 
                       run: dict,    # {query: {document: score}}
                       ties: str = 'hash'
                      ) -> pd.DataFrame:  # a row for each judged query: ndcg@10, success@1, recall@1, recall@10, mrr@10
-    "The metrics of trec_eval; a query without results counts 0. Raises ValueError when run and qrels share no query."
+    """The metrics of trec_eval; a query without results counts 0. Raises ValueError when run and qrels share no query,
+    and for a grade that is no whole number."""
     if qrels and run and not qrels.keys() & run.keys():
         raise ValueError(f'run and qrels share no query: {next(iter(run))!r} is in the run, '
                          f'{next(iter(qrels))!r} in the qrels')
     return _trec_eval(qrels, run, MEASURES, 10, ties)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #trec-eval
+def _whole(grade) -> int:
+    if grade == int(grade): return int(grade)
+    raise ValueError(f'grade {grade!r}: grades are whole numbers, above 0 for a relevant document')
+
 def _trec_eval(qrels: dict, run: dict, measures: dict, k: int, ties: str = 'hash') -> pd.DataFrame:
     import pytrec_eval
-    judged = {query: {doc: int(grade) for doc, grade in grades.items()} for query, grades in qrels.items()}
+    judged = {query: {doc: _whole(grade) for doc, grade in grades.items()} for query, grades in qrels.items()}
     ranked = {query: first(run[query], grades, ties, k) for query, grades in judged.items() if run.get(query)}
     measured = pytrec_eval.RelevanceEvaluator(judged, set(measures)).evaluate(ranked)
     rows = pd.DataFrame.from_records([measured.get(query, {}) for query in judged], columns=list(measures))
     queries = pd.Index(judged, name='query', dtype=object)
     return rows.astype(float).fillna(0.).rename(columns=measures).set_index(queries)
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #without-self
+def is_self(query: str, qrels: dict, queries: dict, texts) -> bool:
+    "Whether the document under a query's id is the query itself."
+    return query in texts and not qrels.get(query, {}).get(query) and queries[query] in texts[query]
+
+def without_self(run: dict,      # {query: {document: score}}
+                 qrels: dict,    # {query: {document: grade}}
+                 queries: dict,  # {query: text}
+                 texts           # {document: text}
+                ) -> dict:       # the run
+    "The run, in which no query finds itself."
+    def others(query, found): return {doc: score for doc, score in found.items() if doc != query}
+    return {query: others(query, found) if query in found and is_self(query, qrels, queries, texts) else found
+            for query, found in run.items()}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #recall-at
 def recall_at(qrels: dict, run: dict, k: int = 100) -> pd.Series:  # one share for each judged query
@@ -341,3 +361,14 @@ def criteria(result: dict,               # korean, context (None without pairs),
         if alone: met = f'met by the texts alone: {texts["mean"]:.0%}'
         rows.append(dict(criterion=name, **value, target=target, above=above, met=met))
     return rows
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #recall-criterion
+def recall_criterion(name: str,      # of the judged collection
+                     documents: int, # that were searched
+                     success: dict   # success@1: {'mean', 'low', 'high'}
+                    ) -> dict:       # as a row of `criteria`
+    """V28's criterion for Ko-StrategyQA: a relevant document first for over 40 % of the queries, which the designs call
+    Recall@1. It is judged on that collection alone, by its name in any spelling, and on all its 9,251 documents."""
+    same = re.sub('[^a-z]', '', name.rsplit('/', 1)[-1].lower()) == 'kostrategyqa' and documents == 9_251
+    met = verdict(success, 0.40, True) if same else f'other data ({name}, {documents:,} documents)'
+    return dict(success, criterion='success@1, Ko-StrategyQA', target=0.40, above=True, met=met)

@@ -8,8 +8,7 @@ __all__ = ['LANGUAGE_FIGURES', 'retrieve', 'search_metrics', 'evaluate_queries',
            'contract_metrics', 'evaluate_model', 'evaluate_language', 'evaluate_context']
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
-import hashlib
-from itertools import islice
+import hashlib, sys
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, choose, read_json, revision, write_json
@@ -26,8 +25,9 @@ from ..config.processes import ProcessGroup
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
 from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics
-from .metrics import context_discrimination, index_bytes, language_values
-from .metrics import paired_difference, rank, recall_at, retrieval_metrics, summarise
+from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
+from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
+from .metrics import without_self
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #retrieve
 def retrieve(model, tokenizer: SpladeTokenizer, queries: dict,  # {query: text}
@@ -40,15 +40,17 @@ def retrieve(model, tokenizer: SpladeTokenizer, queries: dict,  # {query: text}
     return rank(query_vectors @ doc_vectors.T, list(queries), list(texts)), query_vectors, doc_vectors
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-queries
-def search_metrics(search: Search, qrels: dict) -> pd.DataFrame: # a row for each query
+def _measured(collection, queries: dict, run: dict, k: int) -> pd.DataFrame: # a row for each query
+    judged = {id: collection.qrels[id] for id in queries}
+    run = without_self(run, judged, queries, collection.texts)
+    rows = retrieval_metrics(judged, run)
+    return rows.assign(**{'recall@1000': recall_at(judged, run, 1000)}) if k >= 1000 else rows
+
+def search_metrics(search: Search, collection) -> pd.DataFrame: # a row for each query
     "The metrics of ten documents, and recall@1000 where the search keeps so many."
-    rows, queries = [], iter(search.queries)
-    while some := list(islice(queries, 500)) or not rows and [None]:
-        judged = {id: qrels[id] for id in some if id is not None}
-        run = search.run(judged)
-        rows.append(retrieval_metrics(judged, run))
-        if search.k >= 1000: rows[-1]['recall@1000'] = recall_at(judged, run, 1000)
-    return pd.concat(rows)
+    ids = list(search.queries)
+    parts = [{id: search.queries[id] for id in ids[start:start + 500]} for start in range(0, max(1, len(ids)), 500)]
+    return pd.concat([_measured(collection, queries, search.run(queries), search.k) for queries in parts])
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-queries-2
 def evaluate_queries(model, tokenizer: SpladeTokenizer, collection, ids, # of the queries
@@ -62,7 +64,7 @@ def evaluate_queries(model, tokenizer: SpladeTokenizer, collection, ids, # of th
     statistics = exact_search(model, tokenizer, collection.texts, searches, observers, group, most_windows, cut, kept)
     cut = dict(zip(cut, summed(np.array([*cut.values()]), group, model.special.device).tolist()))
     note = cut_note(cut, len(search.ids), model.settings.max_length - 2, most_windows)
-    per_query = search_metrics(search, collection.qrels)
+    per_query = search_metrics(search, collection)
     return dict(metrics=per_query.mean().round(5).to_dict(), per_query=per_query, search=search, statistics=statistics,
                 active_terms=mean_terms(search, statistics.active), cut=dict(cut, note=note) if note else {},
                 dead_rows=float(pd.Series(statistics.active == 0).mean()))
@@ -81,10 +83,8 @@ def bm25_metrics(collection, ids): # DataFrame, a row for each query
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #baselines-part-1
 def _engine_metrics(engine, collection, ids, k: int = 100):
     def part(some):
-        judged = {id: collection.qrels[id] for id in some}
-        run = engine.run({id: collection.queries[id].text for id in some}, k)
-        rows = retrieval_metrics(judged, run)
-        return rows.assign(**{'recall@1000': recall_at(judged, run, 1000)}) if k >= 1000 else rows
+        queries = {id: collection.queries[id].text for id in some}
+        return _measured(collection, queries, engine.run(queries, k), k)
     return pd.concat([part(ids[start:start + 500]) for start in range(0, max(1, len(ids)), 500)])
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #baselines-2
@@ -110,7 +110,7 @@ def baselines(collection, ids,
              ) -> tuple: # name -> DataFrame, a row for each query; name -> active terms per document
     "BM25 over morphemes, alone and with a bigram field, on the same queries; computed once for each collection."
     ids, stages = list(ids), stages or Preparation()
-    of = dict(texts=_texts_key(collection, ids), form=2, kiwi=kiwi_version())
+    of = dict(texts=_texts_key(collection, ids), form=3, kiwi=kiwi_version())
     path = prepared_folder('baselines', stages.base, **of)/'metrics.json'
     if not path.exists(): write_json(path, _search_baselines(collection, ids, stages))
     found, index = read_json(path), pd.Index(ids, name='query', dtype=object)
@@ -227,6 +227,13 @@ def _search_with(part: DensePart, collection, ids: list) -> Search:
     queries = {id: collection.queries[id].text for id in ids}
     return Search(queries, 1000, extra=part.part_of(list(queries.values())))
 
+# %% ../../nbs/4_evaluation/04_retrieval.ipynb #tell-of-self
+def _tell_of_self(collection, ids: list) -> None:
+    queries = {id: collection.queries[id].text for id in ids}
+    own = sum(is_self(id, collection.qrels, queries, collection.texts) for id in ids)
+    note = f'{collection.name}: {own:,} queries are documents too; each is left out of its own ranking'
+    if own: print(note, file=sys.stderr)
+
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-model-2
 def evaluate_model(folder: str,           # of the saved model
                    source: str,           # name or folder of the collection
@@ -235,24 +242,26 @@ def evaluate_model(folder: str,           # of the saved model
                    hybrid: float = 0.0,   # weight of a static embedding beside the model; 0: none
                    topics: float = 0.0    # weight of topics of the documents beside the model; 0: none
                   ) -> dict:              # with `cut` where documents were cut
-    "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`."
+    "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`. Raises `DataError`."
     choose('split', split, ('test', 'all'))
     check_hybrid(hybrid)
     check_hybrid(topics, 'topics')
     model, tokenizer = load_encoder(folder)
     collection = load_collection(source)
-    ids = list(collection.split('test') if split == 'test' else collection.qrels)
+    ids = collection.judging(split)
+    _tell_of_self(collection, ids)
     parts = _added_parts(collection, hybrid, topics)
     others = {name: _search_with(part, collection, ids) for name, part in parts.items()}
     result = evaluate_queries(model, tokenizer, collection, ids, windows, 1000, [*others.values()])
     words, terms = baselines(collection, ids)
-    systems = words | {name: search_metrics(search, collection.qrels) for name, search in others.items()}
+    systems = words | {name: search_metrics(search, collection) for name, search in others.items()}
     systems = {name: contract_metrics(collection.name, rows) for name, rows in systems.items()}
     terms |= dict(model=result['active_terms']['doc'])
     if topics: terms |= dict(topics=terms['model'] + parts['topics'].documents.nnz / len(collection.texts))
     index = index_facts(terms, len(collection.texts))
     line = contract_metrics(collection.name, result['per_query']) | systems
     line |= dict(active_terms=result['active_terms'], index=index, revision=revision())
+    line['criterion'] = recall_criterion(collection.name, len(collection.texts), interval(result['per_query']['success@1']))
     return line | ({'cut': result['cut']} if result['cut'] else {})
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-language

@@ -53,7 +53,8 @@ def validation_result(setup: TrainingSetup, search: Search,
     "What a validation gives: metrics, mean active terms, loss."
     qrels, active = setup.collection.qrels, documents.active[chosen]
     norms = np.sqrt(search.statistics.squares.mean() * documents.squares[chosen].mean())
-    return dict(metrics=search_metrics(search, qrels).mean().round(5).to_dict(), active_terms=mean_terms(search, active),
+    return dict(metrics=search_metrics(search, setup.collection).mean().round(5).to_dict(),
+                active_terms=mean_terms(search, active),
                 loss=pool_loss(search, qrels, setup.settings, len(active), norms))
 
 # %% ../../nbs/4_evaluation/05_validation.ipynb #pool-facts

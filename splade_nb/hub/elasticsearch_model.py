@@ -251,7 +251,8 @@ BODIES = dict(  # of the other requests; `import.sh` fills in names
 def _elastic_limits(model, tokenizer, facts, factor, difference):
     losses, left_out = pd.DataFrame(facts['losses']), [tokenizer.names[i] for i in doubled(tokenizer.names)]
     lost = losses[(losses['field'] == 'rank_features') & (losses['prune_ratio'] == 0)]['lost'].item()
-    limits = [*limits_of(model), difference, 'Texts have to be in Unicode NFC: Elasticsearch does not compose Hangul.',
+    limits = [*limits_of(model), difference, 'Texts have to be cleaned before, by `splade_nb.data.text.clean_text(text, "NFC")`: Elasticsearch neither composes '
+              'Hangul nor drops what is not seen.',
               f'A sparse_vector field keeps 9 bits of a weight: nDCG@10 lost on {facts["queries"]} test queries and '
               f'{facts["documents"]} documents of {facts["data"]}: {lost:+.4f}.',
               'Documents and queries are both encoded by the server, which needs a licence for machine learning; '

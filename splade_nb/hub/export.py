@@ -20,6 +20,7 @@ from torch import nn
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports-library
 from ..config.files import ConfigError, choose, needs, write_json
+from ..data.text import RULES
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
 from ..model.head import naive_max
 from ..model.prune_vocabulary import as_config_error, new_folder
@@ -47,11 +48,12 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
 
 # %% ../../nbs/5_hub/03_export.ipynb #whole-tokenizer
 def whole_tokenizer(tokenizer: SpladeTokenizer): # `PreTrainedTokenizerFast`
-    "A copy of the tokenizer that composes Hangul and adds begin and end marks by itself."
-    from tokenizers import Tokenizer, normalizers, processors
+    "A copy of the tokenizer that cleans texts as `clean_text` does and adds begin and end marks by itself."
+    from tokenizers import Regex, Tokenizer, normalizers, processors
     from transformers import PreTrainedTokenizerFast
     backend = Tokenizer.from_str(tokenizer.backend.backend_tokenizer.to_str())
-    backend.normalizer = normalizers.Sequence([normalizers.NFC(), *filter(None, [backend.normalizer])])
+    cleaning = [normalizers.Replace(Regex(rule.pattern), by) for rule, by in RULES]
+    backend.normalizer = normalizers.Sequence([*cleaning, normalizers.NFC(), *filter(None, [backend.normalizer])])
     begin, end = tokenizer.backend.convert_ids_to_tokens([tokenizer.begin, tokenizer.end])
     marks = [(begin, tokenizer.begin), (end, tokenizer.end)]
     single, pair = f'{begin} $A {end}', f'{begin} $A {end} $B {end}'
@@ -83,6 +85,8 @@ def limits_of(model: nn.Module) -> list[str]:
     return [f'Of a text, the first {model.settings.max_length} tokens are read; '
             '`encode` of splade_nb reads eight windows of them.', *_collection_limits(model)]
 
+_MARKS = 'A text without a token has the terms of its begin and end marks; in splade_nb it has none.'
+
 def _collection_limits(model):
     return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts '
             'those of the collection and multiplies queries by the ratio.'] * (model.settings.idf_prior_documents > 0)
@@ -97,7 +101,7 @@ def to_mlm(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[s
         raise ConfigError(f'a plain masked language model would lose: {"; ".join(lost)}. '
                           'Export to sentence-transformers or onnx instead')
     _write_backbone(model, tokenizer, folder)
-    return limits_of(model)
+    return [*limits_of(model), _MARKS]
 
 # %% ../../nbs/5_hub/03_export.ipynb #flat-source
 def _flat_source(module): # source with flat imports, modules it imports
@@ -159,7 +163,7 @@ def to_sentence_transformers(model: nn.Module, tokenizer: SpladeTokenizer, folde
     encoder = library.SparseEncoder(modules=modules, similarity_fn_name=similarity, device='cpu')
     encoder.save_pretrained(str(folder), create_model_card=False)
     shutil.rmtree(backbone)
-    return limits_of(model)
+    return [*limits_of(model), _MARKS]
 
 # %% ../../nbs/5_hub/03_export.ipynb #plain-attention
 @contextmanager
@@ -350,6 +354,8 @@ def write_form(model: nn.Module, tokenizer: SpladeTokenizer,
     "Export a model; returns the limits of the export. Raises `ConfigError`."
     write = EXPORTS[choose('form', form, EXPORTS)]
     with new_folder(folder) as temporary, as_config_error(f'{folder} could not be written'):
-        limits = write(copy.deepcopy(model).cpu().float(), tokenizer, temporary, **options)
+        served = copy.deepcopy(model).cpu().float()
+        served.special[tokenizer.bare] = True  # as `encode.without_empty` leaves them out
+        limits = write(served, tokenizer, temporary, **options)
         if card: (temporary/'README.md').write_text(card(limits, temporary), encoding='utf-8')
         return limits

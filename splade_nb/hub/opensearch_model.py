@@ -100,7 +100,9 @@ class ServedModel(nn.Module):
     def arguments(self, inputs: dict) -> tuple: return (inputs,) # of a call
 
     def vectors(self, ids, mask): # [1, L] -> [1, V]
-        vectors = self.graph(ids, mask, **self.own(ids, mask))
+        special, marks = self.graph.model.special, 0 if self.graph.model.settings.mask_special else 2
+        said = (mask * ~special[ids]).sum(1, keepdim=True) > marks  # a text without a token has no vector
+        vectors = self.graph(ids, mask, **self.own(ids, mask)) * said
         return vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12) if self.unit else vectors
 
     def own(self, ids, mask): # the text's own tokens, where their logits have a minimum: all but the marks
@@ -225,7 +227,7 @@ def measured(model: nn.Module, tokenizer: SpladeTokenizer,
             ) -> dict:           # losses, prune_ratio, ceilings of documents and queries, top_n: terms of most queries
     "What the index keeps of this model's weights, and the parameters that follow from them."
     collection = load_collection(data)
-    qrels = {id: collection.qrels[id] for id in collection.split('test')}
+    qrels = {id: collection.qrels[id] for id in collection.judging()}
     wanted = dict.fromkeys([*(doc for grades in qrels.values() for doc in grades), *collection.texts])
     texts = {id: collection.texts[id] for id in [*wanted][:most]}
     documents, factor = encode_collection(model, tokenizer, texts, most_windows=windows)

@@ -6,12 +6,14 @@
 __all__ = ['features', 'pooled', 'SpladeModule']
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports
+import numpy as np
 import torch
 from torch import nn
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
-from ..data.tokenizer import SpladeTokenizer, save_tokenizer
+from ..config.settings import bigram_columns
+from ..data.tokenizer import SpladeTokenizer, save_tokenizer, silent
 from ..model.encode import window_batch
 from ..model.load import open_checkpoint_folder, save
 from ..model.splade_doc import lookup_batch
@@ -22,10 +24,19 @@ def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], doc
     "The inputs of `pooled`."
     ids = tokenizer.ids(texts)
     bags = tokenizer.bags(texts, ids, document)
-    if model.query_shift is not None and not document: return bag_rows(bags)
+    without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]
+    if model.query_shift is not None and not document:
+        return bag_rows([[id for id in bag if id not in left_out] for bag, left_out in zip(bags, without)])
     bags = bags if model.settings.min_input_logit else None
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
-    return {name: torch.from_numpy(values) for name, values in rows.items()} | {'windows': torch.tensor(spans)}
+    rows |= dict(windows=np.array(spans), silent=silent(tokenizer, ids), bare=np.array(tokenizer.bare, np.int64))
+    return {name: torch.from_numpy(values) for name, values in rows.items()}
+
+# %% ../../nbs/5_hub/01_sentence_transformers.ipynb #without-empty
+def _without_empty(vectors, tokens, silent, bare, **_): # as `encode.without_empty`; tokens: columns before the bigrams
+    dropped = silent[:, None].repeat(1, vectors.shape[1])
+    dropped[:, tokens:] = False
+    return vectors.masked_fill(dropped.index_fill(1, bare, True), 0)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #pooled
 def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) -> torch.Tensor: # [B, V]
@@ -33,7 +44,8 @@ def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) 
     bag, counts = features.get('bag'), features.get('counts')
     if 'input_ids' not in features: return lookup_batch(model, scatter_counts(bag, counts, len(model.special)))[0]
     rows = features['input_ids'], features['attention_mask']
-    return model(*rows, document, features['windows'].tolist(), bag, counts)[0]
+    vectors = model(*rows, document, features['windows'].tolist(), bag, counts)[0]
+    return _without_empty(vectors, len(model.special) - bigram_columns(model.settings), **features)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #module
 class _Columns: # a tokenizer that also names hashed bigrams, the columns after its tokens

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows', 'counted',
-           'saturated', 'lookup_documents', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
-           'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched',
-           'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
+           'saturated', 'lookup_documents', 'without_empty', 'lookup_queries', 'window_batch', 'precision_on',
+           'screen_on', 'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms',
+           'matched', 'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
            'require_finite', 'require_size']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, choose
+from ..config.files import ConfigError, choose, texts_of
 from ..data.idf import Frequencies, collection_factor, count_factor
-from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded
+from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded, silent
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows
 def windows(ids: list[int],  # token ids of one text
@@ -96,16 +96,27 @@ def lookup_documents(tokenizer: SpladeTokenizer, texts: list[str]) -> sparse.csr
     "Vectors of a collection before training: each token of a text, weighted by `saturated`."
     return saturated(counted(tokenizer.bags(texts), len(tokenizer)))
 
+# %% ../../nbs/2_model/08_encode.ipynb #spoken
+def without_empty(vectors: sparse.csr_matrix, # [B, V]
+                  tokenizer: SpladeTokenizer,
+                  ids: list                   # [B] token ids of each text
+                 ) -> sparse.csr_matrix:      # [B, V]
+    "Vectors without bare marks of words, and of a text without a token only its bigrams."
+    added = np.repeat(silent(tokenizer, ids), np.diff(vectors.indptr)) & (vectors.indices < len(tokenizer.backend))
+    vectors.data[added | np.isin(vectors.indices, tokenizer.bare)] = 0
+    vectors.eliminate_zeros()
+    return vectors
+
 # %% ../../nbs/2_model/08_encode.ipynb #lookup-queries
 def lookup_queries(tokenizer: SpladeTokenizer,
                    weights: np.ndarray,   # [V] IDF, or the query weights of a model
                    texts: list[str]
                   ) -> sparse.csr_matrix: # [B, V] float32
     "Each token of a query once, with its weight; tokens without a positive weight are left out."
-    rows = counted(tokenizer.bags(texts, document=False), len(weights))
+    ids = tokenizer.ids(texts)
+    rows = counted(tokenizer.bags(texts, ids, document=False), len(weights))
     rows.data = np.maximum(np.asarray(weights, dtype=np.float32)[rows.indices], 0)
-    rows.eliminate_zeros()
-    return rows
+    return without_empty(rows, tokenizer, ids)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-rows
 def window_batch(tokenizer: SpladeTokenizer,
@@ -200,7 +211,7 @@ def encode_batches(model, decoder,            # of `prepared_decoder`
         part = [ids[i] for i in group], length, most_windows, bags and [bags[i] for i in group]
         rows = [model.sparse_rows(decoder, *window_batch(tokenizer, *part), precision,
                                   document=document, mean_length=mean_length)]
-        yield group, rows.pop()  # not held while the next batch is encoded
+        yield group, without_empty(rows.pop(), tokenizer, part[0])  # not held while the next batch is encoded
 
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
 def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
@@ -231,8 +242,9 @@ def encode(model,                      # `SpladeDoc`, or `hub.onnx.OnnxModel` wi
            top_k: int = 0, threshold: float = 0.0, # see `prune`
            cut: dict | None = None    # collects `unread_tokens`; None: a warning names them
           ) -> sparse.csr_matrix:     # [B, V] float32
-    "Sparse vectors of texts, in their order, without dropout. Raises `ConfigError`."
+    "Sparse vectors of texts, in their order, without dropout; empty for a text without a token. Raises `ConfigError`."
     check_options(top_k, threshold, most_windows)
+    texts = texts_of(texts, 'texts' if document else 'queries')
     if model.settings.inference_free_query and not document:
         return prune(_lookup(model, tokenizer, texts, factor, keep), top_k, threshold)
     precision = precision_on(model.special.device, precision)
@@ -309,7 +321,7 @@ def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {docume
                       **options  # of `encode`: most_windows, cut, progress
                      ) -> tuple: # [N, V] document vectors, [V] factor of the queries or None
     "Encode the documents of a collection."
-    vectors = encode(model, tokenizer, list(texts.values()), whole=True, **options)
+    vectors = encode(model, tokenizer, texts := texts_of(texts), whole=True, **options)
     vectors = normalize_for_scoring(vectors, model.settings.similarity)
     return vectors, factor_for(model, vectors.getnnz(axis=0), len(texts))
 

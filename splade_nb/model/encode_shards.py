@@ -9,12 +9,12 @@ __all__ = ['AGAIN', 'shard_description', 'check_folder', 'Again', 'count_collect
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #imports
 import hashlib, itertools, json, zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, Damaged, read_json, reading, replaced, write_json, writing
+from ..config.files import ConfigError, Damaged, read_json, reading, replaced, texts_of, write_json, writing
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, cut_note, encode, factor_for, normalize_for_scoring, precision_on
@@ -73,6 +73,7 @@ def count_collection(model, tokenizer: SpladeTokenizer, texts: Iterable[str],
     documents, tokens, hashes = 0, 0, []
     with tqdm(desc='counting', unit=' texts', mininterval=10, delay=5) as bar:
         for part in _in_parts(texts, size):
+            texts_of(part, first=documents)
             rows = tokenizer.bags(part) if model.settings.min_input_logit else tokenizer.ids(part)
             documents, tokens = documents + len(part), tokens + sum(map(len, rows))
             hashes.append(_hash(part))
@@ -196,7 +197,9 @@ class ShardWriter:
                  size: int = 10_000, ids: Iterable[str] | None = None,
                  unit: bool = False, **options): # as in `encode_shards`
         self.model, self.tokenizer, self.folder, self.size, self.unit = model, tokenizer, Path(folder), size, unit
-        self.texts, self.ids = texts, ids
+        self.ids = list(texts) if ids is None and isinstance(texts, Mapping) else ids
+        if isinstance(texts, (str, bytes, Mapping)) or hasattr(texts, 'columns'): texts = texts_of(texts)
+        self.texts = texts
         label, self.options = _prepare(model, tokenizer, texts, self.folder, size, unit, options)
         self.counted = label.get('counted')
 
@@ -207,7 +210,8 @@ class ShardWriter:
             if self.counted and number * self.size + len(shard) > self.counted['documents']:
                 raise ConfigError(f'{self.folder}: {self.counted["documents"]:,} texts were counted, '
                                   'and more are there now; take another folder')
-            yield number, *map(list, zip(*shard))
+            names, words = map(list, zip(*shard))
+            yield number, names, texts_of(words, first=number * self.size)
 
     def write(self, number: int, names: list, words: list) -> None: # ids and texts of a shard
         _encode_shard(self.model, self.tokenizer, self.folder, number, names, words, self.unit, **self.options)

@@ -7,6 +7,7 @@ __all__ = ['POOLERS', 'FORMS', 'head_size', 'without_context', 'AttentionPooler'
 
 # %% ../../nbs/2_model/04_gate.ipynb #imports
 from dataclasses import dataclass
+from functools import partial
 import torch
 from torch import nn
 from ..config.files import ConfigError, alternatives
@@ -58,14 +59,17 @@ class HeadsPooler(nn.Module):
         return scores.masked_fill(mask[:, None] == 0, torch.finfo(scores.dtype).min).softmax(-1)
 
     def forward(self, states, # [B, L, H]
-                mask          # [B, L] 1 for a token, 0 for padding
-               ):             # [B, H]
+                mask,         # [B, L] 1 for a token, 0 for padding
+                return_attention: bool = False
+               ):             # [B, H]; and [B, heads, L] of `weights`
+        weights = self.weights(states, mask)
         values = self.value(states).unflatten(-1, (-1, self.size)).transpose(1, 2) # [B, heads, L, D]
-        pooled = (self.weights(states, mask)[:, :, None] @ values).flatten(1)      # heads one after the other
-        return without_context(self.out(pooled.relu() if self.rectify else pooled), mask)
+        pooled = (weights[:, :, None] @ values).flatten(1)                         # heads one after the other
+        pooled = without_context(self.out(pooled.relu() if self.rectify else pooled), mask)
+        return (pooled, weights) if return_attention else pooled
 
 # %% ../../nbs/2_model/04_gate.ipynb #poolers
-POOLERS = {'attention': AttentionPooler, 'heads': HeadsPooler}
+POOLERS = {'attention': AttentionPooler, 'heads': HeadsPooler, 'rectified_heads': partial(HeadsPooler, rectify=True)}
 
 # %% ../../nbs/2_model/04_gate.ipynb #forms
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def create(settings: Settings,
            directions=None,       # [V, H] for the near-identity initialization; random if None
            seen: Frequencies | None = None # of the training texts, needed where `idf_prior_documents` is on
           ) -> SpladeDoc:
-    "The model of a version at a scale. Raises `ConfigError` where weights are missing or settings do not fit them."
+    "The model of a version at a scale, in evaluation mode. Raises `ConfigError` where weights are missing or settings do not fit."
     backbone = backbone_for(settings, vocabulary)
     fit(backbone, settings, vocabulary)
     if idf is None: _require_idf(settings, vocabulary + bigram_columns(settings))
@@ -198,4 +198,4 @@ def create(settings: Settings,
         rows = torch.randn(vocabulary, settings.hidden) if directions is None else directions
         near_identity(backbone, rows, decoder_bias=-settings.decoder_bias_offset)
     mean_length = mean_length if settings.term_frequency else 0.0
-    return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen)
+    return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen).eval()

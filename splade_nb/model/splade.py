@@ -57,13 +57,13 @@ class Splade(nn.Module):
     "SPLADE-doc on a transformers model (design 1; Formal et al. 2021)."
     def __init__(self, backbone: nn.Module,             # masked language model; an encoder if not `mlm_head`
                  gate: nn.Module | None = None,         # of `gate.ContextGate`: states, mask -> factors
-                 dropout: float = 0.0,                  # on what the decoder reads
+                 dropout: float = 0.0,                  # of token importance
                  mlm_head: bool = True):                # False: importance of the text's own tokens, no expansion
         super().__init__()
         self.backbone, self.seen, self.as_rows = backbone, {}, False
         self.decoder = _take_decoder(backbone) if mlm_head else None
         self.importance = None if mlm_head else token_importance(backbone.config.hidden_size, dropout)
-        self.gate, self.dropout = gate, nn.Dropout(dropout)
+        self.gate = gate
         if getattr(backbone, 'pooler', None) is not None: backbone.pooler = None  # of a classifier; nothing reads it
         if mlm_head: backbone.base_model.register_forward_hook(self.keep_states)
 
@@ -86,7 +86,7 @@ def read_states(model: Splade, input_ids: Tensor, attention_mask: Tensor,
                                'leave them out, or give them their begin and end marks')
     output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
     if model.importance is not None: return output[0], output[0]
-    return model.seen.pop(threading.get_ident()), model.dropout(output.logits)
+    return model.seen.pop(threading.get_ident()), output.logits
 
 # %% ../../nbs/2_model/05_splade.ipynb #texts-of
 def texts_of(attention_mask: Tensor,            # [W, L]

@@ -53,6 +53,7 @@ class MaskedLM:
 
     def __call__(self, input_ids: Tensor,       # [B, L]
                  attention_mask: Tensor,        # [B, L]
+                 token_type_ids=None,           # taken and ignored (design 3)
                  ) -> SimpleNamespace:          # logits [B, L, V], all at once: for short texts
         "Logits before the gate. Raises `ConfigError` for a model without an MLM head."
         decoder = self.splade.decoder
@@ -71,6 +72,9 @@ class DesignNames:
 
     @property
     def relu(self) -> nn.Module: return nn.ReLU()
+
+    @property
+    def token_importance(self) -> nn.Module | None: return self.importance  # with `mlm_head=False`
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #runtime
 class TorchRuntime:

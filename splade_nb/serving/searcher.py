@@ -27,6 +27,7 @@ from ..config.command_line import CommandLine, add_query_options, add_search_opt
 from ..config.files import ConfigError, Damaged, check_text, choose, installed, needs, read_json, root, write_json
 from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
+from ..data.readers import read_source
 from ..data.records import Document
 from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
 from ..hub.onnx import open_onnx
@@ -41,9 +42,9 @@ from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
 from .network import without_password
-from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
+from .saved_copies import clean, copy_folder, empty_copy, file_stamp, record_use, report_old_copies
 from .saved_copies import in_turn, open_locked, write_lock
-from .saved_copies import read_source, source_name, source_paths
+from .saved_copies import source_name, source_paths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
 @dataclass(frozen=True)
@@ -542,6 +543,9 @@ def open_searcher(place: Path | str,
 def _current(place, encoder, index, stamp, hybrid, topics): # Searcher, or None where it has to be built or updated
     try: searcher = open_searcher(place, encoder, index, True, hybrid, topics)
     except NoSearcher: return None
+    except Damaged as error: # the texts are at hand
+        print(f'{error}: {place} is made again from the texts', file=sys.stderr)
+        return empty_copy(place)
     if searcher.store.fact('stamp') == stamp: return searcher
     searcher.close()
 

@@ -21,6 +21,7 @@ import numpy as np
 # %% ../../nbs/6_serving/10_web.ipynb #imports-library
 from ..config.command_line import add_serve_options, exit_codes, printable
 from ..config.files import ConfigError, needs
+from ..data.text import aligned
 from ..data.tokenizer import ENDINGS, PARTICLES
 from ..hub.server_limits import SIDES
 from .connector import add_connector
@@ -42,9 +43,9 @@ def term_spans(text: str, term: Term) -> list[tuple[int, int]]: # (begin, end)
 # %% ../../nbs/6_serving/10_web.ipynb #matched-letters
 def matched_letters(text: str, terms: list[Term]) -> np.ndarray: # [letters] bool
     "Which letters of a text belong to matched input tokens."
-    matched = np.zeros(len(text), bool)
-    for begin, end in (span for term in terms if not term.added for span in term_spans(text, term)):
-        matched[begin:end] = True
+    matched, (cleaned, places) = np.zeros(len(text), bool), aligned(text)
+    for begin, end in (span for term in terms if not term.added for span in term_spans(cleaned, term)):
+        matched[places[begin]:places[end]] = True
     return matched
 
 # %% ../../nbs/6_serving/10_web.ipynb #best-start

@@ -234,10 +234,13 @@ def frequencies_of(stages: Preparation, rows: Rows, columns: int, **of) -> Frequ
     return Frequencies(len(rows), sum(part[0] for part in parts.arrays))
 
 # %% ../../nbs/3_training/07_dataset.ipynb #notes
-def _notes(settings: Settings, documents: int, most: int = 20_000) -> list:
-    "What was learned from a part of the data."
+def _notes(settings: Settings, documents: int, keys: Sequence = (), most: int = 20_000) -> list: # keys: of the pairs
+    "What was learned from a part of the data, and kinds of pairs that the version asks for and the data lack."
     lsa = needs_teacher(settings) and settings.teacher == 'lsa' and documents > most
-    return [f'embedded teacher: fitted on at most {most:,} of {documents:,} documents'] * lsa
+    named = {key for phase in settings.phases for key, share in phase.mix if share}
+    absent = ', '.join(sorted(named - set(pools_of(keys)))) if len(keys) else ''
+    return ([f'embedded teacher: fitted on at most {most:,} of {documents:,} documents'] * lsa
+            + [f'the data have no pair of kind {absent}, which phases of the version name; the others take its share'] * bool(absent))
 
 # %% ../../nbs/3_training/07_dataset.ipynb #teacher-of
 def _teacher(stages: Preparation, settings: Settings, split: TrainingQueries, texts: Sequence, pairs,
@@ -262,12 +265,13 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     pairs, relevant, given = _judgments(stages, collection, rows, of)
     codes = stages.array('pair types', lambda: _codes_of(collection, rows), **of)
     tokenizer, bags, notes = with_bags(stages, settings, tokenizer, split.texts, texts, questions, documents, pairs, of)
-    notes += _notes(settings, len(texts))
+    keys = _keys_of(codes, pairs, settings)
+    notes += _notes(settings, len(texts), keys)
     for note in notes: print(note, file=sys.stderr)
     by = of | dict(bags=bags_key(settings, tokenizer)) if bags else data | dict(tokenizer=tokenizer_key(tokenizer))
     frequencies = frequencies_of(stages, bags[1] if bags else documents, len(tokenizer), **by)
     teacher = _teacher(stages, settings, split, texts, pairs, of)
-    return TrainingData(tokenizer, questions, documents, pairs, _keys_of(codes, pairs, settings), relevant, given,
+    return TrainingData(tokenizer, questions, documents, pairs, keys, relevant, given,
                         *_vocabulary_tensors(frequencies, groups, settings, place),
                         _mine(stages, settings, texts, split, relevant, teacher, documents, place, of),
                         teacher, collection.hash, bags, frequencies, notes), groups

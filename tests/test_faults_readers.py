@@ -1,0 +1,205 @@
+"""What people have in their folders: any encoding, any form, any name; nothing is lost, divided again or numbered twice."""
+import gzip, json, lzma, threading, unicodedata
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from splade_nb.config.files import DataError
+from splade_nb.cli import _texts_of
+from splade_nb.data import collections as sets
+from splade_nb.data.corpus import open_corpus
+from splade_nb.data.readers import iterate_texts, load, load_collection, locate, named_queries, read_source
+from splade_nb.evaluation.metrics import retrieval_metrics, without_self
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch) -> Path:
+    "A project of its own, and the working folder in it."
+    monkeypatch.setenv('SPLADE_NB_PREPARED', str(tmp_path/'prepared'))
+    (tmp_path/'settings.ini').touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows(path: str, *records) -> Path:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(''.join(json.dumps(record, ensure_ascii=False) + '\n' for record in records), encoding='utf-8')
+    return Path(path)
+
+
+def beir(folder: str, grades=(1,) * 10, split: str = 'test', start: int = 0) -> str:
+    rows(f'{folder}/corpus.jsonl', *({'_id': f'd{n}', 'text': f'글 {start + n}'} for n in range(len(grades))))
+    rows(f'{folder}/queries.jsonl', *({'_id': f'q{n}', 'text': f'질문 {start + n}'} for n in range(len(grades))))
+    Path(folder, f'qrels_{split}.tsv').write_text(''.join(f'q{n}\td{n}\t{grade}\n' for n, grade in enumerate(grades)))
+    return folder
+
+
+def squad(path: str, *names, **more) -> str:
+    def paragraph(name): return {'context': f'문단 {name}', 'qas': [{'question': f'질문 {name}', **({'id': name} if not more else more)}]}
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text(json.dumps({'data': [{'title': '제목', 'paragraphs': [*map(paragraph, names)]}]}, ensure_ascii=False), encoding='utf-8')
+    return path
+
+
+def test_what_judges_is_never_divided():
+    "Named test or dev queries all judge, whether train queries are there or not; queries without an answer judge in no split."
+    for split in ('test', 'dev'):
+        found = load_collection(beir(split, (1,) * 8 + (0, 2), split))
+        assert len(found.judging()) == len(found.judging('all')) == len(found.split('test')) == 9 and not found.split('train')
+        assert len(open_corpus(split).queries) == 9
+    for name in ('my_train', 'my_test'): rows(f'pairs/{name}.jsonl', *({'query': f'{name} {n}', 'positive': f'글 {n}', 'negative': []} for n in range(9)))
+    assert {query.text[:7] for query in load_collection('pairs').split('test').values()} == {'my_test'}
+
+
+def test_no_relevant_document_is_an_error():
+    found = load_collection(beir('zeros', (0,) * 10))
+    for split in ('test', 'all'):
+        with pytest.raises(DataError, match='no relevant document'): found.judging(split)
+    with pytest.raises(DataError, match='no relevant document'): open_corpus('zeros')
+
+
+def test_grades_are_whole_numbers():
+    assert retrieval_metrics({'q': {'d': 1.0}}, {'q': {'d': 2.0}})['ndcg@10'].iloc[0] == 1
+    with pytest.raises(ValueError, match='0.9'): retrieval_metrics({'q': {'d': 0.9}}, {'q': {'d': 2.0}})
+    assert load(beir('floats', ('1.0', '2.0'))).qrels == {'q0': {'d0': 1}, 'q1': {'d1': 2}}
+
+
+def test_no_query_finds_itself():
+    "The same id and the same text; an id that two texts share by chance, and a judged one, stay."
+    run, queries = {name: {name: 2., 'z': 1.} for name in 'abc'}, dict(a='쌀은 씻는다', b='다른 글', c='쌀은 씻는다')
+    found = without_self(run, {'c': {'c': 1}}, queries, dict.fromkeys('abcz', '쌀은 씻는다'))
+    assert [*map(len, found.values())] == [1, 2, 2]
+
+
+def test_collections_of_one_name_stay_apart():
+    names = [beir(f'{folder}/{name}', (1,) * 3, start=start) for folder, name, start in (('a', 'qa', 0), ('b', 'qa', 3), ('c', 'qa-2', 6), ('d', 'qa', 9))]
+    for order in (names, names[::-1]):
+        both = load(','.join(order))
+        assert len(both.documents) == len(both.queries) == 12 and len(set(both.texts.values())) == 12
+
+
+def test_files_of_squad_name_their_splits():
+    squad('both/KorQuAD_v1.0_train.json', '가', '나', '다')
+    squad('both/KorQuAD_v1.0_dev.json', '라', '마')
+    Path('both/._KorQuAD_v1.0_dev.json').write_bytes(b'\0\5\26\7')
+    for source in ('both', 'both/KorQuAD_v1.0_train.json,both/KorQuAD_v1.0_dev.json', 'train=both/KorQuAD_v1.0_train.json,test=both/KorQuAD_v1.0_dev.json'):
+        found = load(source)
+        assert {query.text[-1] for query in found.split('test').values()} == {*'라마'} and len(found.split('train')) == 3
+
+
+@pytest.mark.parametrize('field, value, expected', [('guid', 'klue-1', 'klue-1'), ('question_id', 55, '55'), ('', '', None)])
+def test_questions_have_an_id_of_any_name(field, value, expected):
+    found = load(squad('a.json', '가', **{field: value}))
+    assert len(found.queries) == 1 and (expected is None or expected in found.queries)
+
+
+def test_skipped_questions_are_told():
+    with pytest.raises(DataError, match=r'skipped 1 with a fault in a.json, data\[\].paragraphs\[\].qas\[\].question'):
+        load(squad('a.json', '가', id='q', question=3), strict=False)
+
+
+def test_titles_numbers_and_fields_that_nobody_reads():
+    rows('corpus.jsonl', {'_id': 1, 'title': '제목', 'text': '', 'url': 'x'}, {'_id': 2, 'text': '글', 'url': 'y'})
+    rows('queries.jsonl', {'_id': 3, 'text': '질문'})
+    rows('qrels/test.jsonl', {'query-id': 3, 'corpus-id': 1, 'score': 1})
+    found = load('.')
+    assert dict(found.texts) == {'1': '제목', '2': '글'} and found.qrels == {'3': {'1': 1}}
+    assert 'not read: url of corpus.jsonl, in 2 rows' in found.notes
+
+
+@pytest.mark.parametrize('given', [{'negative': '가', 'negatives': ['나', '다']}, {'negative': '가', 'negative_1': '나', 'negative_2': '다'}])
+def test_all_negatives_are_read(given):
+    found = load(rows('train.jsonl', {'query': '질문', 'positive': '답', 'score': 3, **given}))
+    assert found.triplets[0].negatives == ('가', '나', '다') and 'not read: score of train.jsonl, in 1 rows' in found.notes
+
+
+def test_a_data_set_of_save_to_disk_is_called_so():
+    rows('saved/dataset_info.json', {}), rows('saved/state.json', {})
+    with pytest.raises(DataError, match='save_to_disk'): load('saved')
+
+
+LINES = '쌀을 씻는다\n\n밥을 짓는다\n'
+
+
+@pytest.mark.parametrize('name, content', [
+    ('a.txt', LINES.encode()), ('A.TXT', LINES.encode('utf-8-sig')), ('a.txt.xz', lzma.compress(LINES.encode())), ('a.txt.gz', gzip.compress(LINES.encode())),
+    ('mac.txt', LINES.replace('\n', '\r').encode()), ('dos.txt', LINES.replace('\n', '\r\n').encode()), ('apart.txt', unicodedata.normalize('NFD', LINES).encode())])
+def test_a_line_has_one_number(name, content):
+    "That an editor shows: for search, for encode and its queries, packed or not."
+    Path(name).write_bytes(content)
+    expected = [('1', '쌀을 씻는다'), ('3', '밥을 짓는다')]
+    assert [(document.id, document.text) for document in read_source(name)] == [*iterate_texts(name)] == [*named_queries(name)] == expected
+    texts, ids = _texts_of(name)
+    assert [*zip(ids, texts)] == [*zip(ids, texts)] == expected
+
+
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig', 'cp949', 'utf-16'])
+def test_a_folder_of_ones_own(encoding, capsys):
+    Path('own').mkdir()
+    Path('own/faq.csv').write_bytes('제목,내용,작성일\r\n환불,"환불은\n사흘",2024\r\n,,\r\n교환,,2025\r\n'.encode(encoding))
+    Path('own/notes.txt').write_text(LINES, encoding='utf-8')
+    Path('own/help.md').write_text('# 도움말\n\n비밀번호를 바꾼다\n', encoding='utf-8')
+    rows('own/docs.jsonl', {'id': 7, 'text': '글 하나'}, {'text': '글 둘'})
+    Path('own/._notes.txt').write_bytes(b'\0\5')
+    assert dict(iterate_texts('own')) == {
+        'docs.jsonl:7': '글 하나', 'docs.jsonl:2': '글 둘', 'faq.csv:2': '환불 환불은\n사흘', 'faq.csv:5': '교환', 'help.md:1': '도움말 # 도움말\n비밀번호를 바꾼다',
+        'notes.txt:1': '쌀을 씻는다', 'notes.txt:3': '밥을 짓는다'}
+    with pytest.raises(DataError, match='documents alone'): load('own/docs.jsonl')
+
+
+@pytest.mark.parametrize('content, said', [('한글'.encode('cp949'), 'CP949'), ('한글'.encode('utf-16'), 'UTF-16'), (b'\xff\xff\xff', 'allowed: UTF-8$'), (('가' * 100_001).encode(), '100,001 characters')])
+def test_a_text_that_cannot_be_read_is_named(content, said):
+    Path('a.txt').write_bytes(content)
+    with pytest.raises(DataError, match=f'a.txt, line 1.*{said}'): [*read_source('a.txt')]
+
+
+def test_a_table_without_a_text_column_names_its_columns():
+    Path('a.csv').write_text('번호,질문\n1,환불\n', encoding='utf-8')
+    with pytest.raises(DataError, match='a.csv, line 2, columns: found .번호, 질문.*내용'): [*read_source('a.csv')]
+
+
+def test_every_command_looks_in_the_same_places(project, monkeypatch):
+    "From the root and from a folder below it; `mini` is the embedded set; a name in NFD is found."
+    rows('data/own/corpus.jsonl', {'_id': 'd', 'text': '글'}), rows('mini/corpus.jsonl', {'_id': 'd', 'text': '남의 글'})
+    Path('data', unicodedata.normalize('NFD', '글')).mkdir()
+    Path('nbs').mkdir()
+    for folder in (project, project/'nbs'):
+        monkeypatch.chdir(folder)
+        for source in ('own', 'data/own'): assert dict(iterate_texts(source)) == {'d': '글'}
+        assert len(list(iterate_texts('mini'))) > 100 and locate('글').is_dir()
+
+
+def test_a_folder_without_files_is_refused_at_once(project):
+    (project/'empty/below').mkdir(parents=True)
+    with pytest.raises(DataError, match='none in the folder itself'): [*read_source('empty')]
+
+
+class Changing(BaseHTTPRequestHandler):
+    "Breaks the first answer off; the file has changed since. `form`: what a server may do."
+    version, content, form = 0, (b'a' * 50, b'b' * 50), ''
+    def log_message(self, *arguments): pass
+    def do_GET(self):
+        whole, given, kind = self.content[min(self.version, 1)], self.headers.get('Range'), type(self)
+        partial = given and (self.headers.get('If-Range') == f'"{min(self.version, 1)}"' or kind.form == 'ignores')
+        if kind.form == '416' and given: return self.send_error(416)
+        start = int(given[6:-1]) if partial else 0
+        self.send_response(206 if partial else 200)
+        self.send_header('Content-Length', str(len(whole) - start))
+        if kind.form != 'no tag': self.send_header('ETag', f'"{min(self.version, 1)}"')
+        if partial: self.send_header('Content-Range', f'bytes {start}-{len(whole) - 1}/{len(whole)}')
+        self.end_headers()
+        self.wfile.write(whole[start:] if kind.version else whole[:20])
+        kind.version += 1
+
+
+@pytest.mark.parametrize('form', ['', 'ignores', 'no tag', '416'])
+def test_a_download_never_joins_two_versions(form, project):
+    Changing.version, Changing.form = 0, form
+    server = HTTPServer(('127.0.0.1', 0), Changing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f'http://127.0.0.1:{server.server_port}/a'
+    with pytest.raises(DataError, match='20 of 50'): sets.download(address, project/'a')
+    found = sets.download(address, project/'a')
+    server.shutdown()
+    server.server_close()
+    assert found.read_bytes() == b'b' * 50 and sorted(path.name for path in project.iterdir() if path.is_file()) == ['a', 'settings.ini']
