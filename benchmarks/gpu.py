@@ -105,11 +105,12 @@ def run_of(version: str, folder: str, device: str, small: bool, scratch: Path):
 
 
 def planned(run, device: str) -> tuple:  # bytes that the process holds, and those that a step needs beside
-    from accelerate.utils import send_to_device
-    from splade_nb.training.memory import memory_plan, widest_batch
+    from splade_nb.training.memory import memory_plan, passes_for, widest_batch
+    from splade_nb.training.trainer import each_tensor
     held = torch.cuda.memory_allocated() if device == 'cuda' else 0
-    rows = send_to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), device)
-    return held, memory_plan(run.model, rows, run.settings)
+    rows = each_tensor(widest_batch(run.steps, run.training_data, run.settings, run.seed), lambda value: value.to(device))
+    run.passes = passes_for(run.model, rows, run.settings)
+    return held, memory_plan(run.model, rows, run.settings, passes=run.passes)
 
 
 def steps_of(run, left) -> tuple:  # seconds of each step; rows of metrics

@@ -95,14 +95,15 @@ def full_model() -> SpladeDoc:
 
 def longest_batch() -> dict:
     "The batch of a step with every text at the limit."
-    def rows(texts): return dict(input_ids=torch.full((texts, SETTINGS.max_length), 5), attention_mask=torch.ones(texts, SETTINGS.max_length, dtype=torch.long))
+    def rows(texts): return dict(input_ids=torch.full((texts, SETTINGS.max_length), 5), attention_mask=torch.ones(texts, SETTINGS.max_length, dtype=torch.long),
+                                     lengths=[SETTINGS.max_length] * texts)
     queries = SETTINGS.batch_size * SETTINGS.accumulation
     return dict(query=rows(queries), document=rows(queries * (1 + SETTINGS.negatives)))
 
 
 def measured(processes=(1, 2, 4, 8)) -> dict:  # number of processes, as text: bytes by purpose
     model, rows = full_model(), longest_batch()
-    return {str(number): memory_plan(model, rows, SETTINGS, ProcessGroup(number=number)) for number in processes}
+    return {str(number): memory_plan(model, rows, SETTINGS, ProcessGroup(number=number), SETTINGS.accumulation) for number in processes}
 
 
 @cache

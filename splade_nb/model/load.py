@@ -35,8 +35,8 @@ def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:
     absent = sorted(name for name in missing if 'pooler' not in name)
     if mlm_head and any(name not in inside for name in absent):
         raise ConfigError(f'backbone={source!r} has no trained MLM head (missing {absent[:3]}): its expansion would be '
-                          'noise. Take a checkpoint that was published with its head, or set initialization=closed_form: a '
-                          'head from its own states, or mlm_head=False: token importance, no expansion.')
+                          'noise. Take a checkpoint that was published with its head, or set initialization=closed_form: '
+                          'a head from its own states, or mlm_head=False: token importance, no expansion.')
     if absent: raise ConfigError(f'backbone={source!r}: weights missing: {absent[:3]}; is the download whole?')
     require_finite(f'backbone={source!r}', _finite(backbone))
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/05_teacher.ipynb #imports-library
-from ..config.files import ENCODERS, PROMPTS, ConfigError, encoder_folder, model_folder, out_of_reach, read_json, replaced
+from ..config.files import ENCODERS, PROMPTS, ConfigError, encoder_folder, model_folder, out_of_reach
+from ..config.files import read_json, replaced
 from ..config.settings import EMBEDDED_TEACHERS
 from ..data.prepared import Preparation, content_key, file_hash
 from ..model.load import positions
