@@ -74,7 +74,7 @@ class ModelSettings(GateSettings, EncoderSettings):
 @dataclass(frozen=True)
 class InitializationSettings:
     "Where the weights come from; the sizes are those of a backbone made from random weights."
-    initialization: str = 'pretrained'  # or random, near_identity
+    initialization: str = 'pretrained'  # or closed_form (a head for an encoder without one), random, near_identity
     hidden: int = 0                     # hidden size; 0: the named backbone's
     layers: int = 0
     vocabulary: int = 0                 # tokens of a tokenizer learned from the corpus; 0: the backbone's
@@ -365,7 +365,8 @@ OFF |= {
     'pair_weight': (lambda s: s.initialization == 'near_identity', 'only in a near-identity start'),
     'decoder_bias_offset': (lambda s: s.initialization == 'near_identity' and s.mlm_head,
                             'only in a near-identity start of a decoder'),
-    'calibration': (lambda s: s.initialization == 'pretrained' and s.mlm_head, 'only for the decoder of a pretrained backbone'),
+    'calibration': (lambda s: s.initialization in ('pretrained', 'closed_form') and s.mlm_head,
+                    'only for the decoder of a pretrained backbone'),
     'direction_noise': (lambda s: s.initialization == 'near_identity' and s.pair_weight,
                         'only in a near-identity start with pairs'),
 }
@@ -441,7 +442,8 @@ def off(settings: Settings) -> dict:  # setting -> why it does nothing here
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
                flops_form=('plain', 'idf', 'uniform', 'df'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
                idf_smoothing=('bm25', 'standard'), segment=('none', 'kiwi'),
-               initialization=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads', 'rectified_heads'),
+               initialization=('pretrained', 'closed_form', 'random', 'near_identity'),
+               gate_pooler=('attention', 'heads', 'rectified_heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
                precision=('bf16', 'fp32'))
 
@@ -529,8 +531,8 @@ def impossible(settings: Settings) -> list:  # messages
         messages.append(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
-    if hidden and settings.initialization == 'pretrained':
-        messages.append(f'initialization=pretrained: a backbone of hidden size {hidden} is made from random weights; '
+    if hidden and settings.initialization in ('pretrained', 'closed_form'):
+        messages.append(f'initialization={settings.initialization}: a backbone of size {hidden} has random weights; '
                         'take random or near_identity')
     return messages + _impossible_numbers(settings)
 
