@@ -22,13 +22,13 @@ from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids
-    "Texts and their ids, read anew each time from a file; of a collection, held."
+    "Texts and their ids: documents are read anew each time from a file; queries, and those of a collection, are held."
     from splade_nb.data.readers import iterate_texts, locate, named_queries
     from splade_nb.model.encode_shards import Again
     read = named_queries if queries else iterate_texts
     path = None if ',' in source else locate(source)
     def column(place): return Again(lambda: (pair[place] for pair in read(source)))
-    if path and path.is_file(): return column(1), column(0)
+    if path and path.is_file() and not queries: return column(1), column(0)
     texts = dict(read(source))
     return texts.values(), texts
 

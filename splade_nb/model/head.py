@@ -42,7 +42,7 @@ def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype): # values 
     blocks = blocks_of(lengths, device=hidden.device)
     values = hidden.new_empty(len(weight), len(lengths))
     at = torch.empty(len(weight), len(lengths), dtype=torch.int32, device=hidden.device)
-    columns = hidden.to(dtype).index_select(0, blocks.place).t().contiguous()
+    columns = hidden.to(dtype).t().index_select(1, blocks.place)
     for low in range(0, len(weight), chunk):
         rows = slice(low, low + chunk)
         logits = (weight[rows].to(dtype) @ columns).to(hidden.dtype)
