@@ -33,7 +33,7 @@ RECIPE = dict(                                     # beside splade_v2: scores of
     dense_negatives=8, mining_depth=48, lambda_flops=0.003, flops_form='plain', document_share=0.3, flops_ramp=0.3,
     validations=4, log_every=10, keep_checkpoints=1)
 TINY = dict(batch_size=4, steps=6, max_length=16, query_length=8, teacher_max_length=16, precision='fp32', validations=1,
-            dense_negatives=2, mining_depth=4, warmup_ratio=0.0)
+            dense_negatives=2, mining_depth=4, warmup_ratio=0.0, log_every=1)
 
 
 # What the run reads

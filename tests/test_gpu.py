@@ -93,6 +93,7 @@ def test_a_profile_names_the_largest_operations():
 def reads(tmp_path_factory): return gpu_encoder.material(tmp_path_factory.mktemp('gpu')/'material', True)
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_becomes_a_model_and_a_finished_run_is_not_run_again(reads, tmp_path, monkeypatch):
     from splade_nb.model.load import load_encoder
     monkeypatch.setattr(gpu_encoder, 'root', lambda: tmp_path)

@@ -532,8 +532,8 @@ def impossible(settings: Settings) -> list:  # messages
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
     if hidden and settings.initialization in ('pretrained', 'closed_form'):
-        messages.append(f'initialization={settings.initialization}: a backbone of size {hidden} has random weights; '
-                        'take random or near_identity')
+        messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} is made from '
+                        'random weights; take random or near_identity')
     return messages + _impossible_numbers(settings)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-lists
