@@ -45,6 +45,7 @@ TRIPLETS  =
 MINUTES  = 40
 STAGE    =
 DEVICE   = cuda
+PACK     =
 PROCESSES  = auto
 SCALE_BATCH  = False
 TOKENS   =
@@ -53,7 +54,7 @@ ENTRY    =
 GLOSSARY  =
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS HOST PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS HOST PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PACK PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -160,7 +161,7 @@ report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the co
 	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)
 	$(report) "$$typed_OUT/train.ipynb" "$$typed_OUT/report.html"
 
-data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS)
+data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS; NAME=multilingual-e5-small: an encoder)
 	@"$(bin)/python" -m splade_nb.cli data $(call option,NAME,name) $(call option,FROM,from) $(call option,INTO,into) \
 	  $(call option,TRIPLETS,triplets)
 
@@ -266,9 +267,9 @@ faults: $(ready)  ## Let every fault happen to a run and write docs/faults.md
 bench: $(ready)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 	"$(bin)/python" benchmarks/run.py $${typed_FORCE:+--force} $${typed_PART:+-- "$$typed_PART"}
 
-gpu: $(ready)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md
+gpu: $(ready)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
 	@"$(bin)/python" benchmarks/gpu.py --minutes="$$typed_MINUTES" --device="$$typed_DEVICE" \
-	  $(call option,STAGE,stage) $${typed_FORCE:+--force}
+	  $(call option,STAGE,stage) $(call option,PACK,pack) $${typed_FORCE:+--force}
 
 docs: $(ready) $(assets)  ## Build the site in docs/_build/html
 	rm -rf docs/_build

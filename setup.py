@@ -1,5 +1,6 @@
-"""Bring files along that lie outside the package: `splade_nb.config.files.embedded` opens them where it is installed."""
-import shutil
+"""Bring files along that lie outside the package: `splade_nb.config.files.embedded` opens them where it is installed.
+A build is made in a temporary folder: none is left in the checkout, whose older files a next one would pack."""
+import shutil, tempfile
 from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -14,4 +15,4 @@ class WithData(build_py):
         for name in BROUGHT: shutil.copytree(name, Path(self.build_lib)/'splade_nb'/'embedded'/name, dirs_exist_ok=True)
 
 
-setup(cmdclass=dict(build_py=WithData))
+with tempfile.TemporaryDirectory() as built: setup(cmdclass=dict(build_py=WithData), options=dict(build=dict(build_base=built)))

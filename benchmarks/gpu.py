@@ -1,10 +1,11 @@
 """What only a GPU can show: the kernel against float64, speed, encoding and training at full shape; stage by stage.
 
-    python benchmarks/gpu.py [--minutes 40] [--stage STAGE ...] [--device cuda|cpu] [--force] [--results FOLDER]
+    python benchmarks/gpu.py [--minutes 40] [--stage STAGE ...] [--device cuda|cpu] [--force] [--results FOLDER] [--pack FOLDER]
 
 Each stage runs in a process of its own until the time is over, and its result is kept as soon as it is there:
 benchmarks/results/gpu/<device>/<stage>.json. A stage that has a whole result is left out, so the same command goes on.
 `--device cpu` tries every stage at a tiny size, to see whether it runs; its results are not those of a GPU.
+`--pack` writes a folder for a machine that has a GPU and its own torch, and neither network nor git nor pip (`gpu_pack.py`).
 """
 import re, subprocess, sys, time
 from contextlib import ExitStack
@@ -13,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import torch
 from splade_nb.config.command_line import CommandLine, exit_codes
-from splade_nb.config.files import ConfigError, alternatives, read_json
+from splade_nb.config.files import ConfigError, alternatives, read_json, write_json
 from splade_nb.model.encode import encode, prepared_decoder
 from encode import Encoders
+from gpu_encoder import encoder_stage
 from gpu_kernel import LEAST, Chunked, kernel_stage, peak_of, speed_stage
+from gpu_profile import profiled, rate
 from measure import HERE, alternately, once, ratios, say, spread, write_result
 from models import FULL, SHARED, SMALL, model_folder, sparse_encoder
 from step import QUERY, batch, drop_in, mine, theirs
@@ -26,13 +29,6 @@ PAIRS, LENGTH, STEPS = 24, 192, 300
 
 
 # Encoding and one training step
-
-def rate(device: str, side: int) -> float:  # operations a second
-    "Of a large product in bfloat16, the best of ten."
-    left = torch.randn(side, side, device=device, dtype=torch.bfloat16)
-    left @ left
-    return 2 * side ** 3 / min(once(lambda: left @ left)['wall'] for _ in range(10))
-
 
 def operations(size: dict, tokens: int) -> float:
     "Of a forward pass without the attention itself: two for each weight and token."
@@ -62,7 +58,7 @@ def encode_stage(device: str, small: bool, left) -> dict:
     for name in calls:
         seconds = spread([each['wall'] for each in times[name]])['median']
         say(f'  {name}: {len(texts) / seconds:,.0f} texts a second, {peaks[name] / 1e9:.1f} GB')
-    return dict(texts=len(texts), tokens=tokens, rounds=times, peaks=peaks, operations=operations(size, tokens),
+    return dict(texts=len(texts), tokens=tokens, rounds=times, peaks=peaks, operations=operations(size, tokens), profile=profiled(calls['bf16'], device),
                 rate=rate(device, 256 if small else 8_192), whole=True)
 
 
@@ -77,6 +73,7 @@ def step_stage(device: str, small: bool, left) -> dict:
                 result['loss'][name] = float(step(sides))
                 result['peaks'][name] = peak_of(lambda: step(sides), device)
                 result['rounds'] |= alternately({name: lambda: step(sides)}, 5)
+                if name == 'rows': result['profile'] = profiled(lambda: step(sides), device)
             del step
     peaks, ratio = result['peaks'], spread(ratios(result['rounds'], 'pooling', 'rows', 'wall'))['median']
     say(f'  step B{pairs} L{length}: {ratio:.2f} times faster, {peaks["pooling"] / 1e9:.1f} and '
@@ -108,11 +105,12 @@ def run_of(version: str, folder: str, device: str, small: bool, scratch: Path):
 
 
 def planned(run, device: str) -> tuple:  # bytes that the process holds, and those that a step needs beside
-    from accelerate.utils import send_to_device
-    from splade_nb.training.memory import memory_plan, widest_batch
+    from splade_nb.training.memory import memory_plan, passes_for, widest_batch
+    from splade_nb.training.trainer import each_tensor
     held = torch.cuda.memory_allocated() if device == 'cuda' else 0
-    rows = send_to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), device)
-    return held, memory_plan(run.model, rows, run.settings)
+    rows = each_tensor(widest_batch(run.steps, run.training_data, run.settings, run.seed), lambda value: value.to(device))
+    run.passes = passes_for(run.model, rows, run.settings)
+    return held, memory_plan(run.model, rows, run.settings, passes=run.passes)
 
 
 def steps_of(run, left) -> tuple:  # seconds of each step; rows of metrics
@@ -128,6 +126,13 @@ def steps_of(run, left) -> tuple:  # seconds of each step; rows of metrics
     return seconds, rows
 
 
+def profile_of(run, device: str) -> dict:  # of one more step
+    from splade_nb.model.splade import accumulated_rows
+    from splade_nb.training.trainer import train_step
+    run.step = min(run.step, run.steps - 1)
+    with accumulated_rows(run.model): return profiled(lambda: train_step(run), device)
+
+
 def version_stage(version: str, device: str, small: bool, left) -> dict:
     "Throughput, memory beside the plan, and the parts of the loss, over the steps for which there is time."
     from splade_nb.training.trainer import texts_in_step
@@ -136,19 +141,20 @@ def version_stage(version: str, device: str, small: bool, left) -> dict:
         held, plan = planned(run, device)
         done = []
         peak = peak_of(lambda: done.append(steps_of(run, left)), device)
+        whole, profile = run.step == run.steps, profile_of(run, device)
     (seconds, rows), each = done[0], texts_in_step(run.settings)
     speed = each / spread(seconds[1:])['median']
-    say(f'  {version}: {run.step} steps, {speed:,.0f} texts a second, {peak / 1e9:.1f} GB (plan '
+    say(f'  {version}: {len(rows)} steps, {speed:,.0f} texts a second, {peak / 1e9:.1f} GB (plan '
         f'{(held + sum(plan.values())) / 1e9:.1f}), loss {rows[0]["loss"]:.3f} to {rows[-1]["loss"]:.3f}')
     shown = sorted({*range(0, len(rows), max(1, len(rows) // 10)), len(rows) - 1})
-    return dict(version=version, steps=run.step, of=run.steps, seconds_of_steps=seconds, texts_per_step=each,
+    return dict(version=version, steps=len(rows), of=run.steps, profile=profile, seconds_of_steps=seconds, texts_per_step=each,
                 texts_per_second=speed, precision=run.settings.precision, held=held, plan=plan, peak=peak,
                 collection=Path(collection_of(small)).name, parameters=sum(p.numel() for p in run.model.parameters()),
                 log=[{name: rows[n][name] for name in ('step', 'loss', 'parts', 'active_query', 'active_doc')} for n in shown],
-                finite=all(map(torch.isfinite, map(torch.tensor, [row['loss'] for row in rows]))), whole=run.step == run.steps)
+                finite=all(map(torch.isfinite, map(torch.tensor, [row['loss'] for row in rows]))), whole=whole)
 
 
-STAGES = dict(kernel=kernel_stage, speed=speed_stage, encode=encode_stage, step=step_stage,
+STAGES = dict(kernel=kernel_stage, encoder=encoder_stage, speed=speed_stage, encode=encode_stage, step=step_stage,
               v26=partial(version_stage, 'v26'), v28=partial(version_stage, 'v28'))  # the most valuable first
 
 
@@ -166,6 +172,7 @@ def measure_stage(stage: str, device: str, folder: Path, until: float) -> None:
     began = time.monotonic()
     result = STAGES[stage](device, device == 'cpu', lambda: until - time.time())
     if result['whole'] or not kept(folder, stage):
+        write_json(folder/f'{stage}.json', result | dict(name=device_name(device)))  # first of all: describing it can fail
         write_result(folder/f'{stage}.json', began, command=f'make gpu STAGE={stage} DEVICE={device}', name=device_name(device), **result)
 
 
@@ -194,6 +201,7 @@ def options():
     reader.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: every stage at a tiny size')
     reader.add_argument('--force', action='store_true', help='measure again what has a result')
     reader.add_argument('--results', type=Path, help='where results are kept')
+    reader.add_argument('--pack', type=Path, help='write a folder for a GPU machine without a network, and measure nothing')
     reader.add_argument('--one', help='a stage to measure in this process')
     reader.add_argument('--until', type=float, default=float('inf'), help='seconds of the clock at which it ends')
     return reader.parse_args()
@@ -210,6 +218,9 @@ def stages_of(text: str) -> list:
 @exit_codes
 def main() -> int:
     given = options()
+    if given.pack:
+        from gpu_pack import pack
+        return pack(given.pack) and 0
     if given.device == 'cuda' and not torch.cuda.is_available():
         raise ConfigError('no GPU here: make gpu measures what only a GPU can show; DEVICE=cpu tries every stage at a tiny size')
     if given.one: return measure_stage(given.one, given.device, given.results, given.until)

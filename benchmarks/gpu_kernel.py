@@ -2,6 +2,7 @@
 from functools import partial
 import torch
 from splade_nb.model import head, int8_filter, kernel
+from gpu_profile import profiled
 from measure import alternately, relative_error, say, spread
 from models import VOCABULARY
 
@@ -154,4 +155,5 @@ def speed_stage(device: str, small: bool, left) -> dict:
         result['rounds'][form] = alternately(calls, 2 if small else 11)
         for name, rounds in result['rounds'][form].items():
             say(f'  {form} {name}: {spread([each["wall"] for each in rounds])["median"] * 1e3:,.1f} ms')
-    return result | dict(texts=len(lengths), tokens=sum(lengths), V=len(inputs[1]), type=kind, whole=True)
+    profile = profiled(partial(trained, ways.get('kernel', chunked)), device)
+    return result | dict(texts=len(lengths), tokens=sum(lengths), V=len(inputs[1]), type=kind, profile=profile, whole=True)

@@ -10,6 +10,8 @@ CLAIMS = (  # what no CPU shows, stage, what of it is proven without a GPU
      'bf16, fp16, TF32 in three parts, very different lengths, Korean rows, more entries than 32 bits count', 'kernel',
      "small shapes in Triton's interpreter; compiled for five kinds of card (tests/test_kernel.py)"),
     ('Without saved tokens, for encoding, the values are the same', 'kernel', 'the same, in the interpreter'),
+    ('SPLADE from a pretrained encoder by the whole recipe: a head in closed form, then pairs', 'encoder',
+     'at a tiny size; the head on the real encoder'),
     ('The kernel is faster than the chunks of the vocabulary and than all logits at once, and takes less memory', 'speed',
      'nothing'),
     ('Encoding takes the kernel and is faster than sentence-transformers', 'encode',
@@ -26,7 +28,10 @@ PAGE = """# On a GPU
 `make gpu` runs every stage in 40 minutes (`MINUTES`), the most valuable first; each is kept as soon as it is done, so
 the same command goes on where it stopped. `STAGE=kernel,encode` runs some of them, `FORCE=1` measures again,
 `DEVICE=cpu` tries each at a tiny size in seconds. Results lie in `benchmarks/results/gpu`, in a folder for each
-device; this page is written from them. Models have random weights in the shape of XLM-R base (278 million
+device; this page is written from them. `STAGE=encoder` trains a model from multilingual-e5-small on open pairs in about ten
+minutes and keeps it in `outputs/gpu-encoder`, from where `make resume OUT=outputs/gpu-encoder VERSION=splade_v2 SCALE=full` evaluates it for a release.
+`PACK=folder` writes project, data and missing packages into a folder for a machine that has a GPU and torch, and neither
+network nor git nor pip: `bash folder/run.sh` measures there. In the other stages models have random weights in the shape of XLM-R base (278 million
 parameters, V = 250,002).
 
 ## What is proven, and what is not
@@ -56,7 +61,8 @@ def small_number(value: float) -> str: return f'{value:.0e}' if value else '0'
 def state(devices: dict, stage: str) -> str:
     "Whether a stage was run, on which devices, and with which outcome."
     runs = [(result['name'], verdict(stage, result)) for results in devices.values() if (result := results.get(stage))]
-    return '; '.join(f'{name}: {said}' for name, said in runs) or 'not run yet'
+    printed = [(known['name'], f'{known["stages"][stage]} ({known["date"]})') for known in printed_results() if stage in known['stages']]
+    return '; '.join(f'{name}: {said}' for name, said in runs or printed) or 'not run yet'
 
 
 def verdict(stage: str, result: dict) -> str:
@@ -125,14 +131,40 @@ def version_table(result: dict) -> str:
             + table(['step', 'loss', *parts, 'terms of a query', 'of a document'], rows))
 
 
-TABLES = dict(kernel=kernel_table, speed=speed_table, encode=encode_table, step=step_table, v26=version_table, v28=version_table)
-TITLES = dict(kernel='Kernel', speed='Speed of the head', encode='Encoding', step='Training step', v26='V26', v28='V28')
+def encoder_table(result: dict) -> str:
+    said = (f'{result["steps"]} of {result["of"]} steps in {result["folder"]}: {result["texts_per_second"]:,.0f} texts a second. '
+            f'Encoder: {result["encoder"].get("name", "made for a trial")}.')
+    if 'sets' not in result: return said
+    rows = [[name, f'{100 * one["ndcg"]:.1f}', f'{one["terms"]["doc"]:.0f}', f'{one["terms"]["query"]:.0f}'] for name, one in result['sets'].items()]
+    return said + '\n\n' + table(['the learned terms alone', 'nDCG@10', 'terms of a document', 'of a query'], rows)
+
+
+def profile_table(result: dict) -> str:
+    "Where one call's time goes; empty where the stage has no profile."
+    if not (found := result.get('profile')): return ''
+    rows = [[f'`{one["name"]}`', f'{one["times"]:,}', f'{one["milliseconds"]:,.1f} ms', f'{one["share"]:.0%}'] for one in found['top']]
+    return (f'\n\nOne call takes {found["seconds"] * 1e3:,.1f} ms in {found["operations"]:,} operations; the products that torch counts '
+            f'reach {found["share"]:.0%} of the best rate of large ones.\n\n' + table(['largest operations', 'times', 'time', 'share'], rows))
+
+
+def printed_results() -> list:  # of runs whose files were lost; what they printed was kept by hand
+    path = HERE/'results'/'gpu-printed.json'
+    return read_json(path) if path.exists() else []
+
+
+def printed_section(found: dict) -> str:
+    about = f'## {found["name"]}, as printed on {found["date"]}\n\n{found["about"]}'
+    return f'{about}\n\n{table(found["columns"], found["rows"])}'
+
+
+TABLES = dict(kernel=kernel_table, encoder=encoder_table, speed=speed_table, encode=encode_table, step=step_table, v26=version_table, v28=version_table)
+TITLES = dict(kernel='Kernel', encoder='From a pretrained encoder', speed='Speed of the head', encode='Encoding', step='Training step', v26='V26', v28='V28')
 
 
 def device_section(results: dict) -> str:
     first = next(iter(results.values()))
     about = f'## {first["name"]}\n\ntorch {first["versions"]["torch"]}, Python {first["versions"]["python"]}; revision of the results: see their commit.'
-    return '\n\n'.join([about, *(f'### {TITLES[stage]}\n\n{TABLES[stage](result)}\n\n{source(result)}' for stage, result in results.items())])
+    return '\n\n'.join([about, *(f'### {TITLES[stage]}\n\n{TABLES[stage](result)}{profile_table(result)}\n\n{source(result)}' for stage, result in results.items())])
 
 
 def read(folder: Path) -> dict:  # device -> stage -> result
@@ -142,7 +174,8 @@ def read(folder: Path) -> dict:  # device -> stage -> result
 
 
 def page(devices: dict) -> str:
-    results = '\n\n'.join(map(device_section, devices.values())) or 'No stage has been run on a GPU yet.'
+    sections = [*map(device_section, devices.values()), *map(printed_section, printed_results())]
+    results = '\n\n'.join(sections) or 'No stage has been run on a GPU yet.'
     return PAGE.format(claims=claims_table(devices), results=results)
 
 

@@ -16,19 +16,19 @@ from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, add_query_options, add_search_options, add_serve_options, exit_codes
-from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json
+from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids
-    "Texts and their ids, read anew each time from a file; of a collection, held."
+    "Texts and their ids: documents are read anew each time from a file; queries, and those of a collection, are held."
     from splade_nb.data.readers import iterate_texts, locate, named_queries
     from splade_nb.model.encode_shards import Again
     read = named_queries if queries else iterate_texts
     path = None if ',' in source else locate(source)
     def column(place): return Again(lambda: (pair[place] for pair in read(source)))
-    if path and path.is_file(): return column(1), column(0)
+    if path and path.is_file() and not queries: return column(1), column(0)
     texts = dict(read(source))
     return texts.values(), texts
 
@@ -96,7 +96,7 @@ def encode_texts(folder: str, source: str, out: str,
     here = model, tokenizer, texts, ids, options = opened()
     if engine == 'ray': written = _on_ray(opened, out, size, address, workers, here)
     else: written = encode_shards(model, tokenizer, texts, out, size, part, parts, ids=ids, **options)
-    save_tokenizer(tokenizer, Path(out)/'tokenizer')
+    with writing(Path(out)/'tokenizer'): save_tokenizer(tokenizer, Path(out)/'tokenizer')
     label = read_json(Path(out)/'shards.json')
     for note in shard_notes(label): print(note, file=sys.stderr)
     if label.get('collection', {}).get('cut', {}).get('texts'): print('--windows 0 encodes them whole', file=sys.stderr)

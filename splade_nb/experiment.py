@@ -23,6 +23,7 @@ from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly
 from .config.versions import version_name
+from .data.encoders import encoder_record
 from .data.glossary import glossary_of
 from .data.merge import merge
 from .data.prepared import Preparation
@@ -107,7 +108,9 @@ def _write_config(path: Path, resolved: Settings, overridden: dict,
     "Set an earlier run aside and write `config.json`: what a run was launched with, and the settings that follow."
     set_aside(path.parent, (*TRAINED, *LAUNCHED))
     version, corrected = launched['version'], launched['recipe'] == 'corrected'
+    made_of = {name: encoder_record(getattr(resolved, name)) for name in ('backbone', 'teacher')}
     write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
+                          encoders={name: record for name, record in made_of.items() if record},
                           overridden=current_names(overridden),
                           differences=differences(version, launched['scale']) if corrected else []))
 

@@ -24,7 +24,7 @@ from moments import CHILDREN, TEXTS, die_at_change
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.config.processes import ProcessGroup
-from splade_nb.training import batch, memory, objective
+from splade_nb.training import batch, memory
 from splade_nb.data import readers
 from splade_nb import experiment
 from splade_nb import cli
@@ -83,13 +83,19 @@ def command(arguments: list, folder: Path, before=None) -> None:
     sys.exit(code)
 
 
-def kill_at_call(call: int) -> None:
-    "SIGKILL from within, as the model is called for the `call`-th time."
-    true, calls = objective.pass_through, iter(range(call))
+def take_passes(number: int) -> None:
+    "A batch takes so many passes, as if memory asked for them."
+    training.passes_for = lambda *arguments: number
+
+
+def kill_at_call(call: int, passes: int = 1) -> None:
+    "SIGKILL from within, as texts pass the model for the `call`-th time in a step."
+    take_passes(passes)
+    true, calls = memory._Chunk.outputs, iter(range(call))
     def dying(*arguments):
         if next(calls, None) is None: os.kill(os.getpid(), signal.SIGKILL)
         return true(*arguments)
-    objective.pass_through = dying
+    memory._Chunk.outputs = dying
 
 
 def interrupt_at(step: int) -> None:
@@ -103,11 +109,11 @@ def interrupt_at(step: int) -> None:
 
 def fill_disk_from(disk: Path, call: int) -> None:
     "The disk is full from the `call`-th call of the model on: every later call fills what has become free."
-    true, calls = objective.pass_through, itertools.count()
+    true, calls = memory._Chunk.outputs, itertools.count()
     def filling(*arguments):
         if next(calls) >= call: fill(disk)
         return true(*arguments)
-    objective.pass_through = filling
+    memory._Chunk.outputs = filling
 
 
 def fill(disk: Path) -> None:
@@ -132,13 +138,14 @@ def kill_while_replacing(number: int) -> None:
     die_at_change(number, checkpoints, 'put_in_place')
 
 
-def nan_at(call: int) -> None:
-    "NaN in the vectors of the model's `call`-th call only."
-    true, calls = objective.pass_through, iter(range(call + 1))
+def nan_at(call: int, passes: int = 1) -> None:
+    "NaN in the vectors of the queries in the model's `call`-th call of a step only."
+    take_passes(passes)
+    true, calls = memory._Chunk.outputs, iter(range(call + 1))
     def with_nan(*arguments):
-        vectors, logits = true(*arguments)
-        return (vectors * float('nan'), logits) if next(calls, None) == call else (vectors, logits)
-    objective.pass_through = with_nan
+        (vectors, logits), documents = true(*arguments)
+        return [(vectors * float('nan') if next(calls, None) == call else vectors, logits), documents]
+    memory._Chunk.outputs = with_nan
 
 
 def limit_file_size(size: int) -> None:
@@ -332,7 +339,7 @@ def disk_full(folder: Path) -> Outcome:
         target, changes, options, output_file = disk/'run', dict(steps=FOREVER), dict(save_every=2), folder/'output'
         output_file.touch()
         (disk/'output').symlink_to(output_file)
-        calls = 2 * 7  # of the model until step 7
+        calls = 7  # of the model until step 7
         assert exit_code(toy, target, changes, options, (fill_disk_from, disk, calls)) == 2
         assert 'No space left on device' in output_of(target)
         assert output_of(target).startswith(f'{target}: cannot be written')
@@ -422,10 +429,10 @@ def other_run(folder: Path) -> Outcome:
 
 def not_a_number(folder: Path) -> Outcome:
     "a NaN in one contrastive batch"
-    tries = (dict(), 2 * 5), (dict(accumulation=4, gradient_cache=False), 8 * 5 + 2), (dict(accumulation=4, gradient_cache=True), 16 * 5 + 1)
-    for number, (changes, call) in enumerate(tries):
+    tries = (dict(), 5), (dict(accumulation=4, gradient_cache=False), 4 * 5 + 1), (dict(accumulation=4, gradient_cache=True), 7 * 5 + 1, 4)
+    for number, (changes, *call) in enumerate(tries):
         target = folder/str(number)
-        assert exit_code(toy, target, dict(steps=10, **changes), {}, (nan_at, call)) == 0
+        assert exit_code(toy, target, dict(steps=10, **changes), {}, (nan_at, *call)) == 0
         events = [event for event in lines(target/'guard.jsonl') if event['level'] == 'fatal']
         assert [(event['step'], event['name']) for event in events] == [(5, 'not_finite')]
         rows = lines(target/'metrics.jsonl')

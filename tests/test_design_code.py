@@ -5,6 +5,7 @@ import torch
 from conftest import real
 from splade_nb.data.tokenizer import train_unigram
 from splade_nb.model import xlmr
+from splade_nb.model.gate import POOLERS
 from splade_nb.model.initialization import mini_backbone, resolve_toy, toy_model
 
 TEXTS = ['서울 맛집 추천', '부산 여행 코스', '서울 강남 맛집 추천해주세요', '서울에서 맛있는 김치찌개 맛집을 찾고 있습니다']
@@ -92,3 +93,65 @@ def test_names_are_on_every_model():
     logits = model.model(input_ids=ids, attention_mask=mask).logits
     scores = torch.log1p(model.relu(logits)).max(dim=1).values.masked_fill(model.special, 0)
     assert torch.allclose(scores, model(ids, mask)[0], atol=1e-6) and not [name for name in model.state_dict() if 'model.' in name[:6]]
+
+
+# The same in our own words, without the documents
+
+@pytest.fixture
+def encoded(checkpoint) -> tuple:  # design 1's usage: ids, mask, tokenizer
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    rows = tokenizer([f'<s>{text}</s>' for text in TEXTS], padding=True, return_tensors='pt')
+    return rows['input_ids'], rows['attention_mask'], tokenizer
+
+
+def printed(model, ids, mask) -> tuple:
+    "Logits, log(1 + ReLU), padding set to zero, the maximum over positions and over the vocabulary."
+    scores = torch.log1p(model.relu(model.model(ids, mask, token_type_ids=None).logits)) * mask[..., None].float()
+    return scores.amax(1), scores.amax(2)
+
+
+@pytest.mark.parametrize('options', (dict(use_idf=False), dict(use_idf=True, idf_weights=2.0)))
+def test_a_new_model_gives_what_the_designs_print_and_the_same_twice(options, checkpoint, encoded):
+    ids, mask, tokenizer = encoded
+    if 'idf_weights' in options: options = options | dict(idf_weights=torch.full((len(tokenizer),), 2.0))
+    model = xlmr.create_splade_xlmr(checkpoint, **options)
+    with torch.no_grad(): first, again, wanted = model(ids, mask), model(ids, mask, token_type_ids=torch.zeros_like(ids)), printed(model, ids, mask)
+    assert not model.training and all(torch.equal(*pair) for pair in zip(first, again))
+    assert torch.allclose(first[0], wanted[0] * (2.0 if options['use_idf'] else 1.0), atol=1e-5) and torch.allclose(first[1], wanted[1], atol=1e-5)
+    assert torch.equal(model.encode_documents(input_ids=ids, attention_mask=mask, token_type_ids=None), first[0])
+    top = model.get_top_k_tokens(sparse_repr=first[0][0], tokenizer=tokenizer, k=20)
+    assert 0 < len(top) <= 20 and list(top.values()) == sorted(top.values(), reverse=True)
+
+
+def test_dropout_is_the_backbone_s_and_that_of_token_importance(checkpoint, encoded):
+    ids, mask, _ = encoded
+    for form in (True, False):
+        model = xlmr.create_splade_xlmr(checkpoint, use_idf=False, dropout=0.5, use_mlm_head=form)
+        for part in model.transformer.modules():
+            if isinstance(part, torch.nn.Dropout): part.p = 0.0
+        model.train()
+        assert torch.equal(model(ids, mask)[0], model(ids, mask)[0]) == form
+        assert (model.token_importance is None) == form
+    kinds = [type(part).__name__ for part in model.token_importance]
+    assert kinds == ['Linear', 'ReLU', 'Dropout', 'Linear'] and model.token_importance[2].p == 0.5
+
+
+def test_penalties_fall_from_1_to_the_power_of_minus_alpha():
+    found = xlmr.idf_penalty_weights(torch.tensor([1.0, 3.0, 5.0]), alpha=2.0)
+    assert torch.allclose(found, torch.tensor([1.0, torch.e ** -1, torch.e ** -2]), atol=1e-5)
+
+
+@pytest.mark.parametrize('pooler', ('heads', 'rectified_heads'))
+def test_heads_pool_as_design_5_explains(pooler):
+    "For each head: scores of the words, softmax without the padding, weighted sum; the heads in a row, ReLU or not, a last layer."
+    torch.manual_seed(0)
+    layer, states, mask = POOLERS[pooler](12, 3), torch.randn(2, 5, 12), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    pooled, weights = layer(states, mask, return_attention=True)
+    assert weights.shape == (2, 3, 5) and torch.allclose(weights.sum(2), torch.ones(2, 3)) and (weights[0, :, 3:] == 0).all()
+    for text in range(2):
+        words = states[text, mask[text].bool()]
+        share, value = layer.score(words).softmax(0), layer.value(words)
+        row = torch.cat([share[:, head] @ value[:, head * 4:head * 4 + 4] for head in range(3)])
+        assert torch.allclose(layer.out(row.relu() if 'rectified' in pooler else row), pooled[text], atol=1e-5)
+    assert torch.equal(layer(states, mask), pooled)

@@ -219,17 +219,17 @@ def test_cut_texts_are_counted_and_can_be_read_to_their_end(models, tmp_path, ca
     file, model = tmp_path/'texts.txt', models('v28')
     file.write_text('\n'.join(texts), encoding='utf-8')
     tokenizer = load_encoder(model)[1]
-    lost = [max(0, len(row) - 8 * 30) for row in tokenizer.ids(texts)]
+    lost = [max(0, len(row) - 8 * 30) for row in tokenizer.ids(list(filter(None, texts)))]  # an empty line is no text
     command('encode', '--model', model, '--data', file, '--out', tmp_path/'cut', '--size', 2)
     said = capsys.readouterr()
     cut = json.loads(said.out.splitlines()[-1])['collection']['cut']
-    assert cut == dict(texts=2, tokens=sum(lost)) and min(lost[1], lost[3]) > 0
-    assert '2 of 4 texts are longer than 8 windows of 30 tokens' in said.err and '1 of 4 texts are empty' in said.err
+    assert cut == dict(texts=2, tokens=sum(lost)) and min(lost[1:]) > 0
+    assert '2 of 3 texts are longer than 8 windows of 30 tokens' in said.err
     command('encode', '--model', model, '--data', file, '--out', tmp_path/'all', '--size', 2, '--windows', 0)
     assert read_json(tmp_path/'all'/'shards.json')['collection']['cut'] == dict(texts=0, tokens=0)
     cut, whole = (sparse.vstack(list(read_shards(tmp_path/name))) for name in ('cut', 'all'))
     far = abs(cut - whole).max(axis=1).toarray().ravel()
-    assert far[[0, 2]].max() < 1e-6 < far[[1, 3]].min(), 'only long texts differ'
+    assert far[0] < 1e-6 < far[1:].min(), 'only long texts differ'
     more = ['encode', '--model', model, '--data', file, '--out', tmp_path/'cut', '--size', 2, '--windows', 0]
     assert 'most_windows: 8 made these shards, 0 is asked for' in refused(capsys, *more)
 
@@ -282,7 +282,7 @@ def test_options_left_to_the_device_are_those_of_the_shards_that_are_there(model
     assert "screen: False made these shards" in refused(capsys, *given, tmp_path/'plain', '--screen', 'on')
 
 
-FAULTY = {'no such file': (None, 'No such file'), 'no text': (b'', 'no text to encode'),
+FAULTY = {'no such file': (None, 'no such file'), 'no text': (b'', 'no text to encode'),
           'no utf-8': (b'a\n\xff\n', 'line 2')}
 
 
@@ -301,10 +301,10 @@ def test_a_file_in_place_of_the_folder_is_one_line(version, models, tmp_path, ca
     (tmp_path/'file').touch()
     given = ['encode', '--model', models(version), '--data', tmp_path/'texts.txt', '--out']
     for out in (tmp_path/'file', tmp_path/'file'/'inside'):
-        assert f'{out}: no folder can be made there' in refused(capsys, *given, out).splitlines()[-1]
+        assert f'{out}: cannot be written' in refused(capsys, *given, out).splitlines()[-1]
     command(*given, tmp_path/'shards')
     converted = ['convert', '--vectors', tmp_path/'shards', '--format', 'jsonl', '--out', tmp_path/'file']
-    assert f'{tmp_path/"file"}: no folder can be made there' in refused(capsys, *converted)
+    assert f'{tmp_path/"file"}: cannot be written' in refused(capsys, *converted)
 
 
 def test_a_queries_file_holds_each_id_once(models, source, tmp_path, capsys):

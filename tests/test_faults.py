@@ -2,7 +2,7 @@
 import os, shutil, signal
 import pytest
 import faults
-from faults import kill_at_call, steps_done, saved_checkpoints, lines, exit_code, toy, two_ranks, last_checkpoint
+from faults import kill_at_call, take_passes, steps_done, saved_checkpoints, lines, exit_code, toy, two_ranks, last_checkpoint
 from moments import die_at_change, every_moment
 from splade_nb.training import checkpoints
 from splade_nb.training.curriculum import epoch_at, phase_at
@@ -19,24 +19,24 @@ def test_a_run_survives(fault, tmp_path):
     if not seen.tries: pytest.skip(seen.outcome)
 
 
-# name: settings, step of the checkpoint, calls of the model in a step, calls until the kill
-MOMENTS = {'the middle of an epoch': (dict(steps=50), 13, 2, 1),
-           'a phase border': (dict(steps=25), 8, 2, 0),
-           'the middle of an accumulation': (dict(steps=25, accumulation=4, gradient_cache=False), 6, 8, 3),
-           'the middle of a cached accumulation': (dict(steps=25, accumulation=4, gradient_cache=True), 6, 16, 11)}
+# name: settings, step of the checkpoint, calls of the model in a step, calls until the kill, passes of a batch
+MOMENTS = {'the middle of an epoch': (dict(steps=50), 13, 1, 0, 1),
+           'a phase border': (dict(steps=25), 8, 1, 0, 1),
+           'the middle of an accumulation': (dict(steps=25, accumulation=4, gradient_cache=False), 6, 4, 1, 1),
+           'the middle of a cached accumulation': (dict(steps=25, accumulation=4, gradient_cache=True, dropout=0.1), 6, 7, 5, 4)}
 
 
 @pytest.mark.parametrize('moment', [pytest.param(name, marks=[pytest.mark.slow] * ('epoch' not in name)) for name in MOMENTS])
 def test_resumed_equals_uninterrupted(moment, tmp_path):
-    changes, step, calls, more = MOMENTS[moment]
+    changes, step, calls, more, passes = MOMENTS[moment]
     settings, options = faults.settings_of(**changes), dict(save_every=step, max_steps=step + 5)
     if 'epoch' in moment: assert epoch_at(step, settings.steps, settings) % 1
     before, after = (phase_at(each, settings.steps, settings) for each in (step - 1, step))
     if 'phase' in moment: assert before != after
-    assert exit_code(toy, tmp_path/'run', changes, options, (kill_at_call, step * calls + more)) == -signal.SIGKILL
+    assert exit_code(toy, tmp_path/'run', changes, options, (kill_at_call, step * calls + more, passes)) == -signal.SIGKILL
     assert steps_done(tmp_path/'run') == step and saved_checkpoints(tmp_path/'run')[-1].name == f'step-{step}'
     assert exit_code(toy, tmp_path/'run', changes, {**options, 'resume': True}) == 0
-    assert exit_code(toy, tmp_path/'whole', changes, options) == 0
+    assert exit_code(toy, tmp_path/'whole', changes, options, (take_passes, passes)) == 0
     assert last_checkpoint(tmp_path/'run') == last_checkpoint(tmp_path/'whole')
     losses = [[row['loss'] for row in lines(tmp_path/name/'metrics.jsonl')] for name in ('run', 'whole')]
     assert losses[0] == losses[1] and len(losses[0]) == step + 5

@@ -6,7 +6,7 @@ from conftest import ROOT
 from splade_nb.config.files import ConfigError, read_json, write_json
 
 sys.path.append(str(ROOT/'benchmarks'))
-import gpu, gpu_kernel, gpu_page
+import gpu, gpu_encoder, gpu_kernel, gpu_pack, gpu_page
 
 
 def run(*arguments, **environment) -> subprocess.CompletedProcess:
@@ -48,7 +48,8 @@ def test_a_part_never_takes_the_place_of_the_whole(tmp_path, monkeypatch):
     assert read_json(tmp_path/'v26.json')['command'] == 'make gpu STAGE=v26 DEVICE=cpu'
 
 
-def test_the_page_says_what_was_run_and_what_is_wrong():
+def test_the_page_says_what_was_run_and_what_is_wrong(monkeypatch):
+    monkeypatch.setattr(gpu_page, 'printed_results', list)
     case = dict(name='ties', type='bf16', precision='ieee', texts=3, tokens=9, V=90, value=0.0, named=0.0, gradient=1e-3, right=True)
     kernel = dict(name='card', whole=True, date='2026-01-01', versions=dict(torch='2', python='3'), command='make gpu STAGE=kernel', cases=[case])
     assert gpu_page.page({}).count('not run yet') == len(gpu_page.CLAIMS)
@@ -73,6 +74,76 @@ def test_plain_values_and_slopes_are_those_of_autograd():
     found = gpu_kernel.differences(values.float(), at, [x.detach() for x in inputs], lengths)
     assert found['value'] < 1e-6 and found['other'] == 0
     assert gpu_kernel.differences(values.float(), at.roll(1, 1), [x.detach() for x in inputs], lengths)['named'] > 0.1
+
+
+def test_what_a_run_printed_stands_on_the_page_where_no_file_is_kept():
+    [known] = gpu_page.printed_results()
+    assert 'NVIDIA H200: right in every case' in gpu_page.page({}) and {*known['stages']} < {*gpu.STAGES}
+    assert all(len(row) == len(known['columns']) for row in known['rows'])
+
+
+def test_a_profile_names_the_largest_operations():
+    found = gpu_kernel.profiled(lambda: torch.ones(64, 64) @ torch.ones(64, 64), 'cpu')
+    assert found['products'] == 2 * 64 ** 3 and any(one['name'] == 'aten::mm' for one in found['top']) and found['share'] > 0
+    table = gpu_page.profile_table(dict(profile=found))
+    assert '`aten::mm`' in table and gpu_page.profile_table({}) == ''
+
+
+@pytest.fixture(scope='module')
+def reads(tmp_path_factory): return gpu_encoder.material(tmp_path_factory.mktemp('gpu')/'material', True)
+
+
+@pytest.mark.slow
+def test_a_pretrained_encoder_becomes_a_model_and_a_finished_run_is_not_run_again(reads, tmp_path, monkeypatch):
+    from splade_nb.model.load import load_encoder
+    monkeypatch.setattr(gpu_encoder, 'root', lambda: tmp_path)
+    monkeypatch.setattr(gpu_encoder, 'material', lambda *_: reads)
+    results = [gpu_encoder.encoder_stage('cpu', True, lambda: 1e6) for _ in range(2)]
+    out = tmp_path/results[0]['folder']
+    assert all(result['whole'] and result['steps'] == 6 for result in results) and len((out/'metrics.jsonl').read_text().splitlines()) == 6
+    assert results[0]['sets'] == results[1]['sets'] and {'config.json', 'metrics.jsonl', 'checkpoints', 'model'} <= {path.name for path in out.iterdir()}
+    model, tokenizer = load_encoder(out)
+    assert model.decoder.weight is not model.backbone.get_input_embeddings().weight and len(tokenizer) == model.decoder.weight.shape[0]
+    assert 'texts a second' in gpu_page.encoder_table(results[0])
+
+
+@pytest.mark.slow
+def test_time_that_is_over_leaves_a_run_that_goes_on(reads, tmp_path, monkeypatch):
+    from splade_nb.training import trainer
+    monkeypatch.setattr(gpu_encoder, 'root', lambda: tmp_path)
+    monkeypatch.setattr(gpu_encoder, 'material', lambda *_: reads)
+    def interrupted(*given, real=trainer.train, **named):
+        real(*given, **named, max_steps=3)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(trainer, 'train', interrupted)
+    part = gpu_encoder.encoder_stage('cpu', True, lambda: 1e6)
+    assert not part['whole'] and part['steps'] == 3 and 'sets' not in part
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu_encoder, 'root', lambda: tmp_path)
+    monkeypatch.setattr(gpu_encoder, 'material', lambda *_: reads)
+    assert gpu_encoder.encoder_stage('cpu', True, lambda: 1e6)['steps'] == 6
+
+
+def test_a_pack_holds_project_material_and_packages(reads, tmp_path, monkeypatch):
+    import tarfile
+    monkeypatch.setattr(gpu_pack, 'packages', lambda folder, python: (folder/'bm25s').mkdir(parents=True))
+    size = gpu_pack.pack(tmp_path/'pack', material=reads)
+    def inside(name): return set(tarfile.open(tmp_path/'pack'/f'{name}.tar.xz').getnames())
+    assert {'splade_nb/data/encoders.py', 'benchmarks/gpu.py', 'settings.ini', 'data/mini'} <= inside('project') and 'site/bm25s' in inside('site')
+    assert {'data/gpu/backbone/kept.json', 'data/gpu/collection/corpus.jsonl', 'data/gpu/backbone/model.safetensors'} <= inside('material')
+    assert size < gpu_pack.MOST and 'benchmarks/gpu.py "$@"' in (tmp_path/'pack'/'run.sh').read_text()
+
+
+def test_rows_that_are_not_kept_are_zero_in_a_pack():
+    from conftest import read, text
+    from splade_nb.data import encoders
+    import numpy as np
+    cell = next(c for c in read(ROOT/'nbs/1_data/15_encoders.ipynb')['cells'] if c['id'] == 'tiny-file')
+    exec(text(cell).split('\ntiny = ')[0], names := vars(encoders) | dict(np=np))
+    raw = names['tiny_file'](['<s>', '<pad>', '</s>', '<unk>', '집', '<mask>'])
+    before, after = (encoders.read_file(each)[2] for each in (raw, gpu_pack.sparse_file(raw, [0, 5])))
+    rows, left = before['emb.word'].reshape(40, -1), after['emb.word'].reshape(40, -1)
+    assert (left[[0, 5]] == rows[[0, 5]]).all() and not left[[1, 2, 39]].any() and (before['l0.q.w'] == after['l0.q.w']).all()
 
 
 TRIED = 'kernel,encode,v28'  # the others measure the same code; `make gpu DEVICE=cpu` tries them all

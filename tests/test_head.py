@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from faults import in_processes
+from splade_nb.model.blocks import PADDING
 from splade_nb.model.head import max_logits, naive_max, rows_in_cache
 from splade_nb.config.processes import ProcessGroup
 
@@ -48,8 +49,9 @@ class Case:
 
     @property
     def passing(self):
-        "Bytes of one chunk of logits, its maxima and their tokens twice, and of the states turned round."
-        return 4 * self.chunk * self.tokens + 20 * self.chunk * self.shape[0] + 4 * self.tokens * HIDDEN
+        "Bytes of one chunk of logits, its maxima and their tokens twice, and of the states turned round; in blocks of like lengths."
+        places = (1 + PADDING) * self.tokens
+        return 4 * self.chunk * places + 20 * self.chunk * self.shape[0] + 4 * places * HIDDEN
 
     @property
     def gathered(self):

@@ -96,10 +96,10 @@ def gradient(way: str, process_group=ProcessGroup()) -> torch.Tensor:
     "Of the first step of a run on poor queries, all of its batches."
     training_data.fix_seeds(42)
     (data, model), settings = poor_training_data(), settings_of(2, way)
-    each = batch.contrastive_batches(settings)[0]
+    each, passes = batch.contrastive_batches(settings)[0], settings.accumulation if settings.gradient_cache else 1
     for part in range(each):
         rows = batch.batch_at(0, 6, part, data, settings, 42)
-        memory.backward(model.eval(), rows, 0, 6, data, settings, None, process_group, part == each - 1)
+        memory.backward(model.eval(), rows, 0, 6, data, settings, None, process_group, part == each - 1, passes=passes)
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
 
 

@@ -121,7 +121,7 @@ def with_more_queries(number: int):
 def test_further_queries_leave_the_prepared_ones(store, monkeypatch):
     "They are read again, although the dev split is drawn from a longer list and takes out other queries."
     learned = tokenizers.SpladeTokenizer(tokenizers.train_unigram([*toy_corpus().texts.values()], 300))
-    def vectors(texts): return [[float(len(text)), 1] for text in texts]
+    def vectors(texts, side): return [[float(len(text)), 1] for text in texts]
     monkeypatch.setattr(dataset, 'prepared_tokenizer', lambda *_, **of: learned)
     monkeypatch.setattr(teacher, 'sentence_encoder', lambda *_: vectors)
     for name in ('rows', 'arrays'):

@@ -155,15 +155,15 @@ def test_texts_are_read_as_they_lie(tmp_path, stages):
 
 
 @pytest.mark.parametrize('name, content, said', [
-    ('broken.txt', '가'.encode()[:2], 'broken.txt, line 1, encoding'), ('cut.txt.xz', lzma.compress('가나다'.encode() * 999)[:-20], 'a whole .xz file'),
-    ('no.txt.xz', b'plain', 'a whole .xz file')])
+    ('broken.txt', '가'.encode()[:2], 'broken.txt, line 1, encoding'), ('cut.txt.xz', lzma.compress('가나다'.encode() * 999)[:-20], 'a whole .xz or .gz file'),
+    ('no.txt.xz', b'plain', 'a whole .xz or .gz file')])
 def test_a_broken_text_is_named(name, content, said, tmp_path, stages):
     (tmp_path/name).write_bytes(content)
     with pytest.raises(DataError, match=said): stored_passages(stages, str(tmp_path))
 
 
 def test_a_missing_text_is_named(tmp_path, stages):
-    with pytest.raises(DataError, match='none.txt, file: found No such file'): stored_passages(stages, str(tmp_path/'none.txt'))
+    with pytest.raises(DataError, match='none.txt, source: found no such file'): stored_passages(stages, str(tmp_path/'none.txt'))
     (tmp_path/'some.txt').write_text('가\n', encoding='utf-8')
     with pytest.raises(DataError, match='no text file'): text_files(f'{tmp_path}/some.txt,mini')
 

@@ -199,7 +199,7 @@ BROKEN = {
     'not a tokenizer': (tokenizer_of_nobody, 'tokenizer'),
     'no tokenizer': (lambda source: [path.unlink() for path in source.glob('tokenizer*')], 'tokenizer'),
     'no weights': (lambda source: (source/'model.safetensors').unlink(), 'neither a local folder'),
-    'half the weights': (lambda source: truncate(source/'model.safetensors', 5000), 'damaged'),
+    'half the weights': (lambda source: truncate(source/'model.safetensors', 5000), 'weights cannot be read'),
     'no head': (lambda source: AutoModel.from_pretrained(source).save_pretrained(source), 'no trained MLM head'),
     'another tokenizer': (lambda source: train_unigram(TEXTS + OTHERS + ['가나다라마바사아자차카타파하 거너더러머버서어저처커터퍼허'] * 5, 900).save_pretrained(source), 'do not belong together'),
 }

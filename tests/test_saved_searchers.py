@@ -280,6 +280,17 @@ def test_a_file_that_changed_is_followed_in_its_one_searcher(encoder, project, c
     assert 'nothing to encode' in capsys.readouterr().err and len(places()) == 1
 
 
+@pytest.mark.parametrize('name', ['searcher.json', 'texts.db', 'paths.json', 'index/vectors.npz'])
+def test_a_damaged_copy_is_made_again_and_named(name, encoder, project, capsys):
+    before = closing_results(searchers.saved_searcher('model', 'texts.txt'))
+    [place] = places()
+    (place/name).write_bytes((place/name).read_bytes()[:40])
+    assert closing_results(searchers.saved_searcher('model', 'texts.txt')) == before
+    assert name == 'paths.json' or f'{place}/{name}' in capsys.readouterr().err.replace(str(place.resolve()), str(place))
+    searchers.saved_searcher('model', 'texts.txt').close()
+    assert 'nothing to encode' in capsys.readouterr().err
+
+
 def test_the_model_of_the_package_is_said_not_to_know_own_texts(encoder, project, monkeypatch, capsys):
     "Once, as its copy of own texts is made; not of any other model."
     said = []

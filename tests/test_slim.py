@@ -152,6 +152,7 @@ def installed(tmp_path_factory):
     brought = ast.literal_eval(re.search('^BROUGHT = (.*)$', (ROOT/'setup.py').read_text(), re.M)[1])
     for name in brought: shutil.copytree(ROOT/name, folder/'source'/name)
     run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder/'built', folder/'source', folder=folder)
+    assert not (folder/'source'/'build').exists(), 'the next build would pack its files'
     run(sys.executable, '-m', 'venv', folder/'venv', folder=folder)
     programs = folder/'venv'/'bin'
     run(programs/'python', '-m', 'pip', 'install', '-q', *(folder/'built').glob('*.whl'), folder=folder)

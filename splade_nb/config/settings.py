@@ -34,7 +34,7 @@ class EncoderSettings:
     backbone: str = 'skt/A.X-Encoder-base'  # hub name or local folder
     max_length: int = 64                # tokens a text
     query_length: int = 0               # tokens a query; 0: as max_length
-    dropout: float = 0.1                # on the states that the decoder reads
+    dropout: float = 0.1                # of a backbone made here, and of token importance
     mlm_head: bool = True               # False: importance of the text's input tokens, no expansion
     mask_special: bool = False          # special tokens never stand in a vector or a target
     log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch v3)
@@ -47,7 +47,7 @@ class GateSettings:
     "The context gate (design 4, section 10; pooler `heads`: design 5)."
     context_gate: bool = False
     gate_form: str = 'sigmoid'          # on logits; signed: their shift; threshold: on weights; hidden: on states
-    gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling
+    gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling, rectified_heads: as design 5 prints it
     gate_hidden: int = 256
     gate_heads: int = 4
     gate_dropout: float = 0.1
@@ -74,7 +74,7 @@ class ModelSettings(GateSettings, EncoderSettings):
 @dataclass(frozen=True)
 class InitializationSettings:
     "Where the weights come from; the sizes are those of a backbone made from random weights."
-    initialization: str = 'pretrained'  # or random, near_identity
+    initialization: str = 'pretrained'  # or closed_form (a head for an encoder without one), random, near_identity
     hidden: int = 0                     # hidden size; 0: the named backbone's
     layers: int = 0
     vocabulary: int = 0                 # tokens of a tokenizer learned from the corpus; 0: the backbone's
@@ -178,7 +178,7 @@ class OptimizerSettings:
     "Batches, the optimizer and its schedule."
     batch_size: int = 64
     accumulation: int = 1               # micro-batches an optimizer step
-    gradient_cache: bool = False        # micro-batches share one contrastive batch, encoded twice
+    gradient_cache: bool = False        # micro-batches share one contrastive batch
     epochs: int = 30
     steps: int = 0                      # optimizer steps; 0: epochs over the data
     learning_rate: float = 3e-6
@@ -339,6 +339,7 @@ def bigram_columns(settings: Settings) -> int:
 # %% ../../nbs/0_config/03_settings.ipynb #off-model
 OFF = {  # names: (acts, why not)
     'expansion_limit': (lambda s: s.mlm_head, 'without a decoder nothing is expanded'),
+    'dropout': (lambda s: s.hidden or not s.mlm_head, 'a named backbone has its own'),
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'),
                   'no context gate, or one that starts at 0'),
@@ -364,7 +365,8 @@ OFF |= {
     'pair_weight': (lambda s: s.initialization == 'near_identity', 'only in a near-identity start'),
     'decoder_bias_offset': (lambda s: s.initialization == 'near_identity' and s.mlm_head,
                             'only in a near-identity start of a decoder'),
-    'calibration': (lambda s: s.initialization == 'pretrained' and s.mlm_head, 'only for the decoder of a pretrained backbone'),
+    'calibration': (lambda s: s.initialization in ('pretrained', 'closed_form') and s.mlm_head,
+                    'only for the decoder of a pretrained backbone'),
     'direction_noise': (lambda s: s.initialization == 'near_identity' and s.pair_weight,
                         'only in a near-identity start with pairs'),
 }
@@ -440,7 +442,8 @@ def off(settings: Settings) -> dict:  # setting -> why it does nothing here
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
                flops_form=('plain', 'idf', 'uniform', 'df'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
                idf_smoothing=('bm25', 'standard'), segment=('none', 'kiwi'),
-               initialization=('pretrained', 'random', 'near_identity'), gate_pooler=('attention', 'heads'),
+               initialization=('pretrained', 'closed_form', 'random', 'near_identity'),
+               gate_pooler=('attention', 'heads', 'rectified_heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
                precision=('bf16', 'fp32'))
 
@@ -528,9 +531,9 @@ def impossible(settings: Settings) -> list:  # messages
         messages.append(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
-    if hidden and settings.initialization == 'pretrained':
-        messages.append(f'initialization=pretrained: a backbone of hidden size {hidden} is made from random weights; '
-                        'take random or near_identity')
+    if hidden and settings.initialization in ('pretrained', 'closed_form'):
+        messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} is made from '
+                        'random weights; take random or near_identity')
     return messages + _impossible_numbers(settings)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-lists

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
 from ..config.files import (
-    ConfigError, DataError, alternatives, embedded, read_json, replaced, root, sha256_of, write_json)
+    ENCODERS, ConfigError, DataError, alternatives, embedded, read_json, replaced, root, sha256_of, write_json)
 from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/15_collections.ipynb #forms
@@ -63,7 +63,7 @@ def registered(name: str) -> Source:
     known = registry()
     begun = [other for other in known if other.startswith(name)]
     if name in known or len(begun) == 1: return known[name if name in known else begun[0]]
-    raise ConfigError(f'unknown set {name!r}: {alternatives(name, known)}, triplets')
+    raise ConfigError(f'unknown set {name!r}: {alternatives(name, [*known, "triplets", *ENCODERS])}')
 
 # %% ../../nbs/1_data/15_collections.ipynb #check-files
 def check_files(folder: Path, sha256: dict) -> None:  # file: hash

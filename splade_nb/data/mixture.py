@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/1_data/18_mixture.ipynb #imports-library
-from ..config.files import SEED, ConfigError, embedded, read_json, replaced, root, sha256_of, write_json
+from ..config.files import ENCODERS, SEED, ConfigError, embedded, read_json, replaced, root, sha256_of
+from ..config.files import write_json
 from .collections import fetch, listing, registry
+from .encoders import fetch_encoder
 from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
 from .text import clean_text
@@ -221,8 +223,9 @@ def make_data(name: str = '',    # of the registry, triplets; nothing: a table o
               into: str = '',    # nothing: data/ of the project
               triplets: int = 0, # about so many; 0: of all pairs
               said: Callable = print) -> dict:  # what was made
-    "List the sets, fetch one, or make the mixture. Raises DataError, ConfigError."
+    "List the sets, fetch one or an encoder, or make the mixture. Raises DataError, ConfigError."
     if not name: return dict(sets=[dict(zip(listing()[0], row)) for row in listing()[1:]])
+    if name in (*ENCODERS, *ENCODERS.values()): return dict(folder=str(fetch_encoder(name, given, into)))
     if name != 'triplets': return dict(folder=str(fetch(name, given, into)))
     out = Path(into) if into else root()/'data'
     notes = build(given or registered_pairs(out/'.pairs'), out, Rules(triplets=triplets), said)

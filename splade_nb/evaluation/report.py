@@ -15,7 +15,7 @@ from pathlib import Path
 from ..config.files import read_json
 from ..config.versions import current_recipe
 from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten, source_line
-from .metrics import MEASURES, criteria, lost_terms, marked, verdict
+from .metrics import MEASURES, criteria, lost_terms, marked, recall_criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #parts
 class RunError(ValueError):
@@ -492,7 +492,5 @@ def _criteria_of(run: Run) -> list:  # of `metrics.criteria`, beside the active 
 
 def _recall_criterion(run: Run) -> dict:
     data, systems = run.summary['data']['name'], run.evaluation['systems']
-    recall, bm25 = (systems[name]['recall@1'] for name in ('model', 'bm25'))
-    met = verdict(recall, 0.40, True) if data.lower().endswith('ko-strategyqa') else f'other data ({data})'
-    return dict(recall, criterion='Recall@1 (Ko-StrategyQA)', target=0.40, above=True, met=met,
-                beside=f'BM25 {bm25["mean"]:.1%}')
+    found, bm25 = (systems[name]['success@1'] for name in ('model', 'bm25'))
+    return recall_criterion(data, run.summary['documents'], found) | dict(beside=f'BM25 {bm25["mean"]:.1%}')

@@ -25,8 +25,9 @@ from ..config.processes import ProcessGroup
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
 from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics
-from .metrics import context_discrimination, index_bytes, is_self, language_values
-from .metrics import paired_difference, rank, recall_at, retrieval_metrics, summarise, without_self
+from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
+from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
+from .metrics import without_self
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #retrieve
 def retrieve(model, tokenizer: SpladeTokenizer, queries: dict,  # {query: text}
@@ -260,6 +261,7 @@ def evaluate_model(folder: str,           # of the saved model
     index = index_facts(terms, len(collection.texts))
     line = contract_metrics(collection.name, result['per_query']) | systems
     line |= dict(active_terms=result['active_terms'], index=index, revision=revision())
+    line['criterion'] = recall_criterion(collection.name, len(collection.texts), interval(result['per_query']['success@1']))
     return line | ({'cut': result['cut']} if result['cut'] else {})
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-language

@@ -8,7 +8,7 @@ __all__ = ['LSA_MOST', 'rank_parts', 'Index', 'System', 'words_system', 'bm25_sy
            'model_in']
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports
-import time
+import functools, time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
@@ -176,8 +176,9 @@ def pretrained_system(name: str # lsa, a hub name, or a folder
     named_config('dense', name, "take dense=lsa, or dense='' for none")
     encode_texts = sentence_encoder(name)
     def index(texts, folder):
-        return Index(list(texts), encode_texts, lambda: shards(texts.values(), encode_texts, folder))
-    return System(system_name(name), digest([identity(name), '512']), index)
+        encode = functools.partial(encode_texts, side='query')
+        return Index(list(texts), encode, lambda: shards(texts.values(), encode_texts, folder))
+    return System(system_name(name), digest([identity(name), '512', 'prompts']), index)
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #pretrained-system-2
 LSA_MOST = 100_000  # documents

@@ -99,7 +99,8 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
     data = facts['summary'].get('data', {}).get('name') or ''
     named = settings.get('initialization') == 'pretrained' and not settings.get('hidden')
     base = settings.get('backbone') if named else None
-    base = base if base and not Path(base).exists() else None
+    fetched = facts['config'].get('encoders', {}).get('backbone', {})
+    base = fetched.get('origin') or (base if base and not Path(base).exists() else None)
     tags = ['sparse-encoder', 'sparse', 'splade', 'korean', 'splade_nb', *({library} - {'transformers'})]
     datasets = [data] if '/' in data and not Path(data).exists() else None
     return ModelCardData(language='ko', license=licence, library_name=library, pipeline_tag=task, base_model=base,
@@ -135,9 +136,10 @@ def origin(facts: dict) -> str:
     rows = {'version': f'{version}: {ABOUT[version][0]}' if version in ABOUT else version or unknown}
     rows |= {name: summary.get(name, config.get(name, unknown)) for name in names}
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
-    licences = data.get('licences') if data else None  # of a release, whose data may lie nowhere near
-    licences = licences or data_licences(config.get('data', ''))
+    licences = (data or {}).get('licences') or data_licences(config.get('data', ''))  # a release keeps its own
     rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown
+    rows |= {f'licence of the {name}': '{licence} ({origin}, {revision})'.format(**record)
+             for name, record in config.get('encoders', {}).items()}
     rows['packages'] = ', '.join(' '.join(pair) for pair in summary.get('versions', {}).items()) or unknown
     table = markdown_table(pd.DataFrame(rows.items(), columns=['what', 'value']))
     parent = PARENTS.get(config.get('version'))

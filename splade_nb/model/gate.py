@@ -7,10 +7,13 @@ __all__ = ['POOLERS', 'FORMS', 'head_size', 'without_context', 'AttentionPooler'
 
 # %% ../../nbs/2_model/04_gate.ipynb #imports
 from dataclasses import dataclass
+from functools import partial
 import torch
 from torch import nn
+from torch.nn import functional as F
 from ..config.files import ConfigError, alternatives
 from ..config.settings import Settings
+from .blocks import Blocks
 
 # %% ../../nbs/2_model/04_gate.ipynb #head-size
 def head_size(hidden: int, heads: int) -> int:
@@ -25,8 +28,17 @@ def without_context(pooled, mask): # [B, H], [B, L] -> [B, H]
     "Zeros where a row has no token."
     return pooled.masked_fill(~mask.bool().any(1, keepdim=True), 0)
 
+# %% ../../nbs/2_model/04_gate.ipynb #pooler
+class _Pooler(nn.Module):
+    "What a pooler reads of every token, whichever text it stands in; and what it makes of a block of texts."
+    def read(self, states): return states
+    def pool(self, read, mask): return self(read, mask)
+
+def _pooled(pooler, states, mask): # [B, H]; mask: [B, L], or `Blocks`
+    return mask.rows(pooler.pool, pooler.read(states)) if isinstance(mask, Blocks) else pooler(states, mask)
+
 # %% ../../nbs/2_model/04_gate.ipynb #attention-pooler
-class AttentionPooler(nn.Module):
+class AttentionPooler(_Pooler):
     "A learned query over the tokens of each text."
     def __init__(self, hidden: int, heads: int):
         super().__init__()
@@ -35,16 +47,23 @@ class AttentionPooler(nn.Module):
         self.attention = nn.MultiheadAttention(hidden, heads, batch_first=True)
         self.norm = nn.LayerNorm(hidden)
 
+    def read(self, states): return F.linear(states, self.attention.in_proj_weight, self.attention.in_proj_bias)
+
+    def pool(self, read, mask):  # read: query, key and value of each token, [B, L, 3 H]
+        seen = mask.bool() | ~mask.bool().any(1, keepdim=True)  # a row of padding only would give 0 / 0
+        size, heads = read.shape[-1] // 3, self.attention.num_heads
+        query = self.read(self.query)[..., :size].expand(len(read), -1, -1)
+        parts = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, *read[..., size:].chunk(2, -1)))
+        context = F.scaled_dot_product_attention(*parts, attn_mask=seen[:, None, None]).flatten(1)
+        return without_context(self.norm(self.attention.out_proj(context)), mask)
+
     def forward(self, states, # [B, L, H]
                 mask          # [B, L] 1 for a token, 0 for padding
                ):             # [B, H]
-        ignored = (mask == 0) & mask.bool().any(1, keepdim=True) # a row of padding only would give 0 / 0
-        query = self.query.expand(states.shape[0], -1, -1)
-        context, _ = self.attention(query, states, states, key_padding_mask=ignored, need_weights=False)
-        return without_context(self.norm(context.squeeze(1)), mask)
+        return self.pool(self.read(states), mask)
 
 # %% ../../nbs/2_model/04_gate.ipynb #heads-pooler
-class HeadsPooler(nn.Module):
+class HeadsPooler(_Pooler):
     "Multi-head pooling (design 5; Liu and Lapata 2019)."
     def __init__(self, hidden: int, heads: int,
                  rectify: bool = False): # design 5's ReLU before the last layer
@@ -58,14 +77,17 @@ class HeadsPooler(nn.Module):
         return scores.masked_fill(mask[:, None] == 0, torch.finfo(scores.dtype).min).softmax(-1)
 
     def forward(self, states, # [B, L, H]
-                mask          # [B, L] 1 for a token, 0 for padding
-               ):             # [B, H]
+                mask,         # [B, L] 1 for a token, 0 for padding
+                return_attention: bool = False
+               ):             # [B, H]; and [B, heads, L] of `weights`
+        weights = self.weights(states, mask)
         values = self.value(states).unflatten(-1, (-1, self.size)).transpose(1, 2) # [B, heads, L, D]
-        pooled = (self.weights(states, mask)[:, :, None] @ values).flatten(1)      # heads one after the other
-        return without_context(self.out(pooled.relu() if self.rectify else pooled), mask)
+        pooled = (weights[:, :, None] @ values).flatten(1)                         # heads one after the other
+        pooled = without_context(self.out(pooled.relu() if self.rectify else pooled), mask)
+        return (pooled, weights) if return_attention else pooled
 
 # %% ../../nbs/2_model/04_gate.ipynb #poolers
-POOLERS = {'attention': AttentionPooler, 'heads': HeadsPooler}
+POOLERS = {'attention': AttentionPooler, 'heads': HeadsPooler, 'rectified_heads': partial(HeadsPooler, rectify=True)}
 
 # %% ../../nbs/2_model/04_gate.ipynb #forms
 @dataclass(frozen=True)
@@ -99,10 +121,10 @@ class ContextGate(nn.Module):
         if self.form.starts_at_nothing: nn.init.zeros_(self.project[-1].weight)
         nn.init.constant_(self.project[-1].bias, 0.0 if self.form.starts_at_nothing else settings.gate_bias)
 
-    def context(self, states, mask): return self.project[:-1](self.pooler(states, mask)) # [B, gate_hidden]
+    def context(self, states, mask): return self.project[:-1](_pooled(self.pooler, states, mask)) # [B, gate_hidden]
 
-    def forward(self, states, # [B, L, H]
-                mask          # [B, L] 1 for a token, 0 for padding
+    def forward(self, states, # [B, L, H]; [P, H] of `Blocks`
+                mask          # [B, L] 1 for a token, 0 for padding; or the `Blocks`
                ):             # [B, V] or [B, E] what acts, in float32 or wider
         opening = self.project[-1](self.context(states, mask))
         return self.form.read(opening.to(torch.promote_types(opening.dtype, torch.float32)))

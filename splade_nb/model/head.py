@@ -9,6 +9,7 @@ __all__ = ['GATHER_COST', 'naive_max', 'rows_in_cache', 'outside_graphs', 'max_l
 import functools
 import torch
 from torch.nn import functional as F
+from .blocks import blocks_of
 from .kernel import fused_max, runs_on
 
 # %% ../../nbs/2_model/02_head.ipynb #naive
@@ -27,33 +28,31 @@ def rows_in_cache(tokens: int) -> int: # tokens at a time
     return max(256, min(8192, 2 ** 22 // max(1, tokens)))
 
 # %% ../../nbs/2_model/02_head.ipynb #max-of-chunk
-def _max_of_chunk(logits, starts, lengths): # [C, T], first token and number of tokens of each text
-    if len(set(lengths)) == 1:
-        values, at = logits.view(len(logits), len(lengths), lengths[0]).max(-1)
-        return values, at + torch.tensor(starts, device=at.device)
-    parts = [logits[:, s:s + n].max(1) for s, n in zip(starts, lengths)]
-    return torch.stack([p.values for p in parts], 1), torch.stack([p.indices + s for p, s in zip(parts, starts)], 1)
+def _max_of_chunk(logits, blocks): # [C, P]: largest logit of each text and where it stands, [C, B]
+    sizes = [texts * width for texts, width in blocks.shapes]
+    found = [part.unflatten(1, shape).max(-1) for part, shape in zip(logits.split(sizes, 1), blocks.shapes)]
+    values, at = (torch.cat(parts, 1).index_select(1, blocks.order) for parts in zip(*found))
+    return values, blocks.place[at + blocks.first]
 
 # %% ../../nbs/2_model/02_head.ipynb #max-over-vocabulary
 def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype): # values and their tokens [V, B]
     if runs_on(hidden): # kernel.fused_max: no chunk of logits leaves the chip
         values, at = fused_max(hidden.to(dtype), weight.to(dtype), bias, lengths)
         return values.t(), at.t()
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    blocks = blocks_of(lengths, device=hidden.device)
     values = hidden.new_empty(len(weight), len(lengths))
     at = torch.empty(len(weight), len(lengths), dtype=torch.int32, device=hidden.device)
-    columns = hidden.to(dtype).t().contiguous()
+    columns = hidden.to(dtype).t().index_select(1, blocks.place)
     for low in range(0, len(weight), chunk):
         rows = slice(low, low + chunk)
         logits = (weight[rows].to(dtype) @ columns).to(hidden.dtype)
-        values[rows], at[rows] = _max_of_chunk(logits, starts, lengths)
+        values[rows], at[rows] = _max_of_chunk(logits, blocks)
         del logits # or two chunks stand side by side
     return values.add_(bias[:, None]), at
 
 # %% ../../nbs/2_model/02_head.ipynb #bag
 def _bag(rows, groups, weights, table, number): # sum of weights * table[rows] in each group, groups ascending: [number, H]
-    counts = torch.bincount(groups, minlength=number)
-    offsets = counts.cumsum(0) - counts
+    offsets = torch.searchsorted(groups, torch.arange(number, device=groups.device))
     return F.embedding_bag(rows, table, offsets, mode='sum', per_sample_weights=weights)
 
 # %% ../../nbs/2_model/02_head.ipynb #sparse-gradients

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['mini_backbone', 'resolve_toy', 'toy_model', 'window_counts', 'pair_counts', 'ppmi', 'directions', 'near_identity',
-           'calibration_shift', 'backbone_for', 'create']
+           'logit_moments', 'backbone_for', 'create']
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports
 import math
@@ -140,13 +140,12 @@ def near_identity(backbone,
     head.dense.bias.zero_()
     head.decoder.bias.fill_(decoder_bias)
 
-# %% ../../nbs/2_model/14_initialization.ipynb #calibration-shift
+# %% ../../nbs/2_model/14_initialization.ipynb #logit-moments
 @torch.no_grad()
-def calibration_shift(model: Splade,
-                      documents,             # iterable of batches: input_ids, attention_mask [B, L]
-                      deviations: float      # above the mean; 0 or more
-                     ) -> torch.Tensor:      # [V], to subtract from the decoder's bias
-    "The mean of each term's largest logit over documents, and as many standard deviations."
+def logit_moments(model: Splade,
+                  documents          # iterable of batches: input_ids, attention_mask [B, L]
+                 ) -> tuple:         # [V], [V]
+    "Mean and standard deviation of each term's largest logit over documents."
     was_training, number, sums, squares = model.training, 0, 0.0, 0.0
     model.eval()
     for rows in documents:
@@ -156,7 +155,7 @@ def calibration_shift(model: Splade,
         number, sums, squares = number + len(largest), sums + largest.sum(0), squares + largest.square().sum(0)
     model.train(was_training)
     mean = sums / number
-    return (mean + deviations * (squares / number - mean.square()).clamp(min=0).sqrt()).float()
+    return mean.float(), (squares / number - mean.square()).clamp(min=0).sqrt().float()
 
 # %% ../../nbs/2_model/14_initialization.ipynb #create
 def backbone_for(settings: Settings, vocabulary: int): # transformers model
@@ -165,7 +164,8 @@ def backbone_for(settings: Settings, vocabulary: int): # transformers model
     if settings.initialization == 'near_identity':
         raise ConfigError('initialization=near_identity: needs a backbone made from random weights; '
                           'set hidden and layers, or take initialization=random or pretrained')
-    return pretrained_backbone(settings.backbone, settings.mlm_head, random=settings.initialization == 'random')
+    random, new_head = (settings.initialization == name for name in ('random', 'closed_form'))
+    return pretrained_backbone(settings.backbone, settings.mlm_head, random, new_head)
 
 # %% ../../nbs/2_model/14_initialization.ipynb #initial-query-weights
 def _query_weights(settings: Settings, vocabulary: int, idf):  # [V] initial weights of inference-free queries
@@ -188,7 +188,7 @@ def create(settings: Settings,
            directions=None,       # [V, H] for the near-identity initialization; random if None
            seen: Frequencies | None = None # of the training texts, needed where `idf_prior_documents` is on
           ) -> SpladeDoc:
-    "The model of a version at a scale. Raises `ConfigError` where weights are missing or settings do not fit them."
+    "The model of a version at a scale, in evaluation mode. Raises `ConfigError` where weights are missing or settings do not fit."
     backbone = backbone_for(settings, vocabulary)
     fit(backbone, settings, vocabulary)
     if idf is None: _require_idf(settings, vocabulary + bigram_columns(settings))
@@ -198,4 +198,4 @@ def create(settings: Settings,
         rows = torch.randn(vocabulary, settings.hidden) if directions is None else directions
         near_identity(backbone, rows, decoder_bias=-settings.decoder_bias_offset)
     mean_length = mean_length if settings.term_frequency else 0.0
-    return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen)
+    return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen).eval()

@@ -19,11 +19,11 @@ from .encode import require_finite, require_size
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
-def _read_backbone(folder: Path, mlm_head: bool, random: bool): # backbone, names of the weights that were not there
+def _read_backbone(folder: Path, mlm_head: bool, random: bool, **changes): # backbone, names of missing weights
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
     kind = AutoModelForMaskedLM if mlm_head else AutoModel
     if random: return kind.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32), set()
-    backbone, info = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    backbone, info = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **changes)
     return backbone, info['missing_keys']
 
 # %% ../../nbs/2_model/11_load.ipynb #check-weights
@@ -35,23 +35,26 @@ def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:
     absent = sorted(name for name in missing if 'pooler' not in name)
     if mlm_head and any(name not in inside for name in absent):
         raise ConfigError(f'backbone={source!r} has no trained MLM head (missing {absent[:3]}): its expansion would be '
-                          'noise. Take a checkpoint that was published with its head, or set mlm_head=False: '
-                          'token importance, no expansion.')
+                          'noise. Take a checkpoint that was published with its head, or set initialization=closed_form: '
+                          'a head from its own states, or mlm_head=False: token importance, no expansion.')
     if absent: raise ConfigError(f'backbone={source!r}: weights missing: {absent[:3]}; is the download whole?')
     require_finite(f'backbone={source!r}', _finite(backbone))
 
 # %% ../../nbs/2_model/11_load.ipynb #pretrained-backbone
 def pretrained_backbone(source: str,             # hub name or local folder
                         mlm_head: bool = True,   # False: the encoder is enough
-                        random: bool = False     # the architecture only, with random weights
+                        random: bool = False,    # the architecture only, with random weights
+                        new_head: bool = False   # an untrained head with a decoder of its own, for `head_start`
                        ):                        # transformers model
     "A named backbone. Raises `ConfigError` where it is missing, cannot be a masked language model, or lacks weights."
-    try: backbone, missing = _read_backbone(model_folder(source, weights=not random), mlm_head, random)
+    changes = dict(tie_word_embeddings=False) if new_head and mlm_head else {}
+    try: backbone, missing = _read_backbone(model_folder(source, weights=not random), mlm_head, random, **changes)
     except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
     except ValueError as error:
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
     except (RuntimeError, SafetensorError) as error:
         raise ConfigError(f'backbone={source!r}: its weights cannot be read: {reason(error)}') from error
+    if new_head: missing = {name for name in missing if name.startswith(f'{backbone.base_model_prefix}.')}
     _check_weights(backbone, source, mlm_head, missing)
     return backbone
 

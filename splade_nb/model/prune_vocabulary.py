@@ -18,10 +18,11 @@ from torch import nn
 from ..config.command_line import CommandLine, exit_codes
 from ..config.files import ConfigError, choose, listed, no_empty_folders, out_of_reach, read_json, reading, reason
 from ..config.files import write_json, writing
+from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer
 from ..data.tokenizer import special_ids, vocabulary_kinds
-from .load import pretrained_backbone
+from .load import named_config, pretrained_backbone
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #fallback
 def is_fallback(text: str,  # text of the token
@@ -188,9 +189,10 @@ def differences(backbone: nn.Module, pruned: nn.Module, kept: list[int],
     with torch.inference_mode():
         before = backbone(**inputs, output_hidden_states=True)
         after = pruned(**renumbered, output_hidden_states=True)
-    logits, layers = before.logits[..., rows], zip(before.hidden_states, after.hidden_states)
+    layers = zip(before.hidden_states, after.hidden_states)
+    logits, others = (before.logits[..., rows], after.logits) if 'logits' in before else torch.zeros(2, 1)  # no head
     return {'hidden_states': max((a - b).abs().max().item() for a, b in layers),
-            'logits': (logits - after.logits).abs().max().item(), 'largest_logit': logits.abs().max().item()}
+            'logits': (logits - others).abs().max().item(), 'largest_logit': logits.abs().max().item()}
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #coverage
 def coverage(tokenizer: SpladeTokenizer, pruned: SpladeTokenizer,
@@ -214,7 +216,8 @@ def savings(backbone: nn.Module, pruned: nn.Module) -> dict[str, list]:
     for model in (backbone, pruned):
         parameters = sum(parameter.numel() for parameter in model.parameters())
         linear = [layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear)]
-        share = model.get_output_embeddings().weight.numel() / sum(linear)
+        head = model.get_output_embeddings()  # None for an encoder alone
+        share = head.weight.numel() / sum(linear) if head else 0.0
         values = model.get_input_embeddings().num_embeddings, parameters, parameters * 4 / 2**20, share
         for column, value in zip(table.values(), values): column.append(value)
     return table
@@ -257,6 +260,10 @@ def new_folder(out: Path | str): # yields the folder to write into
         finally: shutil.rmtree(part, ignore_errors=True)
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #open-checkpoint
+def _backbone(source: Path | str) -> nn.Module:  # with its head, where it was published with one
+    head = any('MaskedLM' in name for name in named_config('source', str(source)).architectures or ['MaskedLM'])
+    return pretrained_backbone(str(source), mlm_head=head).eval()
+
 def open_checkpoint(source: Path | str, segment: str | None = None) -> tuple[SpladeTokenizer, dict, nn.Module]:
     "Tokenizer, its state, and masked language model. Raises `ConfigError` if one is missing, broken or does not fit."
     path = Path(source)/'tokenizer.json'
@@ -266,7 +273,7 @@ def open_checkpoint(source: Path | str, segment: str | None = None) -> tuple[Spl
         state = tokenizer_state(source, tokenizer.backend)
     if len(tokenizer) <= len(special_ids(tokenizer)):  # transformers makes an empty one where files are missing
         raise ConfigError(out_of_reach('tokenizer', source))
-    with reading(source, 'the folder of a masked language model is expected'): backbone = pretrained_backbone(str(source)).eval()
+    with reading(source, 'the folder of a masked language model is expected'): backbone = _backbone(source)
     rows = backbone.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ConfigError(f'{source}: {rows} rows, but {len(tokenizer)} tokens: they do not belong together')
@@ -279,7 +286,7 @@ def _choose_rows(tokenizer, state, backbone, texts, kinds, words): # backbone: N
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #verify
 def _verify(tokenizer, backbone, kept, folder, texts, held_out): # the folder as transformers reads it -> report
-    pruned, model = load_tokenizer(folder), pretrained_backbone(str(folder)).eval()
+    pruned, model = load_tokenizer(folder), _backbone(folder)
     report = {'corpus': coverage(tokenizer, pruned, kept, texts)}
     if held_out: report['held-out'] = coverage(tokenizer, pruned, kept, held_out)
     if changed := report['corpus']['changed_texts']:
@@ -290,7 +297,7 @@ def _verify(tokenizer, backbone, kept, folder, texts, held_out): # the folder as
     return {'coverage': report, 'differences': largest, 'savings': savings(backbone, model)}
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #prune
-def prune(source: Path | str,         # folder or hub name of a masked language model
+def prune(source: Path | str,         # folder or hub name of a masked language model, or of an encoder
           texts: list[str],           # of the corpus: documents and queries
           out: Path | str,            # does not exist yet
           kinds: Iterable[str] = (), words: Iterable[str] = (), # see `requested_rows`
@@ -305,6 +312,7 @@ def prune(source: Path | str,         # folder or hub name of a masked language 
             write_tokenizer(tokenizer, state, kept, folder)
             prune_backbone(backbone, kept).save_pretrained(folder)
             write_json(folder/'kept.json', {'source': str(source), 'vocabulary': len(tokenizer), 'kept': kept})
+            if record := encoder_record(source): write_json(folder/'SOURCE', record)
         return _verify(tokenizer, backbone, kept, folder, texts, held_out)
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #kept-rows

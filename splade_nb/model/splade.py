@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['MASKED_LOGIT', 'activate', 'token_importance', 'input_maxima', 'Splade', 'read_states', 'texts_of', 'mean_by',
-           'gate_values', 'on_states', 'on_logits', 'max_over_tokens', 'token_logits', 'encode_documents',
-           'accumulated_rows']
+           'gate_values', 'on_states', 'on_logits', 'max_over_tokens', 'block_states', 'max_over_blocks',
+           'token_logits', 'encode_documents', 'accumulated_rows']
 
 # %% ../../nbs/2_model/05_splade.ipynb #imports
 import math, threading
 from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
+from .blocks import Blocks, block_inputs, take_blocks
 from .head import max_logits, token_maxima
 
 # %% ../../nbs/2_model/05_splade.ipynb #activate
@@ -57,13 +58,14 @@ class Splade(nn.Module):
     "SPLADE-doc on a transformers model (design 1; Formal et al. 2021)."
     def __init__(self, backbone: nn.Module,             # masked language model; an encoder if not `mlm_head`
                  gate: nn.Module | None = None,         # of `gate.ContextGate`: states, mask -> factors
-                 dropout: float = 0.0,                  # on what the decoder reads
+                 dropout: float = 0.0,                  # of token importance
                  mlm_head: bool = True):                # False: importance of the text's own tokens, no expansion
         super().__init__()
         self.backbone, self.seen, self.as_rows = backbone, {}, False
         self.decoder = _take_decoder(backbone) if mlm_head else None
+        self.at_once = mlm_head and take_blocks(backbone)  # all blocks in one pass
         self.importance = None if mlm_head else token_importance(backbone.config.hidden_size, dropout)
-        self.gate, self.dropout = gate, nn.Dropout(dropout)
+        self.gate = gate
         if getattr(backbone, 'pooler', None) is not None: backbone.pooler = None  # of a classifier; nothing reads it
         if mlm_head: backbone.base_model.register_forward_hook(self.keep_states)
 
@@ -86,14 +88,17 @@ def read_states(model: Splade, input_ids: Tensor, attention_mask: Tensor,
                                'leave them out, or give them their begin and end marks')
     output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
     if model.importance is not None: return output[0], output[0]
-    return model.seen.pop(threading.get_ident()), model.dropout(output.logits)
+    return model.seen.pop(threading.get_ident()), output.logits
 
 # %% ../../nbs/2_model/05_splade.ipynb #texts-of
 def texts_of(attention_mask: Tensor,            # [W, L]
              windows: list | None,              # windows of each text, summing to W; None: one each
              ) -> tuple[Tensor, Tensor, Tensor]: # windows [B], text of each row [W], tokens of each text [B]
     "Which rows belong to which text."
-    spans = torch.tensor(windows or [1] * len(attention_mask), device=attention_mask.device)
+    if windows is None:  # nothing waits for the device
+        owner = torch.arange(len(attention_mask), device=attention_mask.device)
+        return torch.ones_like(owner), owner, attention_mask.sum(1)
+    spans = torch.tensor(windows, device=attention_mask.device)
     owner = torch.repeat_interleave(torch.arange(len(spans), device=spans.device), spans)
     return spans, owner, torch.zeros_like(spans).index_add_(0, owner, attention_mask.sum(1))
 
@@ -112,9 +117,10 @@ def gate_values(model: Splade, states: Tensor, attention_mask: Tensor, owner: Te
     return None if model.gate is None else mean_by(model.gate(states, attention_mask), owner, spans)
 
 # %% ../../nbs/2_model/05_splade.ipynb #gate-acts
-def on_states(model: Splade, read: Tensor, values: Tensor | None, owner: Tensor) -> Tensor: # [W, L, E]
+def on_states(model: Splade, read: Tensor, values: Tensor | None, owner: Tensor) -> Tensor: # [W, L, E] or [T, E]
     "What the decoder reads, under a gate on it."
-    return read * values[owner][:, None] if values is not None and model.gate.form.on_states else read
+    if values is None or not model.gate.form.on_states: return read
+    return read * values[owner].view(len(read), *[1] * (read.ndim - 2), -1)
 
 def on_logits(model: Splade, logits: Tensor, values: Tensor | None) -> Tensor: # of the shape of the logits
     "Logits under the gate."
@@ -137,6 +143,30 @@ def max_over_tokens(model: Splade, states: Tensor, read: Tensor,        # of `re
     values = gate_values(model, states, attention_mask, owner, spans)
     read = on_states(model, read, values, owner)
     return on_logits(model, _text_logits(model, read, input_ids, attention_mask, owner, lengths), values)
+
+# %% ../../nbs/2_model/05_splade.ipynb #block-states
+def block_states(model: Splade, given: Tensor,  # [G] token ids, which `blocks.place` points into
+                 blocks: Blocks,
+                 ) -> tuple[Tensor, Tensor]:    # the encoder's states [P, H], what the decoder reads [P, E]
+    "`read_states` of texts in blocks."
+    ids, states = given[blocks.place], []
+    def passed(**inputs):
+        output = model.backbone(**inputs)
+        states.append(model.seen.pop(threading.get_ident()).flatten(0, 1))
+        return output.logits.flatten(0, 1)
+    if model.at_once: read = passed(**block_inputs(model.backbone.config, ids, blocks))
+    else: read = torch.cat([passed(input_ids=part, attention_mask=mask.long())
+                            for part, mask in zip(blocks.split(ids), blocks.masks)])
+    return torch.cat(states), read
+
+# %% ../../nbs/2_model/05_splade.ipynb #max-over-blocks
+def max_over_blocks(model: Splade, given: Tensor, blocks: Blocks) -> Tensor:  # as in `block_states`; [B, V]
+    "`max_over_tokens` of texts in blocks."
+    states, read = block_states(model, given, blocks)
+    values, read = None if model.gate is None else model.gate(states, blocks), read.index_select(0, blocks.tokens)
+    read = on_states(model, read, values, blocks.owner)
+    logits = max_logits(read, model.decoder.weight, model.decoder.bias, blocks.lengths, as_rows=model.as_rows)
+    return on_logits(model, logits, values)
 
 # %% ../../nbs/2_model/05_splade.ipynb #weigh-tokens
 def token_logits(model: Splade, states: Tensor, read: Tensor,  # of `read_states`

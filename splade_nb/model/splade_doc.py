@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MaskedLM', 'DesignNames', 'TorchRuntime', 'SpladeDoc', 'uses_count_factor', 'parts_of', 'term_weights_of',
-           'input_counts', 'weigh_batch', 'pool_batch', 'query_weights', 'lookup_batch', 'encode_batch', 'decoder_for',
-           'sparse_batch', 'weigh_tokens', 'token_weights']
+           'input_counts', 'weigh_batch', 'pool_batch', 'query_weights', 'lookup_batch', 'encode_batch', 'in_blocks',
+           'encode_sides', 'decoder_for', 'sparse_batch', 'weigh_tokens', 'token_weights']
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #imports
 import hashlib
@@ -18,10 +18,11 @@ from torch.nn import functional as F
 from ..config.files import ConfigError
 from ..config.settings import Settings, bigram_columns
 from ..data.idf import Frequencies
+from .blocks import Blocks, blocks_of
 from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
-from .splade import MASKED_LOGIT, Splade, activate, gate_values, max_over_tokens, mean_by, on_logits
-from .splade import on_states, read_states, texts_of, token_logits
+from .splade import MASKED_LOGIT, Splade, activate, block_states, max_over_blocks, max_over_tokens
+from .splade import mean_by, on_logits, on_states, read_states, texts_of, token_logits
 from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor, ExpansionLimit, FrequentBigrams
 from .term_weights import HashedBigrams, InferenceFreeQuery, InputFloor, LogTwice, OutputIdf, SpecialMask
 from .term_weights import Texts, apply_term_weights, frequent_bigrams, make_term_weight, scatter_counts
@@ -53,6 +54,7 @@ class MaskedLM:
 
     def __call__(self, input_ids: Tensor,       # [B, L]
                  attention_mask: Tensor,        # [B, L]
+                 token_type_ids=None,           # taken and ignored (design 3)
                  ) -> SimpleNamespace:          # logits [B, L, V], all at once: for short texts
         "Logits before the gate. Raises `ConfigError` for a model without an MLM head."
         decoder = self.splade.decoder
@@ -71,6 +73,9 @@ class DesignNames:
 
     @property
     def relu(self) -> nn.Module: return nn.ReLU()
+
+    @property
+    def token_importance(self) -> nn.Module | None: return self.importance  # with `mlm_head=False`
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #runtime
 class TorchRuntime:
@@ -95,9 +100,10 @@ class TorchRuntime:
         "`sparse_batch` without dropout; the model stays in the mode it was in."
         place, was_training = self.special.device, self.training
         rows = {name: torch.from_numpy(values).to(place) for name, values in inputs.items()}
+        lengths = inputs['attention_mask'].sum(1).tolist()
         self.eval()
         with torch.autocast(place.type, torch.bfloat16, enabled=precision == 'bf16'):
-            text, term, weight = sparse_batch(self, decoder, **rows, windows=windows, **options)
+            text, term, weight = sparse_batch(self, decoder, **rows, windows=windows, lengths=lengths, **options)
         self.train(was_training)
         entries = weight.float().cpu().numpy(), (text.cpu().numpy(), term.cpu().numpy())
         vectors = sparse.csr_matrix(entries, shape=(len(windows), len(self.special)))
@@ -132,9 +138,12 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
         if settings.gradient_checkpointing: backbone.activation_checkpointing_enable({'use_reentrant': False})
 
     def forward(self, input_ids, attention_mask, document: bool = True, windows: list | None = None,
-                bag=None, counts=None, mean_length: float = 0.0):
-        "See `encode_batch`, which carries the documentation."
-        return encode_batch(self, input_ids, attention_mask, document, windows, bag, counts, mean_length)
+                bag=None, counts=None,
+                mean_length: float = 0.0, lengths: list | None = None):
+        "See `encode_batch`, which carries the documentation; with the tokens of each text `encode_sides`."
+        rows = dict(input_ids=input_ids, attention_mask=attention_mask, bag=bag, counts=counts)
+        if lengths and not windows: return encode_sides(self, [(rows | dict(lengths=lengths), document)], mean_length)[0]
+        return encode_batch(self, document=document, windows=windows, mean_length=mean_length, **rows)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #weighed
 def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
@@ -231,6 +240,37 @@ def encode_batch(model: SpladeDoc,
     states, read = read_states(model, input_ids, attention_mask)
     return pool_batch(model, states, read, input_ids, attention_mask, document, windows, bag, counts, mean_length)
 
+# %% ../../nbs/2_model/07_splade_doc.ipynb #in-blocks
+def in_blocks(sides: list,            # rows of each side, with `lengths`
+              ) -> tuple[Tensor, Blocks]: # token ids of all sides end to end, padding and all; the blocks of all texts
+    "The texts of several padded batches as blocks."
+    shapes = [rows['input_ids'].shape for rows in sides]
+    begins = np.cumsum([0, *(texts * width for texts, width in shapes)])
+    starts = [begin + np.arange(texts) * width for begin, (texts, width) in zip(begins, shapes)]
+    lengths, given = [n for rows in sides for n in rows['lengths']], [rows['input_ids'].flatten() for rows in sides]
+    return torch.cat(given), blocks_of(lengths, np.concatenate(starts), given[0].device)
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #read-in-blocks
+def _in_blocks(model, rows, document):  # whether the backbone reads these rows in blocks
+    return bool(rows.get('lengths')) and model.decoder is not None and (document or model.query_shift is None)
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #encode-sides
+def encode_sides(model: SpladeDoc,
+                 sides: list,              # (rows, document) of each: as in `encode_batch`, with `lengths`: [B] tokens
+                 mean_length: float = 0.0, # as in `encode_batch`
+                 ) -> list:                # vectors [B, V], gated max logits [B, V] of each side
+    "Several padded batches in one pass of the backbone."
+    joint = [rows for rows, document in sides if _in_blocks(model, rows, document)]
+    logits = max_over_blocks(model, *in_blocks(joint)).split([len(rows['lengths']) for rows in joint]) if joint else ()
+    remaining = iter(logits)
+    return [_side(model, rows, document, mean_length, remaining) for rows, document in sides]
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #one-side
+def _side(model, rows, document, mean_length, logits):  # logits: those of the sides in blocks, in order
+    how = {name: value for name, value in rows.items() if name != 'lengths'} | dict(mean_length=mean_length)
+    if _in_blocks(model, rows, document): return weigh_batch(model, next(logits), document=document, **how)
+    return encode_batch(model, document=document, **how)
+
 # %% ../../nbs/2_model/07_splade_doc.ipynb #wide-rows
 def _wide_rows(model):  # the decoder's rows and bias; under a `signed` gate joined by the gate's
     weight, bias = model.decoder.weight, model.decoder.bias
@@ -250,22 +290,33 @@ def decoder_for(model: SpladeDoc,
     return decoder_of(*_wide_rows(model), terms, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-gate
-def _sparse_gate(model, states, read, attention_mask, owner, spans):
-    # what the decoder reads [W, L, E'], and what is left for the gate to do on logits [B, V] or None
-    if model.settings.gate_form == 'signed' and model.gate is not None:
-        context = mean_by(model.gate.context(states, attention_mask), owner, spans)[owner]
-        return torch.cat([read, context[:, None].expand(-1, read.shape[1], -1).to(read.dtype)], 2), None
-    values = gate_values(model, states, attention_mask, owner, spans)
-    return on_states(model, read, values, owner), values
+def _sparse_gate(model, states, where, tokens, text, owner, spans):
+    # what the decoder reads of each token [T, E'], and what is left for the gate to do on logits [B, V] or None
+    if model.gate is None: return tokens, None
+    if model.settings.gate_form == 'signed':
+        context = mean_by(model.gate.context(states, where), owner, spans)[text]
+        return torch.cat([tokens, context.to(tokens.dtype)], 1), None
+    values = mean_by(model.gate(states, where), owner, spans)
+    return on_states(model, tokens, values, text), values
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #positive-maxima
-def _positive_maxima(model, decoder, states, read, attention_mask, windows):  # [B, V] under the gate, else MASKED_LOGIT
-    spans, owner, lengths = texts_of(attention_mask, windows)
-    read, values = _sparse_gate(model, states, read, attention_mask, owner, spans)
-    text, token, found = positive_logits(read[attention_mask.bool()], lengths.tolist(), decoder)
+def _positive_maxima(model, decoder, rows, windows):  # [B, V] under the gate, else MASKED_LOGIT
+    given, blocks = in_blocks([rows])
+    states, read = block_states(model, given, blocks)
+    number = np.arange(len(windows)).repeat(windows)  # of the text of each window
+    owner, lengths = torch.from_numpy(number).to(given.device), np.bincount(number, blocks.lengths).astype(int).tolist()
+    spans = torch.tensor(windows, device=given.device)
+    tokens, values = _sparse_gate(model, states, blocks, read[blocks.tokens], owner[blocks.owner], owner, spans)
+    text, token, found = positive_logits(tokens, lengths, decoder)
     logits = found.new_full((len(spans), len(model.decoder.weight)), MASKED_LOGIT)
     logits[text, token] = found
     return on_logits(model, logits, values)
+
+# %% ../../nbs/2_model/07_splade_doc.ipynb #keep-terms
+def _keep_terms(vectors: Tensor, terms: Tensor, tokens: int) -> None:  # of the first `tokens` columns; bigrams stay
+    kept = vectors.new_zeros(tokens)
+    kept[terms] = 1
+    vectors[:, :tokens] *= kept
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-batch
 @torch.no_grad()
@@ -274,16 +325,17 @@ def sparse_batch(model: SpladeDoc,
                  input_ids, attention_mask,    # [W, L]
                  document: bool = True, windows: list | None = None, # these and the following as in `encode_batch`
                  bag=None, counts=None, mean_length: float = 0.0,
+                 lengths: list | None = None,  # tokens of each row, where the host knows them
                  ) -> tuple[Tensor, Tensor, Tensor]: # text, token [n], weight [n] above zero
     "What `encode_batch` gives, as entries. Raises `ValueError` for a row without a token."
-    states, read = read_states(model, input_ids, attention_mask)
-    if decoder is None or model.parts: logits = max_over_tokens(model, states, read, input_ids, attention_mask, windows)
-    else: logits = _positive_maxima(model, decoder, states, read, attention_mask, windows)
+    if decoder is None or model.parts:
+        states = read_states(model, input_ids, attention_mask)
+        logits = max_over_tokens(model, *states, input_ids, attention_mask, windows)
+    else:
+        rows = dict(input_ids=input_ids, lengths=lengths or attention_mask.sum(1).tolist())
+        logits = _positive_maxima(model, decoder, rows, windows or [1] * len(input_ids))
     vectors, _ = weigh_batch(model, logits, input_ids, attention_mask, document, windows, bag, counts, mean_length)
-    if decoder is not None and decoder.terms is not None: # bigrams stay
-        kept = vectors.new_zeros(logits.shape[1])
-        kept[decoder.terms] = 1
-        vectors[:, :len(kept)] *= kept
+    if decoder is not None and decoder.terms is not None: _keep_terms(vectors, decoder.terms, logits.shape[1])
     text, token = vectors.nonzero(as_tuple=True)
     return text, token, vectors[text, token]
 

@@ -29,7 +29,7 @@ def _base_splade(model_name: str, dropout: float, use_mlm_head: bool, weight=Non
     vocabulary, longest = backbone.get_input_embeddings().num_embeddings, int(min(512, positions(backbone)))
     _check_weights(weight, vocabulary)
     settings = Settings(dropout=dropout, mlm_head=use_mlm_head, max_length=longest, similarity='dot')
-    return SpladeDoc(backbone, settings, [], weight)
+    return SpladeDoc(backbone, settings, [], weight).eval()
 
 # %% ../../nbs/2_model/13_xlmr.ipynb #read-both
 def _read_both(splade: SpladeDoc, input_ids, attention_mask): # vectors [B, V], logits [B, V], token weights [B, L]
@@ -42,14 +42,16 @@ def _read_both(splade: SpladeDoc, input_ids, attention_mask): # vectors [B, V], 
 class SPLADEDocXLMR(nn.Module):
     "SPLADE-doc by design 1's names; `splade` is the model inside, which `load.save` writes."
     def __init__(self, model_name: str = 'xlm-roberta-base', # hub name or folder, any masked language model
-                 dropout: float = 0.1,                        # on the states that the decoder reads
+                 dropout: float = 0.1,                        # of token importance; the backbone has its own
                  use_mlm_head: bool = True):                  # False: token importance
         super().__init__()
         self.splade = _base_splade(model_name, dropout, use_mlm_head)
+        self.eval()
 
-    def forward(self, input_ids,  # [B, L]
-                attention_mask    # [B, L]
-               ):                 # sparse_repr [B, V], token_weights [B, L]
+    def forward(self, input_ids,      # [B, L]
+                attention_mask,       # [B, L]
+                token_type_ids=None   # taken and ignored (design 3)
+               ):                     # sparse_repr [B, V], token_weights [B, L]
         sparse_repr, _, token_weights = _read_both(self.splade, input_ids, attention_mask)
         return sparse_repr, token_weights
 
@@ -59,8 +61,10 @@ class SPLADEDocXLMR(nn.Module):
     def transformer(self): return self.splade.transformer
     @property
     def relu(self): return self.splade.relu
+    @property
+    def token_importance(self): return self.splade.token_importance
 
-    def encode_documents(self, input_ids, attention_mask): # [B, V]
+    def encode_documents(self, input_ids, attention_mask, token_type_ids=None): # [B, V]
         "Without dropout and gradients."
         return encode_documents(self.splade, input_ids, attention_mask)
 
@@ -99,11 +103,13 @@ class SPLADEDocXLMRWithIDF(SPLADEDocXLMR):
         nn.Module.__init__(self)
         self.idf_alpha = idf_alpha
         self.splade = _base_splade(model_name, dropout, use_mlm_head, idf_weights)
+        self.eval()
 
     @property
     def idf_weights(self): return self.splade.output_weight # [V]
 
-    def forward(self, input_ids, attention_mask, apply_idf: bool = True): # sparse_repr [B, V], token_weights [B, L]
+    def forward(self, input_ids, attention_mask, apply_idf: bool = True,
+                token_type_ids=None): # sparse_repr [B, V], token_weights [B, L]
         sparse_repr, logits, token_weights = _read_both(self.splade, input_ids, attention_mask)
         return sparse_repr if apply_idf else logits.relu().log1p(), token_weights
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['source_paths', 'source_name', 'file_stamp', 'copies_folder', 'copy_folder', 'open_locked', 'in_turn', 'write_lock',
-           'record_use', 'outdated', 'old_copies', 'folder_size', 'report_old_copies', 'remove_copy', 'clean']
+           'record_use', 'outdated', 'old_copies', 'folder_size', 'report_old_copies', 'empty_copy', 'remove_copy',
+           'clean']
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #imports
 import fcntl, hashlib, json, os, re, shutil, sys
@@ -111,11 +112,21 @@ def report_old_copies() -> None:
     if copies: print(line, file=sys.stderr)
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #remove-copy
+@contextmanager
+def _unused(place): # raises `ConfigError` where a process has the copy open
+    with write_lock(place), open(place/'searcher.json', 'ab') as file:
+        if not try_lock(file, exclusive=True): raise ConfigError(f'{place}: a running process has it open')
+        yield
+
+def empty_copy(place: Path) -> None:
+    "Remove what a damaged copy holds, so that it is made again. Raises `ConfigError` where a process has it open."
+    with _unused(place):
+        for path in place.glob('[!.]*'): shutil.rmtree(path) if path.is_dir() else path.unlink()
+
 def remove_copy(place: Path) -> int: # bytes that were freed
     "Remove a copy. Raises `ConfigError` where a process has it open."
     size, aside = folder_size(place), place.with_name(f'.removed-{place.name}')
-    with write_lock(place), open(place/'searcher.json', 'ab') as file:
-        if not try_lock(file, exclusive=True): raise ConfigError(f'{place}: a running process has it open')
+    with _unused(place):
         os.replace(place, aside)
         shutil.rmtree(aside)
     return size

@@ -42,7 +42,7 @@ from .document_store import DocumentStore, Entry
 from .engines import ENGINES, SERVERS, address, resume_index
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
 from .network import without_password
-from .saved_copies import clean, copy_folder, file_stamp, record_use, report_old_copies
+from .saved_copies import clean, copy_folder, empty_copy, file_stamp, record_use, report_old_copies
 from .saved_copies import in_turn, open_locked, write_lock
 from .saved_copies import source_name, source_paths
 
@@ -543,6 +543,9 @@ def open_searcher(place: Path | str,
 def _current(place, encoder, index, stamp, hybrid, topics): # Searcher, or None where it has to be built or updated
     try: searcher = open_searcher(place, encoder, index, True, hybrid, topics)
     except NoSearcher: return None
+    except Damaged as error: # the texts are at hand
+        print(f'{error}: {place} is made again from the texts', file=sys.stderr)
+        return empty_copy(place)
     if searcher.store.fact('stamp') == stamp: return searcher
     searcher.close()
 

@@ -56,13 +56,14 @@ def relevance(queries: list, documents: list,  # indices of B queries, of N docu
 def _rows(training_data: TrainingData, side: int, chosen: list, length: int) -> dict:  # side: 0 queries, 1 documents
     texts, bags = (training_data.queries, training_data.documents)[side], training_data.bags
     tokens = batch(training_data.tokenizer or MarkIds(), [texts[i] for i in chosen], length)
+    tokens['lengths'] = [min(len(texts[i]), length - 2) + 2 for i in chosen]
     return tokens | (bag_rows([bags[side][i] for i in chosen]) if bags else {})
 
 # %% ../../nbs/3_training/09_batch.ipynb #make-batch
 def make_batch(indices,                # [B] of pairs
                training_data: TrainingData, settings: Settings,
                period: int,            # of mining
-               seed: tuple) -> dict:   # query, document: token batches; same: [B, N] bool; queries, documents: indices
+               seed: tuple) -> dict:   # query, document: token batches, lengths; same: [B, N] bool; queries, documents
     "Token batches of queries and documents (positives, then negatives), and which documents answer which query."
     queries, documents = np.array([training_data.pairs[i] for i in indices]).T.tolist()
     documents += _draw_negatives(queries, training_data, settings, period, seed)

@@ -15,7 +15,7 @@ def active_counts(vectors: torch.Tensor,  # [B, V]
                   special: torch.Tensor   # [V] bool
                  ) -> torch.Tensor:       # [B] float
     "Active terms of each text, special tokens left out."
-    return ((vectors > 0).sum(1) - (vectors[:, special] > 0).sum(1)).float()
+    return ((vectors > 0) & ~special).sum(1).float()
 
 # %% ../../nbs/3_training/13_collapse_guard.ipynb #measure
 @torch.no_grad()
@@ -24,14 +24,14 @@ def measure(out: dict,              # encoded batch: query, document, same
             top_k: int,
             special: torch.Tensor,  # [V] bool
             korean: torch.Tensor    # [V] bool
-           ) -> dict:
+           ) -> dict:               # name -> scalar, on the device
     "Active terms of a batch, their Korean share, and InfoNCE of random scores: weight times log of the documents."
     query, document = out['query']['vectors'], out['document']['vectors']
     queries, documents = active_counts(query, special), active_counts(document, special)
-    def share(values): return (values[:, korean].sum() / values.sum()).item() if values.any() else math.nan
-    return dict(active_query=queries.mean().item(), active_doc=documents.mean().item(),
-                dead_rows=(torch.cat([queries, documents]) == 0).float().mean().item(),
-                top_k_mean=document.topk(top_k, dim=1).values.mean().item(),
+    def share(values): return (values * korean).sum() / values.sum()  # not a number where nothing is active
+    return dict(active_query=queries.mean(), active_doc=documents.mean(),
+                dead_rows=(torch.cat([queries, documents]) == 0).float().mean(),
+                top_k_mean=document.topk(top_k, dim=1).values.mean(),
                 korean_share=share(document), korean_count=share((document > 0).float()),
                 chance_loss=weights['infonce'] * math.log(out['same'].shape[1]))
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BUILT_IN', 'REGISTERED', 'wide', 'score', 'score_unit', 'info_nce', 'masked_mean', 'self_reconstruction',
            'positive_activation', 'expansion', 'triplet_margin', 'flops', 'idf_flops', 'df_penalty', 'DocumentCounts',
-           'l0_mask', 'minimum_activation', 'z_score', 'distillation', 'margin_mse', 'language_penalty', 'total',
-           'LossInputs', 'register_loss', 'extra_losses', 'require_registered']
+           'l0_mask', 'minimum_activation', 'z_score', 'distillation', 'margin_mse', 'language_penalty', 'weighted',
+           'as_floats', 'total', 'LossInputs', 'register_loss', 'extra_losses', 'require_registered']
 
 # %% ../../nbs/3_training/01_losses.ipynb #imports
 import math
@@ -90,9 +90,9 @@ def expansion(doc_logits: Tensor,    # [B, V] logits of the positives
               others: float = 3.0    # weight of the tokens of other queries
               ) -> Tensor:
     "Positives are expanded by their queries' tokens that can be active, and not by those of other queries."
-    in_batch = query_tokens.any(0)
-    logits, tokens = wide(doc_logits)[:, in_batch], query_tokens[:, in_batch]
-    weights = tokens * wide(idf)[..., in_batch] * (logits > MASKED_LOGIT / 10)  # a gate may shrink it
+    in_batch = query_tokens.any(0).nonzero()[:, 0]
+    logits, tokens = wide(doc_logits).index_select(1, in_batch), query_tokens.index_select(1, in_batch)
+    weights = tokens * wide(idf).index_select(-1, in_batch) * (logits > MASKED_LOGIT / 10)  # a gate may shrink it
     pull = (F.softplus(-logits) * weights).sum(1) / weights.sum(1).clamp(min=1e-6)
     return (pull + others * masked_mean(F.softplus(logits), ~tokens)).mean()
 
@@ -203,12 +203,22 @@ def language_penalty(vectors: Tensor,             # [B, V]
     return (vectors * wide(weights)).sum(1).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #total
-def total(terms: dict,   # name -> scalar
-          weights: dict  # name -> lambda
-          ) -> tuple:    # total, {name: weighted value as a float}
-    "Weighted sum, and its parts as the loss curves show them. Raises `KeyError` for a term without a weight."
+def weighted(terms: dict,   # name -> scalar
+             weights: dict  # name -> lambda
+             ) -> tuple:    # total, {name: weighted value as a tensor without gradient}
+    "Weighted sum and its parts. Raises `KeyError` for a term without a weight."
     parts = {name: weights[name] * value for name, value in terms.items()}
-    return sum(parts.values()), {name: float(value.detach()) for name, value in parts.items()}
+    return sum(parts.values()), {name: value.detach() for name, value in parts.items()}
+
+def as_floats(values: dict) -> dict:  # name -> scalar tensor or number
+    "The same as Python numbers, read from the device at once."
+    tensors = {name: value.float() for name, value in values.items() if isinstance(value, Tensor)}
+    return values | dict(zip(tensors, torch.stack([*tensors.values()]).tolist())) if tensors else values
+
+def total(terms: dict, weights: dict) -> tuple:  # total, {name: weighted value as a float}
+    "`weighted`, with parts as the loss curves show them."
+    value, parts = weighted(terms, weights)
+    return value, as_floats(parts)
 
 # %% ../../nbs/3_training/01_losses.ipynb #loss-inputs
 @dataclass(frozen=True)

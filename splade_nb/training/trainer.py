@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'require_pairs', 'step_count', 'texts_in_step', 'phase_number', 'set_rate',
-           'measured_weights', 'mean_row', 'train_step', 'tensorboard_scalars', 'validation_scalars', 'log_validation',
-           'log_row', 'log_events', 'warn', 'validate', 'should_stop', 'checkpoint', 'difference', 'refuse_other',
-           'truncate_log', 'restore', 'start_or_resume', 'watch', 'roll_back', 'interrupts', 'initial_weights',
-           'began_with', 'average_with_initial', 'choose_average', 'show_plan', 'train']
+           'measured_weights', 'Batches', 'each_tensor', 'mean_row', 'train_step', 'tensorboard_scalars',
+           'validation_scalars', 'log_validation', 'log_row', 'log_events', 'warn', 'validate', 'should_stop',
+           'checkpoint', 'difference', 'refuse_other', 'truncate_log', 'restore', 'start_or_resume', 'watch',
+           'roll_back', 'interrupts', 'initial_weights', 'began_with', 'average_with_initial', 'choose_average',
+           'plan_passes', 'train']
 
 # %% ../../nbs/3_training/14_trainer.ipynb #imports
-import json, math, signal, sys, threading, time
+import functools, json, math, signal, sys, threading, time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from accelerate.utils import send_to_device
 from safetensors.torch import load_model
 from tqdm import tqdm
 
@@ -32,11 +33,10 @@ from .checkpoints import save_initial, set_aside, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .dataset import TrainingData
-from .losses import DocumentCounts
+from .losses import DocumentCounts, as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
-from .memory import backward, memory_plan
-from .memory import widest_batch
+from .memory import backward, memory_plan, passes_for, widest_batch
 from .objective import optimizer_for, weights_at
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-state
@@ -61,6 +61,7 @@ class Run:
     shares: dict = field(default_factory=dict)    # share -> nDCG@10
     counted: DocumentCounts | None = None         # where FLOPS is weighted by document frequencies; in checkpoints
 
+    passes: int = 1                               # of a contrastive batch, see `passes_for`
     step: int = 0                                 # steps done
     history: list = field(default_factory=list)   # validations
     events: list = field(default_factory=list)    # of the collapse guard
@@ -70,12 +71,15 @@ class Run:
     best: dict = field(default_factory=dict)      # step and nDCG@10 of the best validation
     stopped: str = ''                             # the reason, where the run stopped early
 
+    @functools.cached_property
+    def batches(self) -> 'Batches': return Batches(self)
+
     def __post_init__(self):
         if not counts_documents(self.settings): return
         self.counted = DocumentCounts(len(self.training_data.idf)).to(self.training_data.idf.device)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-memory
-SAVED = ('step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped')
+SAVED = ('passes', 'step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped')
 
 def run_state(run: Run) -> dict:
     "What a checkpoint stores about its run."
@@ -119,6 +123,29 @@ def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS d
     if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff, settings.df_steepness)
     return run.counted.penalty
 
+# %% ../../nbs/3_training/14_trainer.ipynb #batches
+class Batches:
+    "The contrastive batches of a run, each made while the step before it runs."
+    def __init__(self, run: 'Run'):
+        self.run, self.maker, self.next = run, ThreadPoolExecutor(1, 'next batch'), {}
+
+    def made(self, step: int, part: int) -> dict:  # in memory that a card reads by itself
+        run, place = self.run, self.run.model.special.device
+        rows = batch_at(step, run.steps, part, run.training_data, run.settings, run.seed)
+        return each_tensor(rows, lambda value: value.pin_memory()) if place.type == 'cuda' else rows
+
+    def __call__(self, step: int, part: int) -> dict:  # on the device
+        ready, parts = self.next.pop((step, part), None), contrastive_batches(self.run.settings)[0]
+        rows = self.made(step, part) if ready is None else ready.result()
+        after = (step, part + 1) if part + 1 < parts else (step + 1, 0)
+        self.next = {after: self.maker.submit(self.made, *after)} if after[0] < self.run.steps else {}
+        return each_tensor(rows, lambda value: value.to(self.run.model.special.device, non_blocking=True))
+
+def each_tensor(rows: dict, move: Callable) -> dict:  # move: tensor -> tensor
+    "Nested rows with their tensors moved; lists, such as lengths, stay on the host."
+    return {name: each_tensor(value, move) if isinstance(value, dict) else move(value) if torch.is_tensor(value) else value
+            for name, value in rows.items()}
+
 # %% ../../nbs/3_training/14_trainer.ipynb #mean-row
 def mean_row(rows: list[dict]) -> dict: # loss, parts and measurements of a step
     "The means over the batches of a step; a part that a batch lacks counts 0 there."
@@ -137,17 +164,19 @@ def train_step(run: Run) -> dict: # a row of metrics
     if group.number > 1: torch.manual_seed((run.seed * 1_000_003 + run.step) * group.number + group.rank)
     measured, found = measured_weights(run), []
     for part in range(batches := contrastive_batches(settings)[0]):
-        rows = send_to_device(batch_at(*at, part, run.training_data, settings, run.seed), model.special.device)
-        last = part == batches - 1
-        loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group, last, measured)
+        rows = run.batches(run.step, part)
+        loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group,
+                                    part == batches - 1, measured, run.passes)
         if run.counted is not None: run.counted.add(out['document']['vectors'])
-        found.append(dict(loss=loss.item(), parts=parts, **measure(out, weights_at(*at, settings), settings.top_k,
+        found.append(dict(loss=loss, parts=parts, **measure(out, weights_at(*at, settings), settings.top_k,
                                                                    run.training_data.special, run.korean)))
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     row = mean_row(found)
-    if math.isfinite(row['loss']) and torch.isfinite(norm): run.optimizer.step()
+    parts = {f'part {name}': value for name, value in row.pop('parts').items()}
+    read = as_floats(row | dict(gradient_norm=norm) | parts)  # the only wait for the device
+    if math.isfinite(read['loss']) and math.isfinite(read['gradient_norm']): run.optimizer.step()
     return dict(step=run.step, epoch=round(epoch_at(*at, settings), 3), phase=phase_number(*at, settings),
-                learning_rate=rate, gradient_norm=norm.item(), **row)
+                learning_rate=rate, parts={name[5:]: read.pop(name) for name in parts}, **read)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #tensorboard
 SCALARS = 'loss learning_rate gradient_norm active_query active_doc dead_rows top_k_mean korean_share'.split()
@@ -264,7 +293,7 @@ def truncate_log(path: Path, step: int) -> None:
 def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     "Bring a run back to a checkpoint and delete what came after it. Raises `CheckpointError` for another run's."
     state = load_checkpoint(path, run.model, run.optimizer, lambda state: refuse_other(path, state, run))
-    for name in SAVED: setattr(run, name, state[name])
+    for name in SAVED: setattr(run, name, state.get(name, getattr(run, name)))
     if run.counted is not None: load_model(run.counted, str(path/'counted.safetensors'))
     if run.process_group.rank: return state
     folder = run.folder/'checkpoints'
@@ -390,13 +419,18 @@ def _finish(run: Run, start: dict, validator: Callable | None) -> None:
     if complete and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
     run.model.eval()
 
-# %% ../../nbs/3_training/14_trainer.ipynb #show-plan
-def show_plan(run: Run) -> None:
-    "Print the memory that a step will need."
-    rows = send_to_device(widest_batch(run.steps, run.training_data, run.settings, run.seed), run.model.special.device)
-    sizes = memory_plan(run.model, rows, run.settings, run.process_group)
+# %% ../../nbs/3_training/14_trainer.ipynb #plan-passes
+def plan_passes(run: Run) -> None:
+    "The passes of a step that fit into memory; prints what a step will need."
+    run.model.train()
+    rows = widest_batch(run.steps, run.training_data, run.settings, run.seed)
+    rows = each_tensor(rows, lambda value: value.to(run.model.special.device))
+    if not run.step: run.passes = passes_for(run.model, rows, run.settings, run.process_group)
+    if run.quiet or run.process_group.rank: return
+    sizes = memory_plan(run.model, rows, run.settings, run.process_group, run.passes)
     parts = ', '.join(f'{name} {size / 2 ** 20:,.1f}' for name, size in sizes.items())
-    print(f'memory plan: {sum(sizes.values()) / 2 ** 20:,.1f} MiB more than now ({parts})', file=sys.stderr)
+    passes = 'one pass' if run.passes == 1 else f'{run.passes} passes'
+    print(f'memory plan: {sum(sizes.values()) / 2 ** 20:,.1f} MiB more than now in {passes} ({parts})', file=sys.stderr)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #show-progress
 def _show_progress(bar: tqdm, row: dict) -> None:
@@ -467,11 +501,11 @@ def train(model: torch.nn.Module, training_data: TrainingData, settings: Setting
     with alone(folder) if main else nullcontext(), interrupts() as received, accumulated_rows(model):
         start_or_resume(run, resume, resume_from)
         start = began_with(run, start)
+        if run.step < steps: plan_passes(run)
         if run.step == 0 and not run.history:
             validate(run, validator)
             checkpoint(run)
         model.train()
-        if main and not quiet and run.step < steps: show_plan(run)
         process_group.wait()
         _loop(run, validator, min(steps, max_steps or steps), save_every, received)
         if run.interrupted:

