@@ -118,7 +118,7 @@ def test_another_attention_keeps_texts_apart():  # as an export sets it; blocks 
     import torch
     from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
     from splade_nb.model.encode import encode
-    from splade_nb.model.splade_doc import toy_model
+    from splade_nb.model.initialization import toy_model
     texts = ['서울에서 김치찌개 맛집을 찾아요', '제주도 여행', '부산 지하철 노선도와 요금']
     tokenizer = SpladeTokenizer(train_unigram(texts, 120))
     torch.manual_seed(0)
