@@ -40,7 +40,7 @@ def tokenizers(texts):
     unigram.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
     pieces = Tokenizer(models.WordPiece(unk_token='<unk>'))
     pieces.normalizer, pieces.pre_tokenizer = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
-    pieces.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=1200, special_tokens=['<cls>', '<sep>', '<pad>', '<unk>', '<mask>'], show_progress=False))
+    pieces.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=1200, special_tokens=['<cls>', '<pad>', '<sep>', '<unk>', '<mask>'], show_progress=False))
     wordpiece = PreTrainedTokenizerFast(tokenizer_object=pieces, cls_token='<cls>', sep_token='<sep>', pad_token='<pad>', unk_token='<unk>', mask_token='<mask>')
     return dict(xlm_roberta=SpladeTokenizer(unigram), bert=SpladeTokenizer(wordpiece))
 
