@@ -147,9 +147,9 @@ def profile_table(result: dict) -> str:
             f'reach {found["share"]:.0%} of the best rate of large ones.\n\n' + table(['largest operations', 'times', 'time', 'share'], rows))
 
 
-def printed_results() -> list:  # of runs whose files were lost; what they printed was kept by hand
+def printed_results() -> list:  # of the run whose files were lost; what it printed was kept by hand
     path = HERE/'results'/'gpu-printed.json'
-    return read_json(path) if path.exists() else []
+    return [read_json(path)] if path.exists() else []
 
 
 def printed_section(found: dict) -> str:

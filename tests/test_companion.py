@@ -80,8 +80,8 @@ def test_a_file_gives_the_same_vectors_or_is_refused(embedding, tmp_path):
     assert saved.words == embedding.words and saved.seen.documents == 60
     assert np.array_equal(saved.encode(['배와 기차']), embedding.encode(['배와 기차']))
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ConfigError, match='no whole file'): load_embedding(path)
-    with pytest.raises(ConfigError, match='no whole file'): load_embedding(tmp_path/'missing')
+    with pytest.raises(ConfigError, match='damaged'): load_embedding(path)
+    with pytest.raises(ConfigError, match='missing'): load_embedding(tmp_path/'missing')
 
 
 def test_the_sum_is_the_plain_sum(embedding):

@@ -211,7 +211,7 @@ def test_a_public_checkpoint_gives_their_vectors(name, public, texts):
 
 def test_commands_take_a_public_checkpoint(public, tmp_path):
     judged = evaluate_model(str(public/'inference-free'), 'toy')
-    with build_searcher(public/'inference-free', 'toy', tmp_path/'searcher') as searcher: found = searcher.ask('김치찌개 맛집', 5)
+    with build_searcher(public/'inference-free', 'toy', tmp_path/'searcher') as searcher: found = searcher.search('김치찌개 맛집', 5)
     assert judged['queries'] > 0 and judged['active_terms']['doc'] > 0 and len(found) == 5
 
 

@@ -112,3 +112,17 @@ def test_a_step_on_real_texts_is_hardly_padded(name):
     for size in (4, 24, 96):
         lengths = np.concatenate([random.choice(queries, size), random.choice(documents, 2 * size)])
         assert len(blocks_of(lengths.tolist()).place) <= 1.1 * lengths.sum() and len(block_shapes(np.sort(lengths)[::-1])) <= 16
+
+
+def test_another_attention_keeps_texts_apart():  # as an export sets it; blocks then go one after the other
+    import torch
+    from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
+    from splade_nb.model.encode import encode
+    from splade_nb.model.initialization import toy_model
+    texts = ['서울에서 김치찌개 맛집을 찾아요', '제주도 여행', '부산 지하철 노선도와 요금']
+    tokenizer = SpladeTokenizer(train_unigram(texts, 120))
+    torch.manual_seed(0)
+    model = toy_model(len(tokenizer), similarity='dot')
+    wanted = encode(model, tokenizer, texts).toarray()
+    model.backbone.set_attn_implementation('eager')
+    assert abs(encode(model, tokenizer, texts).toarray() - wanted).max() < 1e-5

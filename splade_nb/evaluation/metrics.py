@@ -370,5 +370,5 @@ def recall_criterion(name: str,      # of the judged collection
     """V28's criterion for Ko-StrategyQA: a relevant document first for over 40 % of the queries, which the designs call
     Recall@1. It is judged on that collection alone, by its name in any spelling, and on all its 9,251 documents."""
     same = re.sub('[^a-z]', '', name.rsplit('/', 1)[-1].lower()) == 'kostrategyqa' and documents == 9_251
-    met = verdict(success, 0.40, True) if same else f'other data ({name}, {documents:,} documents)'
+    met = verdict(success, 0.40, True) if same else f'other data ({name})'
     return dict(success, criterion='success@1, Ko-StrategyQA', target=0.40, above=True, met=met)

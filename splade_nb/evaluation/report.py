@@ -493,4 +493,4 @@ def _criteria_of(run: Run) -> list:  # of `metrics.criteria`, beside the active 
 def _recall_criterion(run: Run) -> dict:
     data, systems = run.summary['data']['name'], run.evaluation['systems']
     found, bm25 = (systems[name]['success@1'] for name in ('model', 'bm25'))
-    return recall_criterion(data, run.summary['documents'], found) | dict(beside=f'BM25 {bm25["mean"]:.1%}')
+    return recall_criterion(data, run.summary.get('documents', 0), found) | dict(beside=f'BM25 {bm25["mean"]:.1%}')

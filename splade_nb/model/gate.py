@@ -50,11 +50,11 @@ class AttentionPooler(_Pooler):
     def read(self, states): return F.linear(states, self.attention.in_proj_weight, self.attention.in_proj_bias)
 
     def pool(self, read, mask):  # read: query, key and value of each token, [B, L, 3 H]
-        seen = mask.bool() | ~mask.bool().any(1, keepdim=True)  # a row of padding only would give 0 / 0
+        ignored = (mask == 0) & mask.bool().any(1, keepdim=True)  # a row of padding only would give 0 / 0
         size, heads = read.shape[-1] // 3, self.attention.num_heads
-        query = self.read(self.query)[..., :size].expand(len(read), -1, -1)
+        query = self.read(self.query)[..., :size].expand(read.shape[0], -1, -1)
         parts = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, *read[..., size:].chunk(2, -1)))
-        context = F.scaled_dot_product_attention(*parts, attn_mask=seen[:, None, None]).flatten(1)
+        context = F.scaled_dot_product_attention(*parts, attn_mask=~ignored[:, None, None]).flatten(1)
         return without_context(self.norm(self.attention.out_proj(context)), mask)
 
     def forward(self, states, # [B, L, H]

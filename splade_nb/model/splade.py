@@ -12,7 +12,7 @@ import math, threading
 from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
-from .blocks import Blocks, block_inputs, take_blocks
+from .blocks import Blocks, block_inputs, take_blocks, takes_blocks
 from .head import max_logits, token_maxima
 
 # %% ../../nbs/2_model/05_splade.ipynb #activate
@@ -63,7 +63,7 @@ class Splade(nn.Module):
         super().__init__()
         self.backbone, self.seen, self.as_rows = backbone, {}, False
         self.decoder = _take_decoder(backbone) if mlm_head else None
-        self.at_once = mlm_head and take_blocks(backbone)  # all blocks in one pass
+        if mlm_head: take_blocks(backbone)
         self.importance = None if mlm_head else token_importance(backbone.config.hidden_size, dropout)
         self.gate = gate
         if getattr(backbone, 'pooler', None) is not None: backbone.pooler = None  # of a classifier; nothing reads it
@@ -154,7 +154,7 @@ def block_states(model: Splade, given: Tensor,  # [G] token ids, which `blocks.p
         output = model.backbone(**inputs)
         states.append(model.seen.pop(threading.get_ident()).flatten(0, 1))
         return output.logits.flatten(0, 1)
-    if model.at_once: read = passed(**block_inputs(model.backbone.config, ids, blocks))
+    if takes_blocks(model.backbone): read = passed(**block_inputs(model.backbone.config, ids, blocks))
     else: read = torch.cat([passed(input_ids=part, attention_mask=mask.long())
                             for part, mask in zip(blocks.split(ids), blocks.masks)])
     return torch.cat(states), read
