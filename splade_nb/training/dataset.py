@@ -306,7 +306,7 @@ def _untrained(stages: Preparation, settings: Settings, collection, rows: np.nda
     return create(settings, len(data.tokenizer.backend), special, rarity, mean_length, near, data.frequencies)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #calibrate
-MOST_CALIBRATED, MOST_READ = 1_000, 3_000  # documents, at even distances: for the bias, for a head in closed form
+MOST_CALIBRATED, MOST_READ = 1_000, 1_500  # documents, at even distances: for the bias, for a head in closed form
 
 def _batches(model: torch.nn.Module, settings: Settings, data: TrainingData, most: int) -> list:
     "Training documents at even distances, in batches of like length."
@@ -353,7 +353,9 @@ def prepare(settings: Settings, collection, seed: int,
     data, groups = _build_training_data(preparation, settings, collection, rows, place)
     data.notes += notes
     model = _untrained(preparation, settings, collection, rows, data, seed).to(place)
-    if settings.initialization == 'closed_form': head_start(model, _batches(model, settings, data, MOST_READ))
+    if settings.initialization == 'closed_form':
+        with torch.autocast(model.special.device.type, torch.bfloat16, enabled=settings.precision == 'bf16'):
+            head_start(model, _batches(model, settings, data, MOST_READ))
     if settings.calibration and 'calibration' not in off(settings): _calibrate(preparation, model, settings, data)
     return TrainingSetup(settings, collection, data, model, groups, dev_queries)
 
