@@ -385,6 +385,14 @@ def test_no_machine_in_a_file():
     assert found == []
 
 
+def test_no_merge_is_left_half_done():
+    mark = re.compile(r'^\s*"?(?:<{7}|>{7}) ', re.M)  # in notebooks a line of source begins with a quote
+    def marked(path):
+        try: return mark.search(path.read_text(encoding='utf-8'))
+        except UnicodeDecodeError: return None
+    assert mark.search('<' * 7 + ' HEAD') and [path for path in tracked() if marked(path)] == []
+
+
 @pytest.mark.parametrize('script', ['docs/readme_table.py', 'benchmarks/report.py'])
 def test_tables_show_what_the_results_say(script):
     assert tracked('docs/results/*/summary.json') and tracked('benchmarks/results/*.json'), 'no kept result to read'
