@@ -122,7 +122,7 @@ def wanted(value: dict) -> list[list[str]]:
         ['python', '-m', 'splade_nb.cli', 'export', *written],
         ['python', '-m', 'splade_nb.cli', 'release', *given(model='MODEL', licence='LICENCE', out='EXPORT')],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
-        ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE'), '--force'],
+        ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE', pack='PACK'), '--force'],
         EXPORT, pretrain, report('OUT', 'pretrain'), EXPORT, [*pretrain, '-p', 'resume', 'True'], report('OUT', 'pretrain'),
         ['python', '-m', 'splade_nb.cli', 'fit', *given(data='DATA', out='OUT', seed='SEED', settings='SETTINGS', glossary='GLOSSARY')]]
 
