@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['mini_backbone', 'resolve_toy', 'toy_model', 'window_counts', 'pair_counts', 'ppmi', 'directions', 'near_identity',
-           'logit_moments', 'backbone_for', 'create']
+           'logit_moments', 'deviations_for', 'backbone_for', 'create']
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports
 import math
@@ -156,6 +156,23 @@ def logit_moments(model: Splade,
     model.train(was_training)
     mean = sums / number
     return mean.float(), (squares / number - mean.square()).clamp(min=0).sqrt().float()
+
+# %% ../../nbs/2_model/14_initialization.ipynb #deviations-for
+@torch.no_grad()
+def deviations_for(model: Splade,
+                   documents,                   # batches, as of `logit_moments`
+                   mean: torch.Tensor, spread: torch.Tensor,  # [V] of `logit_moments`
+                   terms: int                   # active terms of a document
+                  ) -> float:
+    "How many standard deviations above its mean a term is to be active, so that documents have so many."
+    found, usual = [], ~model.special[:len(mean)]
+    for rows in documents:
+        mask = rows['attention_mask']
+        _, read = read_states(model, rows['input_ids'], mask)
+        largest = max_logits(read[mask.bool()], model.decoder.weight, model.decoder.bias, mask.sum(1).tolist())
+        found.append(((largest - mean) / spread)[:, usual].topk(min(terms, int(usual.sum()))).values[:, -1])
+    return torch.cat(found).mean().item()
+
 
 # %% ../../nbs/2_model/14_initialization.ipynb #create
 def backbone_for(settings: Settings, vocabulary: int): # transformers model
