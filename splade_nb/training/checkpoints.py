@@ -124,6 +124,7 @@ def best_steps(state: dict) -> list[int]:
     scores = {row['step']: row['metrics'].get('ndcg@10') for row in state.get('history') or () if row['step'] >= first}
     return sorted((step for step in scores if scores[step] is not None), key=lambda step: (-scores[step], step))
 
+# %% ../../nbs/3_training/12_checkpoints.ipynb #best-checkpoint
 def best_checkpoint(folder: Path, state: dict) -> int | None:
     "The best validated step whose checkpoint exists."
     existing = set(map(step_of, checkpoints(folder)))

@@ -139,12 +139,13 @@ def pool(hidden: torch.Tensor,  # [B, L, H]
     if pooling == 'cls': return hidden[:, 0]
     return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
-# %% ../../nbs/3_training/05_teacher.ipynb #embed
+# %% ../../nbs/3_training/05_teacher.ipynb #in-half
 def in_half(precision: str,       # of the settings
             place: torch.device) -> bool:
     "Whether products are in bf16; `auto`: on a GPU that has it, and on a processor with matrix tiles for it."
     return precision_on(place, precision, tiles=True) == 'bf16'
 
+# %% ../../nbs/3_training/05_teacher.ipynb #embed
 def _embed(tokenizer, model, pooling: str, texts: list, max_length: int, normalise: bool) -> torch.Tensor:
     "Embeddings of one batch of texts [B, H], on the CPU."
     length = min(max_length, positions(model), tokenizer.model_max_length)
