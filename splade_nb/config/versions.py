@@ -195,8 +195,8 @@ CORRECTIONS = {
     'dot_scale': Correction(0.07, 'brings dot products to the unit of the phases\' temperatures',
                             lambda s: s.similarity == 'cosine'),
     'score_limit': Correction(1.0, 'the temperatures are stated for cosine: where vectors are dense, scores of the '
-                                   'mean norms stay at its largest value; small models start sparse and need none',
-                              lambda s: s.similarity == 'cosine' and not s.hidden),
+                                   'mean norms stay at its largest value; models that start sparse need none',
+                              lambda s: s.similarity == 'cosine' and not (s.hidden or s.initial_terms)),
     'mask_special': Correction(True, 'special tokens say nothing about a text; as targets they fight the penalty of '
                                      '100 (pitfall 3)'),
     'stopword_mask': Correction(False, 'training scores what serving scores; masking stopwords everywhere once stopped '
@@ -280,8 +280,7 @@ def _distils_cosines(settings: Settings) -> bool: return any(phase.lambda_kd for
 SMALL_CORRECTIONS = {
     'dot_scale': Correction(0.03, 'with 400 terms scores begin with a standard deviation of about 3 temperatures',
                             lambda s: s.similarity == 'cosine'),
-    'score_limit': Correction(0.0, 'under a limit vectors may shrink for free: terms fell from 400 to 60 in 8 steps',
-                              lambda s: s.similarity == 'cosine'),
+    'flops_ramp': Correction(0.3, 'the rate falls in later phases: ranking must settle after the terms have gone'),
     'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other'),
     'document_terms': Correction(180, 'as query_terms'),
     'kd_temperature': Correction(1.0, 'divergence between softmaxes that are not uniform', _distils_cosines),

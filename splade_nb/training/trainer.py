@@ -37,7 +37,7 @@ from .losses import DocumentCounts, as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
 from .memory import backward, memory_plan, passes_for, widest_batch
-from .objective import optimizer_for, weights_at
+from .objective import SIDES, optimizer_for, weights_at
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-state
 @dataclass
@@ -125,15 +125,19 @@ def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS d
     return run.counted.penalty
 
 # %% ../../nbs/3_training/14_trainer.ipynb #steer
-def _on_the_way(wanted: int, run: Run) -> float:  # terms of this step, from those of the start
+def _on_the_way(wanted: float, run: Run) -> float:  # terms of this step, from those of the start
     "The number of terms falls evenly, in its logarithm, along the ramp of FLOPS."
     done = min(1.0, run.step / run.steps / (run.settings.flops_ramp or 1e-9))
     return wanted * max(1.0, run.settings.initial_terms / wanted) ** (1 - done)
 
-def steer(run: Run, row: dict) -> None:  # row: active_query, active_doc of a step
-    "Raise the weight of a side's FLOPS where its texts have more terms than they should, and lower it where fewer."
-    for side, wanted, found in (('query', run.settings.query_terms, row['active_query']),
-                                ('document', run.settings.document_terms, row['active_doc'])):
+def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_doc of a step; {side: tokens of each text}
+    """Raise the weight of a side's FLOPS where its texts have more terms than they should, and lower it where fewer.
+    Queries as long as documents may have as many."""
+    settings = run.settings
+    tokens = {side: sum(found) / len(found) for side, found in lengths.items()}
+    even = settings.document_terms * min(1.0, tokens['query'] / tokens['document'])
+    for side, wanted, found in (('query', settings.query_terms and max(settings.query_terms, even), row['active_query']),
+                                ('document', settings.document_terms, row['active_doc'])):
         if not wanted: continue
         name, share = f'flops {side}', min(4.0, max(0.25, found / _on_the_way(wanted, run)))
         factor = min(100.0, max(0.01, run.damping.get(name, 1.0) * share ** 0.2))
@@ -192,7 +196,7 @@ def train_step(run: Run) -> dict: # a row of metrics
     parts = {f'part {name}': value for name, value in row.pop('parts').items()}
     read = as_floats(row | dict(gradient_norm=norm) | parts)  # the only wait for the device
     if math.isfinite(read['loss']) and math.isfinite(read['gradient_norm']): run.optimizer.step()
-    steer(run, read)
+    steer(run, read, {side: rows[side]['lengths'] for side, _ in SIDES})
     return dict(step=run.step, epoch=round(epoch_at(*at, settings), 3), phase=phase_number(*at, settings),
                 learning_rate=rate, parts={name[5:]: read.pop(name) for name in parts}, **read)
 
