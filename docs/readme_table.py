@@ -5,16 +5,20 @@ The short table stands in README.md, README.ko.md and nbs/index.ipynb, the full 
     python docs/readme_table.py            rewrite the tables and README.md
     python docs/readme_table.py --check    exit 1 if one is not what the summaries say
     python docs/readme_table.py --keep outputs/v28 ...   copy the summaries of these runs first
+    python docs/readme_table.py --baselines mini ...     measure both BM25 on these collections first
 """
 import json, os, re, shutil, sys
 from pathlib import Path
 import pandas as pd
+from splade_nb.config.files import read_json, write_json
 from splade_nb.config.versions import ABOUT, VERSIONS
+from splade_nb.data.readers import load
 from splade_nb.evaluation.compare import compare_row, markdown_table
 from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.leaderboard import boards
-from splade_nb.evaluation.metrics import index_bytes, marked
-from splade_nb.evaluation.study import known_baselines, revision_of
+from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference, summarise
+from splade_nb.evaluation.retrieval import baselines, index_facts
+from splade_nb.evaluation.study import KeptResults, dev_ids, known_baselines, revision_of, stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT/'docs'/'results'
@@ -27,6 +31,33 @@ def keep(folder: Path) -> None:
     target = RESULTS/f'{summary["version"]}-{summary["recipe"]}-{summary["data"]["name"]}-{summary["seed"]}'
     target.mkdir(parents=True, exist_ok=True)
     for name in ('summary.json', 'evaluation.json'): shutil.copy(folder/name, target/name)
+
+
+def both_bm25(collection, ids: list) -> tuple:  # figures of a split; terms of a document
+    found, terms = baselines(collection, ids)
+    gains = found['bm25_bigrams']['ndcg@10'] - found['bm25']['ndcg@10']
+    return dict(queries=len(ids), **{name: summarise(rows) for name, rows in found.items()},
+                difference=paired_difference(gains, 0 * gains), gains=' '.join(f'{gain:.5g}' for gain in gains)), terms
+
+
+def baselines_of(collection) -> dict:  # what `known_baselines` reads
+    "Both BM25 on the test queries and on those training queries that judge; on all where the source names no train and test split."
+    named = collection.split('train') and not any(note.startswith('no test split') for note in collection.notes)
+    asked = {'test': list(collection.split('test')), 'dev': dev_ids(collection)} if named else {'all': list(collection.qrels)}
+    found = {split: both_bm25(collection, ids) for split, ids in asked.items()}
+    documents, terms = len(collection.texts), next(iter(found.values()))[1]
+    return stamp('python docs/readme_table.py --baselines', [collection]) | dict(
+        hash=collection.hash, documents=documents, index=index_facts(terms, documents), splits={split: part for split, (part, _) in found.items()})
+
+
+def keep_baselines(name: str, new: dict) -> None:
+    "Figures of an earlier revision stay, for the runs that were compared with them."
+    path = KeptResults('baselines').path(name)
+    before = read_json(path) if path.exists() else {}
+    earlier = before.get('earlier', [])
+    if before and before['splits'] != new['splits']:
+        earlier = [*earlier, dict(revision=revision_of(path, before), date=before.get('date', ''), splits=before['splits'])]
+    write_json(path, new | (dict(earlier=earlier) if earlier else {}))
 
 
 def words_of(data: str) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
@@ -320,6 +351,9 @@ def pages() -> dict:  # path -> its text with the tables of today
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ['--keep']:
         for folder in arguments[1:]: keep(Path(folder))
+    if arguments[:1] == ['--baselines']:
+        measured = {each.name: baselines_of(each) for each in map(load, arguments[1:])}  # of one revision: a written file changes the checkout
+        for name, found in measured.items(): keep_baselines(name, found)
     new = pages()
     if arguments == ['--check']: return int(any(path.read_text(encoding='utf-8') != text for path, text in new.items()))
     for path, text in new.items(): path.write_text(text, encoding='utf-8')
