@@ -18,7 +18,7 @@ from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference, summarise
 from splade_nb.evaluation.retrieval import baselines, index_facts
-from splade_nb.evaluation.study import KeptResults, dev_ids, known_baselines, revision_of, stamp
+from splade_nb.evaluation.study import KeptResults, baselines_beside, dev_ids, known_baselines, revision_of, stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT/'docs'/'results'
@@ -55,15 +55,15 @@ def keep_baselines(name: str, new: dict) -> None:
     path = KeptResults('baselines').path(name)
     before = read_json(path) if path.exists() else {}
     earlier = before.get('earlier', [])
-    if before and before['splits'] != new['splits']:
+    ranks = lambda record: {split: (part['gains'], round(part['bm25']['ndcg@10']['mean'], 6)) for split, part in record['splits'].items()}
+    if before and ranks(before) != ranks(new):
         earlier = [*earlier, dict(revision=revision_of(path, before), date=before.get('date', ''), splits=before['splits'])]
     write_json(path, new | (dict(earlier=earlier) if earlier else {}))
 
 
-def words_of(data: str) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
+def words_of(data: str, bm25: float) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
     "Of summaries kept before they held it."
-    found = known_baselines().get(data)
-    field = found['splits'].get('test') if found else None
+    found, field = known_baselines().get(data), baselines_beside(data, 'test', bm25)
     return {'BM25 + bigrams': field['bm25_bigrams']['ndcg@10']['mean'] if field else float('nan'),
             'documents': found['documents'] if found else float('nan')}
 
@@ -74,7 +74,7 @@ def kept() -> pd.DataFrame:
     for path in sorted(RESULTS.glob('*/summary.json')):
         summary = json.loads(path.read_text(encoding='utf-8'))
         gain = json.loads((path.parent/'evaluation.json').read_text(encoding='utf-8'))['difference']
-        row, words = compare_row(summary), words_of(summary['data']['name'])
+        row, words = compare_row(summary), words_of(summary['data']['name'], summary['bm25']['ndcg@10'])
         own = {'documents': summary['documents']} if 'documents' in summary else {}
         if 'bm25_bigrams' in summary: own['BM25 + bigrams'] = row['BM25 + bigrams']
         rows.append(row | words | own | {'queries': summary['metrics']['queries'], 'difference': gain, 'of': revision_of(path, summary), 'date': summary.get('date', '')})
@@ -82,8 +82,10 @@ def kept() -> pd.DataFrame:
 
 
 def source_of(runs: pd.DataFrame) -> str:
-    "Where a table of kept runs comes from."
-    return source_line('python docs/readme_table.py', dict(zip(runs['data'], runs['hash'])), runs['of'], runs['date'])
+    "Where a table of kept runs, and both BM25 beside them, comes from."
+    words = [known_baselines()[name] for name in dict.fromkeys(runs['data']) if name in known_baselines()]
+    return source_line('python docs/readme_table.py', dict(zip(runs['data'], runs['hash'])), [*runs['of'], *(one['revision'] for one in words)],
+                       [*runs['date'], *(one['date'] for one in words)])
 
 
 def points(difference: dict) -> str: return f'{difference["mean"]:+.3f} [{difference["low"]:+.3f}, {difference["high"]:+.3f}]'
@@ -239,7 +241,8 @@ def short_source(mini: pd.DataFrame) -> str:
     _, _, revisions, dates = study.rstrip('.').split('; ')
     names = [name for name, known in known_baselines().items() if f'| {name} |' in test_tables()[0].split('*Source:*')[0]]
     return source_line('python docs/readme_table.py', {name: known_baselines()[name]['hash'] for name in ('mini', *names)},
-                       [*mini['of'], *re.findall('`([^`]+)`', revisions), *map(revision_of, ranked)], [*mini['date'], *dates.split(' to ')])
+                       [*mini['of'], known_baselines()['mini']['revision'], *re.findall('`([^`]+)`', revisions), *map(revision_of, ranked)],
+                       [*mini['date'], known_baselines()['mini']['date'], *dates.split(' to ')])
 
 
 def short() -> str:
