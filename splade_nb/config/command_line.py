@@ -54,10 +54,11 @@ def _add_weights(parser) -> None: # --hybrid, --topics
     for name, of in _WEIGHTS.items():
         parser.add_argument(name, type=float, default=0.0, help=f'The weight of {of}. The default is none.')
 
-# %% ../../nbs/0_config/02_command_line.ipynb #search-options
+# %% ../../nbs/0_config/02_command_line.ipynb #text-sources
 TEXT_SOURCES = ('a .txt file with one on each line, a .jsonl, .csv or .tsv file, such a file as .xz or .gz, a folder of '
                 'them or with corpus.jsonl, or a collection by its name')
 
+# %% ../../nbs/0_config/02_command_line.ipynb #search-options
 def add_search_options(parser) -> None: # --model, --data, --engine, --index, --hybrid, --topics
     "The options that name a saved searcher."
     parser.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
