@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests python tests/test_outputs.py [--write] nbs/6_serving/08_searcher.ipynb ...
 """
-import difflib, json, re, sys
+import difflib, re, sys
 from pathlib import Path
 import nbformat
 import pytest
@@ -42,12 +42,12 @@ def differences(path: Path, write: bool = False) -> list:  # a text for each cel
     told = ['\n'.join([f'{path.name}#{before.id}', *difflib.unified_diff(shown(before).splitlines(), shown(now).splitlines(), 'stored', 'now', lineterm='', n=0)])
             for before, now in other]
     for before, now in other: before.outputs = now.outputs
-    if write and other: path.write_text(json.dumps(stored, ensure_ascii=False, indent=1) + '\n', encoding='utf-8')
+    if write and other: nbformat.write(stored, path)
     return told
 
 
 def test_what_changes_from_run_to_run_is_masked_and_nothing_else():
-    first, other = '<f at 0x7f12ab34cd>, 3.2 s, /tmp/tmpab12cd34/x.json, 2026-11-26 10:02', '<f at 0x7f99ab34cd>, 14 s, /tmp/tmpzz12cd34/y.json, 2026-11-27 11:40'
+    first, other = '<f at 0x7f12ab34cd>, 3.2 s, /var/ab12cd34/x.json, 2026-11-26 10:02', '<f at 0x7f99ab34cd>, 14 s, /var/zz12cd34/y.json, 2026-11-27 11:40'
     assert masked(first) == masked(other) == '<f>, <amount>, <path>, <date>'
     assert masked('nDCG@10 0.569, 39.9 terms') == 'nDCG@10 0.569, 39.9 terms' != masked('nDCG@10 0.570, 39.9 terms')
 

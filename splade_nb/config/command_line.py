@@ -55,7 +55,7 @@ def _add_weights(parser) -> None: # --hybrid, --topics
         parser.add_argument(name, type=float, default=0.0, help=f'The weight of {of}. The default is none.')
 
 # %% ../../nbs/0_config/02_command_line.ipynb #text-sources
-TEXT_SOURCES = ('a .txt file with one on each line, a .jsonl, .csv or .tsv file, such a file as .xz or .gz, a folder of '
+TEXT_SOURCES = ('a .txt file with one on each line, a .jsonl, .csv or .tsv file, one as .xz or .gz, a folder of '
                 'them or with corpus.jsonl, or a collection by its name')
 
 # %% ../../nbs/0_config/02_command_line.ipynb #search-options

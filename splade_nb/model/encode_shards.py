@@ -108,10 +108,10 @@ def _facts_of(folder, number) -> dict: # of a shard's texts
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #exists
 def _exists(folder, number, expected, names=None): # expected: hash of the texts; names: their ids
-    if not zipfile.is_zipfile(_shard_path(folder, number)): return False # none, or one that was cut off: it is made anew
+    if not zipfile.is_zipfile(_shard_path(folder, number)): return False # none, or one cut off: it is made anew
     try: facts = _facts_of(folder, number)
     except Damaged: return False
-    other = 'of other texts' if facts['hash'] != expected else 'under other ids' if facts['ids'] != (names or facts['ids']) else ''
+    other = 'of other texts' if facts['hash'] != expected else 'under other ids' * (facts['ids'] != (names or facts['ids']))
     if not other: return True
     raise ConfigError(f'{_shard_path(folder, number)}: made {other} than are there now; take another folder')
 

@@ -305,7 +305,7 @@ class _MilvusCollection:
         self.client.load_collection(self.name)
         about = self.client.describe_collection(self.name)
         if 'document' not in [field['name'] for field in about['fields']]:
-            raise Damaged(f'{self.file or self.name}: built by an earlier form, with ids in another field; build it anew '
+            raise Damaged(f'{self.file or self.name}: built by an earlier form (ids in another field); build it anew '
                           'from the texts (`build_searcher`, `make search`)')
         return Label(**json.loads(about['properties']['splade_nb']))
 
