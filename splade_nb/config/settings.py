@@ -94,6 +94,7 @@ class RankingSettings:
     similarity: str = 'cosine'          # or dot
     dot_scale: float = 1.0              # unit of the dot product in the losses
     score_limit: float = 0.0            # most that two texts of the batch's norms can score in that unit; 0: no limit
+    score_spread: float = 0.0           # standard deviation of scores before training, in temperatures; 0: as they come
     temperature: float = 0.07           # of InfoNCE, where no phase sets one
     lambda_infonce: float = 2.0         # where no phase sets one
     lambda_self: float = 4.0
@@ -390,7 +391,7 @@ def _mines(settings: Settings) -> bool:
 OFF |= {
     'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses),
                      'extra_losses gives no loss a weight'),
-    'dot_scale score_limit': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
+    'dot_scale score_limit score_spread': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
     'temperature lambda_infonce lambda_kd': (lambda s: not s.phases, 'every phase sets its own'),
     'self_form': (lambda s: s.lambda_self, 'lambda_self is 0'),
     'positive_form': (lambda s: s.lambda_positive, 'lambda_positive is 0'),

@@ -256,7 +256,7 @@ MINI = dict(backbone='mini', initialization='random', hidden=128, layers=2, voca
 
 SMALL = dict(backbone='multilingual-e5-small', initialization='closed_form', vocabulary_rows='seen', initial_terms=400,
              precision='auto', max_length=128, query_length=64, batch_size=32, accumulation=1, learning_rate=1e-4,
-             warmup_ratio=0.1, clip=2.0, steps=120, teacher='multilingual-e5-small', teacher_max_length=256,
+             warmup_ratio=0.15, clip=2.0, steps=120, teacher='multilingual-e5-small', teacher_max_length=256,
              validations=3, validation_documents=1000, take_best=True, keep_checkpoints=1, log_every=1)
 SCALES = {'full': {}, 'small': SMALL, 'mini': MINI}
 
@@ -278,14 +278,15 @@ MINI_CORRECTIONS = {
 def _distils_cosines(settings: Settings) -> bool: return any(phase.lambda_kd for phase in settings.phases)
 
 SMALL_CORRECTIONS = {
-    'dot_scale': Correction(0.03, 'with 400 terms scores begin with a standard deviation of about 3 temperatures',
-                            lambda s: s.similarity == 'cosine'),
+    'score_spread': Correction(3.0, 'how large scores are follows from the start and from the length of the queries',
+                               lambda s: s.similarity == 'cosine'),
+    'lambda_language': Correction(Times(0.1), 'about half of an encoder\'s neighbours are of other languages'),
     'flops_ramp': Correction(0.3, 'the rate falls in later phases: ranking must settle after the terms have gone'),
     'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other'),
     'document_terms': Correction(180, 'as query_terms; published sparse models keep 120 to 250'),
     'kd_temperature': Correction(1.0, 'divergence between softmaxes that are not uniform', _distils_cosines),
-    'kd_scale': Correction(0.375, 'scores as InfoNCE reads them at the temperature of the first phase', _distils_cosines),
-    'kd_teacher_scale': Correction(400 / 3, 'with kd_scale: cosines over a temperature of 0.02', _distils_cosines),
+    'kd_scale': Correction(0.875, 'scores as InfoNCE reads them at the temperature of the first phase', _distils_cosines),
+    'kd_teacher_scale': Correction(400 / 7, 'with kd_scale: cosines over a temperature of 0.02', _distils_cosines),
     'negative_margin': Correction(0.01, 'what the teacher puts beside the relevant documents may be relevant'),
 }
 

@@ -26,9 +26,9 @@ def score_unit_of(settings, norms: float) -> float: # norms: typical norm of a q
     if settings.similarity != 'dot': return 1.0
     return min(settings.dot_scale, settings.score_limit / max(norms, 1e-9)) if settings.score_limit else settings.dot_scale
 
-def pool_loss(search: Search, qrels: dict, settings, documents: int, norms: float = 1.0) -> float:
+def pool_loss(search: Search, qrels: dict, settings, documents: int, norms: float = 1.0, factor: float = 1.0) -> float:
     "InfoNCE of the relevant documents among so many; a score that the search did not keep counts 0."
-    unit, losses = score_unit_of(settings, norms) / every_phase(settings)[-1].temperature, []
+    unit, losses = factor * score_unit_of(settings, norms) / every_phase(settings)[-1].temperature, []
     for query, scores in search.run().items():
         values = unit * np.array([*scores.values()], dtype=float)
         zeros = [0.0] if documents > len(values) else []
@@ -55,7 +55,7 @@ def validation_result(setup: TrainingSetup, search: Search,
     norms = np.sqrt(search.statistics.squares.mean() * documents.squares[chosen].mean())
     return dict(metrics=search_metrics(search, setup.collection).mean().round(5).to_dict(),
                 active_terms=mean_terms(search, active),
-                loss=pool_loss(search, qrels, setup.settings, len(active), norms))
+                loss=pool_loss(search, qrels, setup.settings, len(active), norms, setup.training_data.score_factor))
 
 # %% ../../nbs/4_evaluation/05_validation.ipynb #pool-facts
 def pool_facts(setup: TrainingSetup, documents: int) -> dict: # for summary and report

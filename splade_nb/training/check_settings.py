@@ -151,7 +151,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     query_length=(4, 5), warmup_ratio=(0.5, 0.0), language_ramp=(1.0, 0.5), flops_ramp=(1.0, 0.5), gate_heads=(2, 4),
     mining_depth=(1, 2), mining_documents=(4, 5),
     bigram_share=(0.0, 0.5), model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
-    evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0),
+    evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), score_spread=(1.0, 2.0), clip=(1e-4, 1.0),
     adam_eps=(1e-2, 1e-3), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
     early_stopping=(1, 0), initial_terms=(20, 10), query_terms=(3, 40), document_terms=(3, 40),
     negative_margin=(0.5, 0.2),

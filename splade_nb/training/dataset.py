@@ -22,7 +22,7 @@ from torch import Tensor
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-library
 from ..config.files import ConfigError, device, model_folder
 from ..config.stages import Stages
-from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, needs_teacher, off
+from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, every_phase, needs_teacher, off
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows, content_key, prepared_folder
@@ -37,7 +37,7 @@ from ..model.load import save
 from ..model.prune_vocabulary import prune
 from .bags import bags_key, with_bags
 from .curriculum import Keys, adopt, curriculum_key, pools_of
-from .losses import require_registered
+from .losses import require_registered, scaled_scores
 from .negatives import bm25_candidates, dense_candidates, draw
 from .teacher import identity, in_half, teacher_vectors
 
@@ -148,6 +148,7 @@ class TrainingData:
     bags: tuple | None = None                  # (Q, N arrays of columns), where vectors have further terms
     frequencies: Frequencies | None = None     # document frequencies of the bags, or of the tokens
     notes: list = field(default_factory=list)  # for the summary of the run
+    score_factor: float = 1.0                  # on all scores, see `score_spread`
 
     @functools.cached_property
     def pools(self) -> dict: return pools_of(self.keys)  # curriculum key -> indices of its pairs
@@ -277,8 +278,9 @@ def _teacher(stages: Preparation, settings: Settings, split: TrainingQueries, te
     if not needs_teacher(settings): return None
     embedded = settings.teacher in EMBEDDED_TEACHERS  # fitted on the training queries alone
     queries, chosen = (split.texts, None) if embedded else (split.all_texts, split.kept)
+    half = settings.precision == 'auto' and in_half('auto', torch.device(device()))
     return teacher_vectors(stages, settings.teacher, queries, texts, pairs, settings.teacher_max_length,
-                           settings.teacher_normalise, data=of['data'], asked=of['queries'], chosen=chosen)
+                           settings.teacher_normalise, data=of['data'], asked=of['queries'], chosen=chosen, half=half)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #build-material
 def _build_training_data(stages: Preparation, settings: Settings, collection, rows: np.ndarray, place) -> tuple:
@@ -369,6 +371,21 @@ def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settin
     if any(getattr(settings, name) for name in acting): _calibrate(stages, model, settings, data)
 
 
+# %% ../../nbs/3_training/07_dataset.ipynb #score-factor
+@torch.no_grad()
+def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData) -> float:
+    "What brings scores to `score_spread` temperatures before training, from 64 training pairs."
+    if not settings.score_spread or data.bags or settings.similarity != 'dot': return 1.0
+    pairs, place = data.pairs[::-(-len(data.pairs) // 64)], model.special.device
+    def vectors(texts, most, document):
+        rows = batch(data.tokenizer, texts, most)
+        return model(**{name: value.to(place) for name, value in rows.items()}, document=document)[0]
+    scores = scaled_scores(vectors([data.queries[q] for q, _ in pairs], settings.query_length or settings.max_length, False),
+                           vectors([data.documents[d] for _, d in pairs], settings.max_length, True), settings)
+    spread = scores.std().item() / every_phase(settings)[0].temperature
+    return settings.score_spread / max(spread, 1e-6)
+
+
 # %% ../../nbs/3_training/07_dataset.ipynb #prepared
 @dataclass
 class TrainingSetup:
@@ -398,6 +415,7 @@ def prepare(settings: Settings, collection, seed: int,
     data.notes += notes
     model = _untrained(preparation, cut, collection, rows, data, seed).to(place)
     _start_decoder(preparation, model, settings, data)
+    data.score_factor = _score_factor(model, settings, data)
     return TrainingSetup(settings, collection, data, model, groups, dev_queries)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #keep-model

@@ -22,7 +22,7 @@ from .dataset import TrainingData
 from .teacher import in_half
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
 from .losses import info_nce, l0_mask, language_penalty, margin_mse, masked_mean, minimum_activation
-from .losses import positive_activation, score, score_unit, self_reconstruction, triplet_margin, weighted
+from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin, weighted
 
 # %% ../../nbs/3_training/10_objective.ipynb #own-pieces
 def input_tokens(rows: dict,     # input_ids and attention_mask [B, L], or bag and counts [B, E]
@@ -62,15 +62,11 @@ def ranking_queries(out: dict, training_data: TrainingData, settings: Settings) 
     return vectors.masked_fill(training_data.stopword, 0) if settings.stopword_mask else vectors
 
 # %% ../../nbs/3_training/10_objective.ipynb #batch-scores
-def _scores(queries: Tensor, documents: Tensor, settings: Settings) -> Tensor:  # [B, V], [N, V] -> [B, N]
-    "Similarities in the unit of the temperatures."
-    scores = score(queries, documents, settings.similarity)
-    if settings.similarity == 'cosine': return scores
-    return scores * score_unit(queries, documents, settings.dot_scale, settings.score_limit)
-
 def batch_scores(out: dict, training_data: TrainingData, settings: Settings) -> Tensor:  # [B, N]
     "Every query against every document of the batch, in the unit of the temperatures."
-    return _scores(ranking_queries(out, training_data, settings), out['document']['vectors'], settings)
+    queries = ranking_queries(out, training_data, settings)
+    return scaled_scores(queries, out['document']['vectors'], settings) * training_data.score_factor
+
 
 # %% ../../nbs/3_training/10_objective.ipynb #against-negatives
 def _margins(scores: Tensor,  # [B, B + B * n]
@@ -159,10 +155,11 @@ def sparse_terms(out: dict, training_data: TrainingData, settings: Settings,
 def _distil(queries: Tensor,    # [B, V]
             documents: Tensor,  # [N, V]
             teacher: Tensor,    # [B, N] scores
-            settings: Settings) -> Tensor:
+            settings: Settings, factor: float) -> Tensor:  # factor: on scores
     "Without a limit the student's scores are plain dot products, as the small models were measured."
     plain = score(queries, documents, settings.similarity)
-    student = _scores(queries, documents, settings) if settings.score_limit else plain
+    scaled = settings.score_limit or settings.score_spread
+    student = scaled_scores(queries, documents, settings) * factor if scaled else plain
     teacher = teacher.to(student.device) * settings.kd_scale * settings.kd_teacher_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
@@ -175,9 +172,10 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     sides = zip(training_data.teacher, ('queries', 'documents'))
     asked, answers = (torch.as_tensor(vectors[rows[name]]) for vectors, name in sides)
     wanted = asked @ answers.T
-    terms = {'kd': _distil(vectors, documents, wanted, settings)}
+    factor = training_data.score_factor
+    terms = {'kd': _distil(vectors, documents, wanted, settings, factor)}
     if settings.lambda_context_kd:
-        terms['context_kd'] = _distil(vectors, vectors, asked @ asked.T, settings)
+        terms['context_kd'] = _distil(vectors, vectors, asked @ asked.T, settings, factor)
     if settings.lambda_margin_mse and settings.negatives:
         above = _margins(batch_scores(out, training_data, settings), out['same'])
         taught = _margins(wanted.to(above.device), out['same'])

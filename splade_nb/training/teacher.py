@@ -146,12 +146,11 @@ def in_half(precision: str,       # of the settings
     return precision_on(place, precision, tiles=True) == 'bf16'
 
 # %% ../../nbs/3_training/05_teacher.ipynb #embed
-def _embed(tokenizer, model, pooling: str, texts: list, max_length: int, normalise: bool) -> torch.Tensor:
+def _embed(tokenizer, model, pooling: str, texts: list, max_length: int, normalise: bool, half: bool) -> torch.Tensor:
     "Embeddings of one batch of texts [B, H], on the CPU."
     length = min(max_length, positions(model), tokenizer.model_max_length)
     rows = tokenizer(texts, max_length=length, truncation=True, padding=True, return_tensors='pt').to(model.device)
-    half = model.device.type == 'cpu' and in_half('auto', model.device)
-    with torch.autocast('cpu', torch.bfloat16, enabled=half): states = model(**rows).last_hidden_state.float()
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=half): states = model(**rows).last_hidden_state.float()
     vectors = pool(states, rows['attention_mask'], pooling)
     return (F.normalize(vectors, dim=-1) if normalise else vectors).cpu()
 
@@ -159,7 +158,8 @@ def _embed(tokenizer, model, pooling: str, texts: list, max_length: int, normali
 def sentence_encoder(source: str,              # hub name or folder
                      max_length: int = 512,    # tokens
                      normalise: bool = True,
-                     batch_size: int = 32
+                     batch_size: int = 32,
+                     half: bool = False        # products in bf16
                     ) -> Callable:             # (texts, advance, side) -> [N, H] float32; side: query or document
     "An encoder that loads its model at the first call, which may raise `ConfigError`, and sorts texts by length."
     load = functools.cache(lambda: load_teacher(source))
@@ -170,7 +170,7 @@ def sentence_encoder(source: str,              # hub name or folder
         order, batches = sorted(range(len(texts)), key=lambda i: -len(texts[i])), []
         for start in range(0, len(texts), batch_size):
             chosen = [prompts[side] + texts[i] for i in order[start:start + batch_size]]
-            batches.append(_embed(tokenizer, model, pooling, chosen, max_length, normalise))
+            batches.append(_embed(tokenizer, model, pooling, chosen, max_length, normalise, half))
             advance(len(batches[-1]))
         return torch.cat(batches)[np.argsort(order)].numpy()
     return encode
@@ -214,10 +214,10 @@ def _static_encoder(stages: Preparation, documents, normalise, of: dict) -> Call
     return lambda texts, side: opened().encode(texts, normalise)
 
 # %% ../../nbs/3_training/05_teacher.ipynb #encoder
-def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
+def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_length, normalise, of: dict, half) -> Callable:
     "Texts and their side to vectors; the embedded teacher is fitted by the first process."
     if name not in EMBEDDED_TEACHERS:
-        encode = sentence_encoder(name, max_length, normalise)
+        encode = sentence_encoder(name, max_length, normalise, half=half)
         return lambda texts, side: encode(texts, side=side)
     if name == 'static': return _static_encoder(stages, documents, normalise, of)
     def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
@@ -234,12 +234,14 @@ def teacher_vectors(stages: Preparation,
                     normalise: bool = True,
                     size: int = 4096,       # texts in a part
                     data: str = '', asked: str = '',  # hashes that name documents and queries
-                    chosen: np.ndarray | None = None  # places of the queries that are returned; None: all
+                    chosen: np.ndarray | None = None, # places of the queries that are returned; None: all
+                    half: bool = False                # see `sentence_encoder`
                    ) -> tuple:              # [Q, D], [N, D] float32, memory-mapped
     "Embeddings of queries and documents by one teacher, made in parts. Raises `ConfigError` for a missing one."
     both = dict(data=data, queries=asked)
-    encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both)
-    of = dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
+    encode = _encoder(stages, name, queries, documents, pairs, max_length, normalise, both, half)
+    of = dict(half=True) if half else {}
+    of |= dict(teacher=identity(name), max_length=max_length, normalise=normalise, size=size)
     if name in EMBEDDED_TEACHERS: of |= both  # what it was fitted on
     def vectors(side, texts, places=None):
         def some(first, last): return np.asarray(encode(texts[first:last], side), dtype=np.float32)
