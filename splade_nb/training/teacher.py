@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['teacher_label', 'fit_lsa', 'fit_teacher', 'pooling_modes', 'pooling_of', 'prompts_of', 'load_teacher', 'pool',
-           'sentence_encoder', 'identity', 'shards', 'teacher_vectors']
+           'in_half', 'sentence_encoder', 'identity', 'shards', 'teacher_vectors']
 
 # %% ../../nbs/3_training/05_teacher.ipynb #imports
 import functools
@@ -20,6 +20,7 @@ from ..config.files import ENCODERS, PROMPTS, ConfigError, encoder_folder, model
 from ..config.files import read_json, replaced
 from ..config.settings import EMBEDDED_TEACHERS
 from ..data.prepared import Preparation, content_key, file_hash
+from ..model.encode import precision_on
 from ..model.load import positions
 from ..model.static_embedding import embedding_bytes, load_embedding
 from .span_contrast import learn_embedding
@@ -138,12 +139,20 @@ def pool(hidden: torch.Tensor,  # [B, L, H]
     if pooling == 'cls': return hidden[:, 0]
     return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
+# %% ../../nbs/3_training/05_teacher.ipynb #in-half
+def in_half(precision: str,       # of the settings
+            place: torch.device) -> bool:
+    "Whether products are in bf16; `auto`: on a GPU that has it, and on a processor with matrix tiles for it."
+    return precision_on(place, precision, tiles=True) == 'bf16'
+
 # %% ../../nbs/3_training/05_teacher.ipynb #embed
 def _embed(tokenizer, model, pooling: str, texts: list, max_length: int, normalise: bool) -> torch.Tensor:
     "Embeddings of one batch of texts [B, H], on the CPU."
     length = min(max_length, positions(model), tokenizer.model_max_length)
     rows = tokenizer(texts, max_length=length, truncation=True, padding=True, return_tensors='pt').to(model.device)
-    vectors = pool(model(**rows).last_hidden_state.float(), rows['attention_mask'], pooling)
+    half = model.device.type == 'cpu' and in_half('auto', model.device)
+    with torch.autocast('cpu', torch.bfloat16, enabled=half): states = model(**rows).last_hidden_state.float()
+    vectors = pool(states, rows['attention_mask'], pooling)
     return (F.normalize(vectors, dim=-1) if normalise else vectors).cpu()
 
 # %% ../../nbs/3_training/05_teacher.ipynb #sentence-encoder
