@@ -2,7 +2,7 @@
 
 The model is the trained reference of `shared/models` where it lies beside the project, else one with random weights.
 """
-import functools, json, statistics
+import functools, json, os, statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
@@ -59,11 +59,8 @@ def opened(place: Path) -> tuple: return load_encoder(place) if Path(place).name
 
 
 def query_times(place: str) -> list:  # seconds of each query, in a process with one thread
-    import onnxruntime
-    options, session = onnxruntime.SessionOptions(), onnxruntime.InferenceSession
-    options.intra_op_num_threads = 1
-    onnxruntime.InferenceSession = lambda path, **named: session(path, options, **named)
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, [*os.sched_getaffinity(0)][:1])
     model, tokenizer = opened(Path(place))
     decoder = prepared_decoder(model)
     queries = [' '.join(text.split()[:6]) for text in korean_texts(QUERIES, tokenizer)]

@@ -31,8 +31,10 @@ def _check_files(folder: Path) -> None:
 def _session(folder): # the graph of a folder
     try: import onnxruntime
     except ImportError as error: raise ConfigError('onnxruntime is missing: pip install onnxruntime') from error
+    options, runs_on = onnxruntime.SessionOptions(), onnxruntime.get_available_providers()
+    options.add_session_config_entry('session.intra_op.allow_spinning', '0')  # waiting threads leave the cores to others
     with reading(folder/'model.onnx', instead='export the model again'):
-        return onnxruntime.InferenceSession(str(folder/'model.onnx'), providers=onnxruntime.get_available_providers())
+        return onnxruntime.InferenceSession(str(folder/'model.onnx'), options, providers=runs_on)
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #parts
 def _parts(windows: list, # of each text
