@@ -11,7 +11,7 @@ from splade_nb.data import encoders
 from splade_nb.data.encoders import BLOCK
 from measure import say
 
-PIECE = 24 * 2 ** 20  # bytes of a file: a lent machine takes 64 MiB at once, the checkout's 39 MiB among them
+PIECE = 24 * 2 ** 20  # bytes of a file: some machines take 64 MiB at once, and the checkout has 39 of them
 PACKAGES = ('transformers', 'sentence-transformers', 'bm25s', 'pytrec-eval-terrier', 'datasets', 'pyarrow', 'dill', 'multiprocess')
 PLATFORMS = [f'manylinux{form}_x86_64' for form in ('_2_28', '_2_27', '_2_17', '2014')]
 PROJECT = ('splade_nb', 'benchmarks', 'data/mini', 'data/toy', 'data/collections', 'nbs/index.ipynb', 'settings.ini', 'pyproject.toml', 'LICENSE')
