@@ -12,6 +12,7 @@ from splade_nb.config.processes import ProcessGroup
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.readers import load_collection
 from splade_nb.data.tokenizer import load_tokenizer
+from splade_nb.model import head
 from splade_nb.model.blocks import block_shapes, blocks_of
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.splade import accumulated_rows
@@ -62,7 +63,8 @@ def run_of(layers: int = 12, texts: int = 300, **changes) -> Run:
 
 
 @pytest.mark.parametrize('passes', (1, 2))
-def test_a_step_of_v28_is_few_operations_and_fewer_waits(passes, waits):
+def test_a_step_of_v28_is_few_operations_and_fewer_waits(passes, waits, monkeypatch):
+    monkeypatch.setattr(head, 'fast_bf16', lambda place: False)  # the head casts its weight in each pass, on some machines
     run = run_of()
     run.step, run.passes = 12, passes  # of 96 pairs
     with accumulated_rows(run.model):
