@@ -133,15 +133,18 @@ pretrain resume-pretrain:
 	$(papermill) nbs/pretrain.ipynb "$(call path,OUT)/pretrain.ipynb" $(pretrained)
 	$(report) "$$typed_OUT/pretrain.ipynb" "$$typed_OUT/report.html"
 
+# V27 is V26 with travel data in every phase: where its two folders are and DATA names nothing, it learns from both.
+comma := ,
+own_data = $(if $(data_given),,$(if $(filter v27,$(1)),$(and $(wildcard data/v24.0),$(wildcard data/v27.0),DATA=data/v24.0$(comma)data/v27.0)))
 # One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
 train-% resume-% logs-% tensorboard-% after-%: export name = $*
 train-%-bg: $(ready)
 	mkdir -p "outputs/$$name"
 	exec 9> "outputs/$$name/.launch"; \
 	flock --nonblock 9 || { echo "outputs/$$name: is training in the background: make logs-$$name" >&2; exit 2; }; \
-	nohup $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name" > "outputs/$$name/train.log" 2>&1 &
+	nohup $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name" $(call own_data,$*) > "outputs/$$name/train.log" 2>&1 &
 	@printf 'training %s in the background: make logs-%s\n' "$$name" "$$name"
-train-%: ; $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name"
+train-%: ; $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name" $(call own_data,$*)
 resume-%: ; $(MAKE) --no-print-directory resume VERSION="$$name" OUT="outputs/$$name"
 logs-%: ; tail -n 40 -F "outputs/$$name/train.log"
 tensorboard-%: $(ready) ; "$(bin)/tensorboard" --logdir="outputs/$$name"

@@ -5,16 +5,20 @@ The short table stands in README.md, README.ko.md and nbs/index.ipynb, the full 
     python docs/readme_table.py            rewrite the tables and README.md
     python docs/readme_table.py --check    exit 1 if one is not what the summaries say
     python docs/readme_table.py --keep outputs/v28 ...   copy the summaries of these runs first
+    python docs/readme_table.py --baselines mini ...     measure both BM25 on these collections first
 """
 import json, os, re, shutil, sys
 from pathlib import Path
 import pandas as pd
+from splade_nb.config.files import read_json, write_json
 from splade_nb.config.versions import ABOUT, VERSIONS
+from splade_nb.data.readers import load
 from splade_nb.evaluation.compare import compare_row, markdown_table
 from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.leaderboard import boards
-from splade_nb.evaluation.metrics import index_bytes, marked
-from splade_nb.evaluation.study import known_baselines, revision_of
+from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference, summarise
+from splade_nb.evaluation.retrieval import baselines, index_facts
+from splade_nb.evaluation.study import KeptResults, baselines_beside, dev_ids, known_baselines, revision_of, stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT/'docs'/'results'
@@ -29,10 +33,37 @@ def keep(folder: Path) -> None:
     for name in ('summary.json', 'evaluation.json'): shutil.copy(folder/name, target/name)
 
 
-def words_of(data: str) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
+def both_bm25(collection, ids: list) -> tuple:  # figures of a split; terms of a document
+    found, terms = baselines(collection, ids)
+    gains = found['bm25_bigrams']['ndcg@10'] - found['bm25']['ndcg@10']
+    return dict(queries=len(ids), **{name: summarise(rows) for name, rows in found.items()},
+                difference=paired_difference(gains, 0 * gains), gains=' '.join(f'{gain:.5g}' for gain in gains)), terms
+
+
+def baselines_of(collection) -> dict:  # what `known_baselines` reads
+    "Both BM25 on the test queries and on those training queries that judge; on all where the source names no train and test split."
+    named = collection.split('train') and not any(note.startswith('no test split') for note in collection.notes)
+    asked = {'test': list(collection.split('test')), 'dev': dev_ids(collection)} if named else {'all': list(collection.qrels)}
+    found = {split: both_bm25(collection, ids) for split, ids in asked.items()}
+    documents, terms = len(collection.texts), next(iter(found.values()))[1]
+    return stamp('python docs/readme_table.py --baselines', [collection]) | dict(
+        hash=collection.hash, documents=documents, index=index_facts(terms, documents), splits={split: part for split, (part, _) in found.items()})
+
+
+def keep_baselines(name: str, new: dict) -> None:
+    "Figures of an earlier revision stay, for the runs that were compared with them."
+    path = KeptResults('baselines').path(name)
+    before = read_json(path) if path.exists() else {}
+    earlier = before.get('earlier', [])
+    ranks = lambda record: {split: (part['gains'], round(part['bm25']['ndcg@10']['mean'], 6)) for split, part in record['splits'].items()}
+    if before and ranks(before) != ranks(new):
+        earlier = [*earlier, dict(revision=revision_of(path, before), date=before.get('date', ''), splits=before['splits'])]
+    write_json(path, new | (dict(earlier=earlier) if earlier else {}))
+
+
+def words_of(data: str, bm25: float) -> dict:  # column -> what BM25 with a bigram field has, and how many documents there are
     "Of summaries kept before they held it."
-    found = known_baselines().get(data)
-    field = found['splits'].get('test') if found else None
+    found, field = known_baselines().get(data), baselines_beside(data, 'test', bm25)
     return {'BM25 + bigrams': field['bm25_bigrams']['ndcg@10']['mean'] if field else float('nan'),
             'documents': found['documents'] if found else float('nan')}
 
@@ -43,7 +74,7 @@ def kept() -> pd.DataFrame:
     for path in sorted(RESULTS.glob('*/summary.json')):
         summary = json.loads(path.read_text(encoding='utf-8'))
         gain = json.loads((path.parent/'evaluation.json').read_text(encoding='utf-8'))['difference']
-        row, words = compare_row(summary), words_of(summary['data']['name'])
+        row, words = compare_row(summary), words_of(summary['data']['name'], summary['bm25']['ndcg@10'])
         own = {'documents': summary['documents']} if 'documents' in summary else {}
         if 'bm25_bigrams' in summary: own['BM25 + bigrams'] = row['BM25 + bigrams']
         rows.append(row | words | own | {'queries': summary['metrics']['queries'], 'difference': gain, 'of': revision_of(path, summary), 'date': summary.get('date', '')})
@@ -51,8 +82,10 @@ def kept() -> pd.DataFrame:
 
 
 def source_of(runs: pd.DataFrame) -> str:
-    "Where a table of kept runs comes from."
-    return source_line('python docs/readme_table.py', dict(zip(runs['data'], runs['hash'])), runs['of'], runs['date'])
+    "Where a table of kept runs, and both BM25 beside them, comes from."
+    words = [known_baselines()[name] for name in dict.fromkeys(runs['data']) if name in known_baselines()]
+    return source_line('python docs/readme_table.py', dict(zip(runs['data'], runs['hash'])), [*runs['of'], *(one['revision'] for one in words)],
+                       [*runs['date'], *(one['date'] for one in words)])
 
 
 def points(difference: dict) -> str: return f'{difference["mean"]:+.3f} [{difference["low"]:+.3f}, {difference["high"]:+.3f}]'
@@ -208,7 +241,8 @@ def short_source(mini: pd.DataFrame) -> str:
     _, _, revisions, dates = study.rstrip('.').split('; ')
     names = [name for name, known in known_baselines().items() if f'| {name} |' in test_tables()[0].split('*Source:*')[0]]
     return source_line('python docs/readme_table.py', {name: known_baselines()[name]['hash'] for name in ('mini', *names)},
-                       [*mini['of'], *re.findall('`([^`]+)`', revisions), *map(revision_of, ranked)], [*mini['date'], *dates.split(' to ')])
+                       [*mini['of'], known_baselines()['mini']['revision'], *re.findall('`([^`]+)`', revisions), *map(revision_of, ranked)],
+                       [*mini['date'], known_baselines()['mini']['date'], *dates.split(' to ')])
 
 
 def short() -> str:
@@ -320,6 +354,9 @@ def pages() -> dict:  # path -> its text with the tables of today
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ['--keep']:
         for folder in arguments[1:]: keep(Path(folder))
+    if arguments[:1] == ['--baselines']:
+        measured = {each.name: baselines_of(each) for each in map(load, arguments[1:])}  # of one revision: a written file changes the checkout
+        for name, found in measured.items(): keep_baselines(name, found)
     new = pages()
     if arguments == ['--check']: return int(any(path.read_text(encoding='utf-8') != text for path, text in new.items()))
     for path, text in new.items(): path.write_text(text, encoding='utf-8')

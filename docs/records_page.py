@@ -17,7 +17,7 @@ from splade_nb.config.settings import current_names
 from splade_nb.evaluation.compare import markdown_table, percent
 from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference, pooled
-from splade_nb.evaluation.study import KeptResults, known_baselines, revision_of
+from splade_nb.evaluation.study import KeptResults, baselines_beside, known_baselines, revision_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = ROOT/'docs'/'results'/'records', ROOT/'docs'/'records.md'
@@ -30,7 +30,7 @@ TEXT = """# Records
 
 > What improved ranking beyond chance, one record after another.
 
-Each record is a file in [`docs/results/records`](results/records) that points to kept results; this page is written from both by `python docs/records_page.py`. A record needs {seeds} seeds of one recipe on every set of the record before it, and a mean difference to that record beyond chance: for each query the mean of the seeds, paired over the queries of a set, then the mean of the sets ([metrics](../nbs/4_evaluation/01_metrics.ipynb), `paired_difference`, `pooled`, `marked`). Both BM25 learn nothing and have no seeds.
+Each record is a file in [`docs/results/records`](results/records) that points to kept results; this page is written from both by `python docs/records_page.py`. A record needs {seeds} seeds of one recipe on every set of the record before it, and a mean difference to that record beyond chance: for each query the mean of the seeds, as a gain over BM25 of the run's own revision, paired over the queries of a set, then the mean of the sets ([metrics](../nbs/4_evaluation/01_metrics.ipynb), `paired_difference`, `pooled`, `marked`). Both BM25 learn nothing and have no seeds.
 
 {judged}
 
@@ -160,7 +160,8 @@ def of_known_queries(row: Row, file: str) -> Row:
     "A row that was measured on the queries of the baselines. Raises `DataError`."
     known = known_baselines().get(row.set)
     if not known: raise DataError(file, None, 'collection', row.set, f'a set whose BM25 is kept: {", ".join(known_baselines())}')
-    part = next(known['splits'][split] for split in ('test', 'all') if split in known['splits'])
+    split = next(split for split in ('test', 'all') if split in known['splits'])
+    part = baselines_beside(row.set, split, row.bm25) or known['splits'][split]
     bm25, found = part['bm25']['ndcg@10']['mean'], (len(row.gains), round(row.bm25, DIGITS))
     if found != (part['queries'], round(bm25, DIGITS)):
         raise DataError(file, None, f'{row.set}: queries and nDCG@10 of BM25', f'{found[0]} and {found[1]}', f'{part["queries"]} and {bm25:.{DIGITS}f}, as kept in baselines')

@@ -175,7 +175,7 @@ def trained(runs: pd.DataFrame, language: str) -> dict:
 def source_of(runs: pd.DataFrame, language: str) -> str:
     "Where figure and table come from: kept runs on the embedded set, and the leaderboard of the public collections."
     name = max(boards(), key=lambda name: name.count('+'))
-    paths = sorted((DOCS/'results'/'studies'/'leaderboard'/name).glob('v2[2-8]-*.json'))
+    paths = [*sorted((DOCS/'results'/'studies'/'leaderboard'/name).glob('v2[2-8]-*.json')), DOCS/'results'/'studies'/'baselines'/'mini.json']
     public = {each: known_baselines().get(each, {}).get('hash', '') for each in boards()[name]['collection'].unique()}
     line = source_line('python docs/versions_page.py', dict(zip(runs['data'], runs['hash'])) | public, [*runs['of'], *map(revision_of, paths)],
                        [*runs['date'], *(read_json(path).get('date', '') for path in paths)])

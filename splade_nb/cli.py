@@ -15,7 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
-from .config.command_line import CommandLine, add_query_options, add_search_options, add_serve_options, exit_codes
+from .config.command_line import TEXT_SOURCES, CommandLine, exit_codes
+from .config.command_line import add_query_options, add_search_options, add_serve_options
 from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
 from .config.settings import RENAMED, Settings, cast, read_overrides
 from .config.versions import resolve, version_name
@@ -216,8 +217,8 @@ def _add_encode_options(command) -> None:
     command.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
                                                      'this package brings.')
     texts = command.add_mutually_exclusive_group(required=True)
-    texts.add_argument('--data', help='The documents: a .txt file with one on each line, or a collection.')
-    texts.add_argument('--queries', help='The queries: a .txt file, a queries.jsonl, or a collection.')
+    texts.add_argument('--data', help=f'The documents: {TEXT_SOURCES}.')
+    texts.add_argument('--queries', help=f'The queries: {TEXT_SOURCES}.')
     command.add_argument('--out', required=True, help='The folder into which shards of vectors are written.')
     command.add_argument('--collection', default='', help='The shards of the documents that --queries are for.')
     command.add_argument('--korean', action='store_true', help='Keep only tokens that are not of another language.')
@@ -319,7 +320,7 @@ def _add_written_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #data-options
 def _add_fit_options(command) -> None:
     "What `experiment.fit` takes."
-    command.add_argument('--data', required=True, help='The documents: a .txt file with one on each line, a folder with corpus.jsonl, or a collection.')
+    command.add_argument('--data', required=True, help=f'The documents: {TEXT_SOURCES}.')
     command.add_argument('--out', default='outputs/fit', help='The folder that is written. The default is outputs/fit.')
     command.add_argument('--seed', type=int, default=42, help='The seed of what is drawn. The default is 42.')
     command.add_argument('--settings', default='', help='Settings of splade_ko as JSON, or a file with them.')

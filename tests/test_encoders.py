@@ -1,5 +1,5 @@
 """Encoders by name: the file of 4-bit weights, its folder, where it comes from, and who finds it."""
-import re
+import copy, json, re
 import numpy as np
 import pytest
 from conftest import ROOT, read, real, text
@@ -7,8 +7,14 @@ from splade_nb.config import files
 from splade_nb.config.files import ConfigError, DataError, encoder_folder, model_folder, out_of_reach, read_json, write_json
 from splade_nb.data import encoders
 from splade_nb.data.encoders import encoder_record, fetch_encoder, packaged_file
+from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.mixture import make_data
-from splade_nb.data.tokenizer import load_tokenizer
+from splade_nb.data.readers import load_collection
+from splade_nb.data.tokenizer import load_tokenizer, train_unigram
+from splade_nb.evaluation.validation import make_validator
+from splade_nb.model.encode import encode
+from splade_nb.training.dataset import prepare
+from splade_nb.training.trainer import train
 
 NAME, PIECES = 'multilingual-e5-small', ['<s>', '<pad>', '</s>', '<unk>', '▁', '▁서울', '▁맛', '집', '<mask>']
 
@@ -92,3 +98,72 @@ def test_the_tokenizer_is_xlm_rs_to_the_last_piece():
     assert [row.ids for row in made.encode_batch(texts)] == [row.ids for row in kept.encode_batch(texts)]
     import json; ours = json.loads(made.to_str())
     assert ours['normalizer'] == theirs['normalizer'] and ours['added_tokens'] == theirs['added_tokens']
+
+
+# ---- training from one: scale small
+
+WORDS = [(f'가{c}나', f'바{c}사') for c in '강길남달문별산솔숲영옥은정진천하고노도로모보소오조초코토포호']  # what documents say, what questions say
+
+
+def two_languages(folder):
+    "A collection whose questions share no word with their documents: each word of theirs stands for one there."
+    rng, lines = np.random.default_rng(0), dict(corpus=[], queries=[], train=[], test=[])
+    for number in range(150):
+        some, part = rng.choice(len(WORDS), 4, replace=False), 'train' if number < 120 else 'test'
+        lines['corpus'].append(json.dumps(dict(_id=f'd{number}', text=' '.join(WORDS[i][0] for i in some)), ensure_ascii=False))
+        lines['queries'].append(json.dumps(dict(_id=f'q{number}', text=' '.join(WORDS[i][1] for i in some[:3])), ensure_ascii=False))
+        lines[part].append(f'q{number}\td{number}\t1')
+    folder.mkdir()
+    for name in ('corpus', 'queries'): (folder/f'{name}.jsonl').write_text('\n'.join(lines[name]), encoding='utf-8')
+    for name in ('train', 'test'): (folder/f'qrels_{name}.tsv').write_text('\n'.join(['query-id\tcorpus-id\tscore', *lines[name]]))
+    return load_collection(str(folder))
+
+
+def made_encoder(folder, texts):
+    "A random encoder without a head, as E5 lies on the hub: what it knows is each position's own token."
+    import torch
+    from transformers import BertConfig, BertModel
+    tokenizer = train_unigram(texts, 200)
+    torch.manual_seed(0)
+    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, hidden_dropout_prob=0.0)
+    BertModel(BertConfig(vocab_size=len(tokenizer), pad_token_id=1, attention_probs_dropout_prob=0.0, **shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def cut_encoder(folder, texts):
+    "The lowest two layers of the real one."
+    from transformers import AutoModel, AutoTokenizer
+    if not encoder_folder(NAME).is_dir(): pytest.skip(f'no {encoder_folder(NAME)}: make data NAME={NAME}')
+    model = AutoModel.from_pretrained(encoder_folder(NAME))
+    model.encoder.layer, model.config.num_hidden_layers = model.encoder.layer[:2], 2
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(encoder_folder(NAME)).save_pretrained(folder)
+
+
+@pytest.mark.parametrize('make', [made_encoder, cut_encoder])
+def test_thirty_steps_from_an_encoder_gain_and_end_with_the_best_validation(make, tmp_path):
+    "Named at mini scale, it is trained with none of what suits random weights."
+    collection = two_languages(tmp_path/'data')
+    make(tmp_path/'encoder', [*collection.texts.values(), *(query.text for query in collection.queries.values())])
+    given = dict(backbone=str(tmp_path/'encoder'), teacher=str(tmp_path/'encoder'), steps=30, batch_size=16, max_length=24, query_length=24,
+                 initial_terms=12, learning_rate=2e-3, gate_hidden=8, bm25_negatives=0)
+    settings = resolve_quietly('v28', scale='mini', **given)
+    assert settings == resolve_quietly('v28', scale='small', **given)
+    assert (settings.initialization, settings.segment, settings.term_frequency, settings.output_idf) == ('closed_form', 'none', False, 0)
+    setup = prepare(settings, collection, 42, tmp_path/'cache', 'cpu')
+    active = encode(setup.model, setup.training_data.tokenizer, [*collection.texts.values()])
+    assert 5 < active.nnz / active.shape[0] < 20 and active.shape[1] < 9000, (active.nnz / active.shape[0], active.shape)
+    copies = [copy.deepcopy(setup.model) for _ in range(3)]
+    run = train(setup.model, setup.training_data, settings, tmp_path/'run', make_validator(setup), quiet=True)
+    found = {row['step']: row['metrics']['ndcg@10'] for row in run.history}
+    assert found[0] + 0.05 < max(found.values()) == found[run.model_step] == run.best['ndcg@10'], found
+    assert set(run.damping) >= {'flops query', 'flops document'}
+    falling, before = iter([4.0, 3.0, 2.0, 1.0]), run.model.decoder.weight.clone()
+    run = train(run.model, setup.training_data, settings.but(steps=3), tmp_path/'worse',
+                lambda _: dict(metrics={'ndcg@10': next(falling)}, active_terms={}), quiet=True)
+    assert run.model_step == 0 and run.model.decoder.weight.equal(before), 'never worse than its start'
+    short = settings.but(steps=4, validations=1)
+    whole = train(copies[0], setup.training_data, short, tmp_path/'whole', quiet=True)
+    train(copies[1], setup.training_data, short, tmp_path/'parts', quiet=True, max_steps=2)
+    resumed = train(copies[2], setup.training_data, short, tmp_path/'parts', quiet=True, resume=True)
+    assert resumed.damping == whole.damping and resumed.model.decoder.weight.equal(whole.model.decoder.weight)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from fake_opensearch import serving
 from scipy import sparse
-from splade_nb.config.files import ConfigError
+from splade_nb.config.files import ConfigError, needs
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.retrieval import retrieve
-from splade_nb.serving import document_store, saved_copies, searcher as searchers
+from splade_nb.serving import document_store, embedded_engines, saved_copies, searcher as searchers
 from splade_nb.serving.engines import new_index, open_index
 from splade_nb.serving.index import Label
 from splade_nb.serving.searcher import build_searcher, open_encoder, open_searcher
@@ -195,6 +195,28 @@ def test_of_two_first_searches_one_makes_the_copy_and_the_other_waits(tmp_path, 
         order.append('first')
     thread.join()
     assert order == ['first', 'second']
+
+
+def test_one_more_text_writes_few_rows_of_the_store(encoder, tmp_path):
+    "The mean length changes the weights of all texts; it is one value, applied as they are read."
+    with build_searcher(encoder, TEXTS, tmp_path) as searcher:
+        before, weights = searcher.store.file.total_changes, [term.weight for term in searcher.read(TEXTS[0].id).terms]
+        searcher.add(Document('one', '', '김치를 담그는 날 ' * 9))
+        assert searcher.store.file.total_changes - before < len(TEXTS) and weights != [term.weight for term in searcher.read(TEXTS[0].id).terms]
+
+
+def test_a_milvus_collection_of_an_earlier_form_says_so(monkeypatch, tmp_path):
+    def earlier(client, dense):
+        kinds = needs('pymilvus', 'engines').DataType
+        schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
+        schema.add_field('id', kinds.VARCHAR, is_primary=True, max_length=512)
+        schema.add_field('terms', kinds.SPARSE_FLOAT_VECTOR)
+        index.add_index('terms', index_type='SPARSE_INVERTED_INDEX', metric_type='IP')
+        return dict(schema=schema, index_params=index)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded_engines, '_milvus_schema', earlier)
+        new_index('milvus', tmp_path/'색인', LABEL).close()
+    with pytest.raises(ConfigError, match='built by an earlier form.*build it anew'): open_index(tmp_path/'색인')
 
 
 def test_a_store_of_earlier_is_encoded_again(encoder, tmp_path):

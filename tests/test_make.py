@@ -252,6 +252,15 @@ def finished(shop: Workshop, version: str, moment: int = 10**10) -> Path:
     return folder
 
 
+@pytest.mark.parametrize('goal, there, given, data', [
+    ('v27', True, (), 'data/v24.0,data/v27.0'), ('v27', True, ('DATA=mine',), 'mine'), ('v27', False, (), 'mini'), ('v26', True, (), 'mini')])
+def test_v27_learns_from_its_travel_data_too(goal, there, given, data, workshop):
+    for name in ('v24.0', 'v27.0') if there else ('v24.0',): (workshop.folder/'data'/name).mkdir(parents=True)
+    done = workshop.make(f'train-{goal}', *given)
+    call = next(call for call in workshop.calls() if call[0] == 'papermill')
+    assert done.returncode == 0 and call[call.index('data') + 1] == data, done.stderr
+
+
 def test_a_version_is_trained_after_another_that_finished(workshop):
     finished(workshop, 'v27')
     done = workshop.make('after-v27-v28')

@@ -11,7 +11,8 @@ from splade_nb import experiment
 from splade_nb.config.files import read_json
 from splade_nb.config.versions import resolve
 from splade_nb.model.load import load_encoder
-from splade_nb.training import batch, checkpoints, dataset, losses, memory, trainer
+from splade_nb.training import batch, checkpoints, dataset, memory, trainer
+from splade_nb.training.losses import as_floats
 from splade_nb.config.processes import ProcessGroup
 
 
@@ -45,7 +46,7 @@ def step_of(changes: dict, group=ProcessGroup()) -> tuple:  # loss, parts, gradi
     rows = batch.batch_at(12, 20, 0, data, settings, 42)
     passes = settings.accumulation if settings.gradient_cache else 1
     loss, parts, _ = memory.backward(model.eval(), rows, 12, 20, data, settings, None, group, passes=passes)
-    return loss, losses.as_floats(parts), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return loss, as_floats(parts), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 def keep_step(folder: Path, changes: dict) -> None:

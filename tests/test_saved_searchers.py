@@ -7,7 +7,7 @@ from scipy import sparse
 from fake_opensearch import Fault, serving
 from splade_nb.serving import document_store, saved_copies, searcher as searchers
 from splade_nb.data.records import Document
-from splade_nb.config.files import ConfigError
+from splade_nb.config.files import ConfigError, DataError
 from splade_nb.serving.opensearch import OpenSearchIndex
 from splade_nb.serving.index import Label
 
@@ -321,6 +321,17 @@ WRONG = [('exact', 'http://localhost:1/x', 'in a folder'), ('opensearch', '', 'i
 def test_an_engine_and_an_address_that_do_not_fit_leave_nothing_behind(engine, index, message, encoder, project):
     with pytest.raises(ConfigError, match=message): searchers.saved_searcher('model', 'texts.txt', engine, index)
     assert not Path('outputs').exists()
+
+
+def test_a_first_search_that_fails_leaves_nothing_and_opens_no_model_for_what_cannot_be_read(encoder, project, monkeypatch):
+    opened = []
+    monkeypatch.setattr(searchers, 'open_encoder', lambda folder: opened.append(folder) or encoder)
+    for name in ('/usr', 'no-such.jsonl'):
+        with pytest.raises((ConfigError, DataError)): searchers.saved_searcher('model', name)
+    assert not opened and not Path('outputs').exists()
+    Path('wrong.txt').write_bytes('첫째 줄\n'.encode() + b'\xbd\xd2\n')
+    with pytest.raises(DataError, match='wrong.txt, line 2'): searchers.saved_searcher('model', 'wrong.txt')
+    assert opened and not places()
 
 
 def child_with_a_searcher(place: Path, encoder) -> tuple: # process, what to close so that it ends

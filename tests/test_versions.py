@@ -8,7 +8,7 @@ from conftest import ROOT, real
 from splade_nb.config.files import SEED, ConfigError
 from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
-    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, VERSIONS, current_recipe, differences,
+    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, SMALL_CORRECTIONS, VERSIONS, current_recipe, differences,
     recipe_name, resolve, resolve_quietly, version_table)
 from splade_nb.training.objective import weights_at
 
@@ -393,7 +393,7 @@ def test_every_version_resolves_and_survives_json(version, recipe, scale):
     if (recipe, scale) == ('earlier', 'full'): assert settings == VERSIONS[version]
 
 
-@pytest.mark.parametrize('scale, corrections', [('full', CORRECTIONS), ('mini', MINI_CORRECTIONS)])
+@pytest.mark.parametrize('scale, corrections', [('full', CORRECTIONS), ('mini', MINI_CORRECTIONS), ('small', SMALL_CORRECTIONS)])
 def test_every_correction_acts_and_has_a_reason(scale, corrections):
     made = {found['setting']: found for recipe in ('original', 'earlier') for version in VERSIONS for found in differences(version, scale, recipe)}
     assert [name for name in corrections if name not in made] == []

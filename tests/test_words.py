@@ -3,7 +3,8 @@ import re, sys
 import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from conftest import ROOT, tracked
+from conftest import ROOT, real, tracked
+from splade_nb.data.readers import load
 from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
@@ -25,6 +26,27 @@ def test_the_kept_floor_is_the_published_one(name):
     found = known_baselines()[name]['splits']
     part = found.get('test') or found['all']
     assert 100 * part['bm25_bigrams']['ndcg@10']['mean'] == pytest.approx(FLOOR[name], abs=0.15)
+
+
+def test_the_kept_bm25_is_whole():
+    "Every figure of both BM25 on every split, of which revision, and apart what an earlier one measured."
+    for name, kept in known_baselines().items():
+        assert re.fullmatch('[0-9a-f]{7,}', kept['revision']) and kept['date'] and kept['data'] == {name: kept['hash']} and '--baselines' in kept['command'], name
+        assert {tuple(each) for each in kept['index'].values()} == {('terms', 'bytes')}, name
+        for part in [part for each in (kept, *kept.get('earlier', ())) for part in each['splits'].values()]:
+            assert len(part['gains'].split()) == part['queries'] and {*part['difference']} >= {'mean', 'low', 'high', 'p'}, name
+            assert all({*part[system]} >= {'ndcg@10', 'success@1', 'recall@1', 'recall@10', 'mrr@10'} for system in ('bm25', 'bm25_bigrams')), name
+        assert all(each['revision'] and set(each['splits']) == set(kept['splits']) for each in kept.get('earlier', ())), name
+
+
+@pytest.mark.slow
+def test_the_kept_bm25_is_what_the_code_gives():
+    "Else: python docs/readme_table.py --baselines DATA ..., in a clean checkout."
+    collection = load(str(real('data/question_pair')))
+    found, _ = readme_table.both_bm25(collection, list(collection.split('test')))
+    kept = known_baselines()['question_pair']
+    assert collection.hash == kept['hash'] and found['gains'] == kept['splits']['test']['gains']
+    assert found['bm25']['ndcg@10']['mean'] == pytest.approx(kept['splits']['test']['bm25']['ndcg@10']['mean'], abs=1e-6)
 
 
 def test_an_evaluation_holds_both_bm25_and_a_difference_to_each():

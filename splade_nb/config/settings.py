@@ -39,7 +39,7 @@ class EncoderSettings:
     mask_special: bool = False          # special tokens never stand in a vector or a target
     log_twice: bool = False             # weights log(1 + log(1 + ReLU)), flatter and sparser (OpenSearch v3)
     gradient_checkpointing: bool = False  # compute hidden states again in the backward pass
-    precision: str = 'bf16'             # of the matrix products, or fp32
+    precision: str = 'bf16'             # of the matrix products; fp32; auto: bf16 where it is fast
 
 # %% ../../nbs/0_config/03_settings.ipynb #gate-settings
 @dataclass(frozen=True)
@@ -78,11 +78,13 @@ class InitializationSettings:
     hidden: int = 0                     # hidden size; 0: the named backbone's
     layers: int = 0
     vocabulary: int = 0                 # tokens of a tokenizer learned from the corpus; 0: the backbone's
+    vocabulary_rows: str = 'all'        # of a named backbone; seen: those that the texts use, and all Korean ones
     segment: str = 'none'               # or kiwi: content morphemes as words
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     direction_noise: float = 0.8        # random part of an initial direction
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
     calibration: float = 0.0            # standard deviations above its mean logit at which a term of a pretrained decoder is active; 0: not calibrated
+    initial_terms: int = 0              # active terms of a document before training; 0: as `calibration` says
     bigram_query_weight: float = 0.4    # weight of a bigram beside a token in the table of query weights
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -115,6 +117,7 @@ class DistillationSettings:
     teacher_normalise: bool = True      # cosine of the teacher's vectors
     lambda_kd: float = 0.0              # where no phase sets one
     kd_scale: float = 1.0               # multiplies both score matrices before the softmax
+    kd_teacher_scale: float = 1.0       # multiplies the teacher's besides
     kd_temperature: float = 3.0
     alpha_kl: float = 0.7
     alpha_mse: float = 0.3
@@ -134,6 +137,8 @@ class FlopsSettings:
     df_steps: int = 100                 # steps between two measurements of the model's own document frequencies
     flops_threshold: int = 0            # active terms up to which a text is not penalised; 0: every text is
     flops_beta: float = 0.3             # L2 share beside L1
+    query_terms: int = 0                # active terms that queries' FLOPS is steered towards; 0: its weight stays
+    document_terms: int = 0             # the same of the documents
     document_share: float = 0.0         # documents' weight in FLOPS and language, as a share of the query's
     flops_ramp: float = 0.0             # share of the steps until full weight, quadratic
     ramp_start: float = 0.01            # share of a weight at the beginning of its ramp, also of the language term's
@@ -171,6 +176,7 @@ class MiningSettings:
     mining_documents: int = 100_000     # documents that a query's candidates are searched in; 0: all
     mining_refresh: int = 0             # epochs until a pool is drawn anew; 0: never
     mining_temperature: float = 0.0     # of the draw; 0: uniform over the ranks
+    negative_margin: float = 0.0        # of the teacher's cosine, from relevant documents down to a negative; 0: none
 
 # %% ../../nbs/0_config/03_settings.ipynb #optimizer-settings
 @dataclass(frozen=True)
@@ -200,6 +206,7 @@ class Settings(OptimizerSettings, ModelSettings, InitializationSettings, Ranking
     validation_documents: int = 2000    # largest pool that a validation searches; 0: the whole collection
     evaluation_documents: int = 0       # most documents that the test queries search; 0: the whole collection
     early_stopping: int = 0             # validations without a better nDCG@10 until the run stops; 0: never
+    take_best: bool = False             # the model is that of the best validation, the untrained one included
     checkpoint_epochs: int = 5
     keep_checkpoints: int = 3
     log_every: int = 50                 # steps
@@ -359,19 +366,27 @@ OFF |= {
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-start
+def _calibrated(settings: Settings) -> bool:
+    return settings.initialization in ('pretrained', 'closed_form') and settings.mlm_head
+
 OFF |= {
     'backbone': (lambda s: not (s.hidden and s.vocabulary), 'backbone and tokenizer are made here'),
     'hidden layers vocabulary': (lambda s: s.hidden, 'the named backbone decides'),
     'pair_weight': (lambda s: s.initialization == 'near_identity', 'only in a near-identity start'),
     'decoder_bias_offset': (lambda s: s.initialization == 'near_identity' and s.mlm_head,
                             'only in a near-identity start of a decoder'),
-    'calibration': (lambda s: s.initialization in ('pretrained', 'closed_form') and s.mlm_head,
-                    'only for the decoder of a pretrained backbone'),
+    'vocabulary_rows': (lambda s: not s.hidden, 'the vocabulary is learned from the texts'),
+    'initial_terms': (_calibrated, 'only for the decoder of a pretrained backbone'),
+    'calibration': (lambda s: _calibrated(s) and not s.initial_terms,
+                    'only for the decoder of a pretrained backbone, where no number of terms is set'),
     'direction_noise': (lambda s: s.initialization == 'near_identity' and s.pair_weight,
                         'only in a near-identity start with pairs'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-ranking
+def _mines(settings: Settings) -> bool:
+    return settings.bm25_negatives + settings.dense_negatives > 0 and settings.negatives > 0
+
 OFF |= {
     'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses),
                      'extra_losses gives no loss a weight'),
@@ -382,14 +397,15 @@ OFF |= {
     'margin': (lambda s: s.lambda_margin, 'lambda_margin is 0'),
     'lambda_margin lambda_margin_mse bm25_negatives dense_negatives': (lambda s: s.negatives, 'no explicit negatives'),
     'mining_depth mining_documents mining_refresh mining_temperature': (
-        lambda s: s.bm25_negatives + s.dense_negatives > 0 and s.negatives > 0, 'nothing is mined'),
+        _mines, 'nothing is mined'),
+    'negative_margin': (lambda s: _mines(s) and needs_teacher(s), 'nothing is mined, or there is no teacher'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-teacher
 OFF |= {
     'teacher teacher_normalise': (needs_teacher, 'nothing is learned from a teacher'),
     'teacher_max_length': (lambda s: needs_teacher(s) and s.teacher not in EMBEDDED_TEACHERS, 'no pretrained teacher'),
-    'early_stopping': (lambda s: s.validations, 'no validation'),
+    'early_stopping take_best': (lambda s: s.validations, 'no validation'),
     'checkpoint_epochs': (lambda s: s.epochs > 1, 'one epoch: its end is saved in any case'),
     'gradient_cache': (lambda s: s.accumulation > 1, 'one micro-batch a step'),
 }
@@ -397,7 +413,7 @@ OFF |= {
 # %% ../../nbs/0_config/03_settings.ipynb #off-distillation
 OFF |= {
     'alpha_kl alpha_mse': (_lambda_kd, 'lambda_kd is 0'),
-    'kd_scale kd_temperature': (lambda s: _lambda_kd(s) and s.alpha_kl, 'lambda_kd or alpha_kl is 0'),
+    'kd_scale kd_teacher_scale kd_temperature': (lambda s: _lambda_kd(s) and s.alpha_kl, 'lambda_kd or alpha_kl is 0'),
     'kd_rows': (lambda s: _lambda_kd(s) and s.alpha_mse, 'lambda_kd or alpha_mse is 0'),
     'kd_warmup_epochs kd_annealing_epochs lambda_context_kd': (_distils, 'lambda_kd is 0, or alpha_kl and alpha_mse are'),
 }
@@ -413,7 +429,8 @@ def _idf_flops(settings: Settings) -> bool: return settings.flops_form == 'idf' 
 OFF |= {
     'flops_beta': (lambda s: s.flops_form in ('idf', 'uniform') and s.lambda_flops, 'FLOPS has no L1 share'),
     'df_cutoff df_steepness df_steps': (counts_documents, 'FLOPS is not weighted by document frequencies'),
-    'flops_form flops_ramp flops_threshold': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
+    'flops_form flops_ramp flops_threshold query_terms': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
+    'document_terms': (lambda s: s.lambda_flops and s.document_share, 'FLOPS does not reach documents'),
     'ramp_start': (lambda s: s.flops_ramp and s.lambda_flops or s.language_ramp and s.lambda_language,
                    'no weight grows along a ramp'),
     'document_share': (lambda s: s.lambda_flops or s.lambda_language, 'neither FLOPS nor a language term'),
@@ -445,7 +462,7 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
                initialization=('pretrained', 'closed_form', 'random', 'near_identity'),
                gate_pooler=('attention', 'heads', 'rectified_heads'),
                gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
-               precision=('bf16', 'fp32'))
+               precision=('bf16', 'fp32', 'auto'), vocabulary_rows=('all', 'seen'))
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
 SHARES = ('dropout gate_dropout document_share df_cutoff flops_ramp language_ramp ramp_start warmup_ratio lead_boost '

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['held_out', 'dev_ids', 'without_held_out', 'without_queries', 'stamp', 'revision_of', 'of_revisions', 'data_of',
-           'KeptResults', 'Study', 'known_baselines']
+           'KeptResults', 'Study', 'known_baselines', 'baselines_beside']
 
 # %% ../../nbs/4_evaluation/13_study.ipynb #imports
 import zlib
@@ -105,15 +105,26 @@ class Study(KeptResults):
             self.path(part).parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path(part), about | record)
 
-    def source(self, pattern: str = '*', data: dict | None = None) -> str:  # data: hashes that the results do not keep
+    def source(self, pattern: str = '*', data: dict | None = None,  # data: hashes that the results do not keep
+               beside: Iterable = ()  # collections whose kept BM25 is shown, too
+              ) -> str:
         "Where the results come from: what measures the missing ones, on which data, of which revisions, when."
+        words = [path for path in map(KeptResults('baselines').path, sorted(beside)) if path.exists()]
         paths, command = self.paths(pattern), f'make study STUDY={self.name}'
         if not paths: return f'Nothing is measured yet: `{command}`.'
         kept = [read_json(path) for path in paths]
         judged = {name: hash for record in kept for name, hash in data_of(record).items()} | (data or {})
-        return source_line(command, judged or 'not kept', map(revision_of, paths), [one.get('date', '') for one in kept])
+        return source_line(command, judged or 'not kept', map(revision_of, [*paths, *words]),
+                           [one.get('date', '') for one in (*kept, *map(read_json, words))])
 
 # %% ../../nbs/4_evaluation/13_study.ipynb #baselines
 def known_baselines() -> dict:  # collection -> {"hash", "documents", "index", "splits"}
     "Quality and index of both BM25 on every collection where they were measured."
     return KeptResults('baselines').results()
+
+def baselines_beside(name: str, split: str, bm25: float) -> dict | None:
+    "Both BM25 of a split, of the revision whose BM25 has about this nDCG@10; None where none is kept."
+    kept = known_baselines().get(name, {})
+    found = [each['splits'][split] for each in (kept, *kept.get('earlier', ())) if split in each.get('splits', {})]
+    def away(part): return abs(part['bm25']['ndcg@10']['mean'] - bm25)
+    return min((part for part in found if away(part) < 5e-4), key=away, default=None)

@@ -107,12 +107,13 @@ def _facts_of(folder, number) -> dict: # of a shard's texts
     return read_json(_texts_path(folder, number), 'hash', 'ids', 'empty', 'cut', instead=AGAIN)
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #exists
-def _exists(folder, number, expected): # expected: hash of the texts
-    if not zipfile.is_zipfile(_shard_path(folder, number)): return False # none, or one that was cut off: it is made anew
+def _exists(folder, number, expected, names=None): # expected: hash of the texts; names: their ids
+    if not zipfile.is_zipfile(_shard_path(folder, number)): return False # none, or one cut off: it is made anew
     try: facts = _facts_of(folder, number)
     except Damaged: return False
-    if facts['hash'] == expected: return True
-    raise ConfigError(f'{_shard_path(folder, number)}: made of other texts than are there now; take another folder')
+    other = 'of other texts' if facts['hash'] != expected else 'under other ids' * (facts['ids'] != (names or facts['ids']))
+    if not other: return True
+    raise ConfigError(f'{_shard_path(folder, number)}: made {other} than are there now; take another folder')
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #describe-collection
 def _count_shards(folder, collection): # document frequencies from the shards' columns
@@ -218,9 +219,9 @@ class ShardWriter:
 
     def missing(self) -> tuple: # number of texts of each missing shard {number: texts}; hashes of all shards
         found, hashes = {}, []
-        for number, _, words in self.read():
+        for number, names, words in self.read():
             hashes.append(_hash(words))
-            if not _exists(self.folder, number, hashes[-1]): found[number] = len(words)
+            if not _exists(self.folder, number, hashes[-1], names): found[number] = len(words)
         return found, hashes
 
     def finish(self, hashes: list) -> None: # of all shards
@@ -244,7 +245,7 @@ def encode_shards(model, tokenizer: SpladeTokenizer,
     with tqdm(total=total, desc='encoding', unit=' texts', mininterval=10, delay=2) as bar:
         for number, names, words in writer.read():
             hashes.append(_hash(words))
-            if not _exists(writer.folder, number, hashes[-1]) and number % parts == part:
+            if not _exists(writer.folder, number, hashes[-1], names) and number % parts == part:
                 writer.write(number, names, words)
                 written += 1
             bar.update(len(words))

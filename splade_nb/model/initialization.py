@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['mini_backbone', 'resolve_toy', 'toy_model', 'window_counts', 'pair_counts', 'ppmi', 'directions', 'near_identity',
-           'logit_moments', 'backbone_for', 'create']
+           'logit_moments', 'deviations_for', 'backbone_for', 'create']
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports
 import math
@@ -141,6 +141,12 @@ def near_identity(backbone,
     head.decoder.bias.fill_(decoder_bias)
 
 # %% ../../nbs/2_model/14_initialization.ipynb #logit-moments
+def _largest_logits(model: Splade, documents):  # yields [B, V]
+    for rows in documents:
+        mask = rows['attention_mask']
+        _, read = read_states(model, rows['input_ids'], mask)
+        yield max_logits(read[mask.bool()], model.decoder.weight, model.decoder.bias, mask.sum(1).tolist())
+
 @torch.no_grad()
 def logit_moments(model: Splade,
                   documents          # iterable of batches: input_ids, attention_mask [B, L]
@@ -148,14 +154,26 @@ def logit_moments(model: Splade,
     "Mean and standard deviation of each term's largest logit over documents."
     was_training, number, sums, squares = model.training, 0, 0.0, 0.0
     model.eval()
-    for rows in documents:
-        mask = rows['attention_mask']
-        _, read = read_states(model, rows['input_ids'], mask)
-        largest = max_logits(read[mask.bool()], model.decoder.weight, model.decoder.bias, mask.sum(1).tolist()).double()
-        number, sums, squares = number + len(largest), sums + largest.sum(0), squares + largest.square().sum(0)
+    for largest in _largest_logits(model, documents):
+        number, sums = number + len(largest), sums + largest.double().sum(0)
+        squares = squares + largest.double().square().sum(0)
     model.train(was_training)
     mean = sums / number
     return mean.float(), (squares / number - mean.square()).clamp(min=0).sqrt().float()
+
+
+# %% ../../nbs/2_model/14_initialization.ipynb #deviations-for
+@torch.no_grad()
+def deviations_for(model: Splade, documents,                          # as of `logit_moments`
+                   mean: torch.Tensor, spread: torch.Tensor,          # [V] from there
+                   terms: int                                         # active terms of a document
+                  ) -> float:
+    "How many standard deviations above its mean a term is to be active, so that documents have so many."
+    usual = ~model.special[:len(mean)]
+    found = [((largest - mean) / spread)[:, usual].topk(min(terms, int(usual.sum()))).values[:, -1]
+             for largest in _largest_logits(model, documents)]
+    return torch.cat(found).mean().item()
+
 
 # %% ../../nbs/2_model/14_initialization.ipynb #create
 def backbone_for(settings: Settings, vocabulary: int): # transformers model

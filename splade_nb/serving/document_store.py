@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'EARLIER', 'LONGEST_ID', 'HASHED', 'Entry', 'DocumentStore', 'transaction', 'index_key', 'text_id', 'put',
            'drop', 'removed_ids', 'synchronise', 'not_encoded', 'write_vectors', 'set_mean', 'at_mean', 'read_entry',
-           'not_indexed', 'mark_indexed', 'compare_with_index']
+           'not_indexed', 'to_index', 'mark_indexed', 'compare_with_index']
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #imports
 import hashlib, itertools, sqlite3
@@ -202,8 +202,7 @@ def set_mean(store: DocumentStore, mean: float, similarity: str = 'dot') -> None
     "From now on weights are read at this mean length; where it is another, the index has to receive all of them again."
     if mean == store.mean: return
     with transaction(store):
-        for name, value in dict(mean=mean, similarity=similarity).items(): store.set_fact(name, value)
-        store.run('UPDATE texts SET placed = 0')
+        for name, value in dict(mean=mean, similarity=similarity, again=1).items(): store.set_fact(name, value)
     store.read_postings()
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #at-mean
@@ -235,17 +234,23 @@ def read_entry(store: DocumentStore, id: str) -> Entry | None:
 # %% ../../nbs/6_serving/06_document_store.ipynb #not-indexed
 def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[str], sparse.csr_matrix]]:
     "Keys and vectors [n, V] that no index has saved, at most `limit` at a time."
-    last, condition = -1, 'placed = 0 AND columns IS NOT NULL AND number > ? ORDER BY number LIMIT ?'
+    some = 'TRUE' if store.fact('again') else 'placed = 0'
+    last, condition = -1, f'{some} AND columns IS NOT NULL AND number > ? ORDER BY number LIMIT ?'
     while found := store.run(f'SELECT number, id, columns, weights, slopes FROM texts WHERE {condition}', last, limit):
         yield [index_key(id) for _, id, *_ in found], _rows(store, [stored for _, _, *stored in found])
         last = found[-1][0]
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #mark-indexed
+def to_index(store: DocumentStore) -> bool:
+    "Whether a text waits, or all do: the fact `again` says so in one row, however many there are."
+    return bool(store.fact('again') or store.count('placed = 0'))
+
 def mark_indexed(store: DocumentStore) -> None:
     "Record that the index has saved every encoded text and deleted every removed one, and count it in `saves`."
     with transaction(store):
         store.run('UPDATE texts SET placed = 1 WHERE placed = 0 AND columns IS NOT NULL')
         store.run('DELETE FROM gone')
+        store.set_fact('again', 0)
         saves = (store.fact('saves') or 0) + 1
         store.set_fact('saves', saves)
     store.saves = saves

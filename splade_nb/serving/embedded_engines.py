@@ -303,7 +303,11 @@ class _MilvusCollection:
 
     def attach(self):
         self.client.load_collection(self.name)
-        return Label(**json.loads(self.client.describe_collection(self.name)['properties']['splade_nb']))
+        about = self.client.describe_collection(self.name)
+        if 'document' not in [field['name'] for field in about['fields']]:
+            raise Damaged(f'{self.file or self.name}: built by an earlier form (ids in another field); build it anew '
+                          'from the texts (`build_searcher`, `make search`)')
+        return Label(**json.loads(about['properties']['splade_nb']))
 
     def flush(self): self.client.flush(self.name)
     def close(self):

@@ -63,6 +63,7 @@ def open_locked(place: Path): # file
 @contextmanager
 def in_turn(place: Path):
     "Where two first searches begin at once, one makes the copy and the other waits, and says so."
+    place.mkdir(parents=True, exist_ok=True)
     with open(place/'.turn', 'ab') as file:
         if not try_lock(file, exclusive=True):
             print(f'{place}: another search is reading these texts; waiting for it', file=sys.stderr)

@@ -225,7 +225,7 @@ def commit(encoder: Encoder, store: DocumentStore, index: Index, progress: bool 
     _encode_missing(encoder, store, progress)
     if mean := mean_length(store, index): document_store.set_mean(store, mean, encoder.model.settings.similarity)
     removed = document_store.removed_ids(store)
-    if not removed and not store.count('placed = 0'): return
+    if not removed and not document_store.to_index(store): return
     index.delete(removed)
     for keys, vectors in document_store.not_indexed(store):
         texts = _texts_of(store, keys) if embedding or topics else []
@@ -376,8 +376,7 @@ def _relearn(searcher): # where texts changed: all of them get other topics, ano
     if not (searcher.hybrid or searcher.topics) or store.fact('learned') == (stamp := _texts_hash(store)): return
     _forget(searcher)
     searcher.embedding, searcher.topic_terms  # raises `ConfigError` where too few words are left
-    store.run('UPDATE texts SET placed = 0')
-    store.set_fact('learned', stamp)
+    for name, value in dict(learned=stamp, again=1).items(): store.set_fact(name, value)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #changing
 @contextmanager
@@ -512,7 +511,7 @@ def _finish(searcher, progress): # what an interrupted process left
     place = store.path.parent
     if not store.fact('filled'):
         raise NoSearcher(f'{place}: half built; build_searcher with the same texts goes on where it stopped')
-    if store.count('placed = 0') or document_store.removed_ids(store) or _differs(searcher):
+    if document_store.to_index(store) or document_store.removed_ids(store) or _differs(searcher):
         with _writing(searcher): _update_index(searcher, progress)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #no-searcher
@@ -540,6 +539,16 @@ def open_searcher(place: Path | str,
     return searcher
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #current
+@contextmanager
+def _begun(place, size): # a copy that fails before any text is encoded leaves no folder
+    new = not (place/'searcher.json').exists()
+    try: yield
+    except BaseException:
+        if new:
+            with closing(DocumentStore(place/'texts.db', size)) as store: encoded = len(store)
+            if not encoded: shutil.rmtree(place)
+        raise
+
 def _current(place, encoder, index, stamp, hybrid, topics): # Searcher, or None where it has to be built or updated
     try: searcher = open_searcher(place, encoder, index, True, hybrid, topics)
     except NoSearcher: return None
@@ -558,10 +567,11 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
     "The saved searcher of these texts, up to date; one line says what was done. Raises `ConfigError`, `DataError`."
     if data.endswith('.txt') and not Path(data).is_file(): raise ConfigError(f'data={data}: no such file')
     check_address(engine, index)
-    encoder, stamp = open_encoder(model), file_stamp(source_paths(data))
+    stamp = file_stamp(source_paths(data))  # what cannot be read is refused before a model is opened
+    encoder = open_encoder(model)
     place, message = copy_folder(encoder.label, data, engine, index, bool(hybrid), bool(topics)), 'nothing to encode'
-    record_use(place, encoder.folder, data)
-    with in_turn(place):
+    with in_turn(place), _begun(place, encoder.label.size):
+        record_use(place, encoder.folder, data)
         if (searcher := _current(place, encoder, index, stamp, hybrid, topics)) is None:
             searcher = build_searcher(encoder, data, place, engine, index, True, hybrid, topics)
             searcher.store.set_fact('stamp', stamp)

@@ -31,6 +31,7 @@ from .losses import REGISTERED
 from .batch import batch_at
 from .memory import SavedBytes
 from .objective import step_loss
+from .teacher import in_half
 from .trainer import step_count, train
 from .validation_pool import evaluated, validation_pool
 
@@ -49,10 +50,11 @@ def small(settings: Settings,
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
     limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2,
-                  flops_threshold=4, query_length=12, min_df=2, top_k=20)
+                  flops_threshold=4, initial_terms=20, query_length=12, min_df=2, top_k=20)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))
-    sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps)
+    sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps, take_best=False)
+    sizes |= dict(precision='bf16' if in_half(settings.precision, torch.device('cpu')) else 'fp32')
     if settings.hidden: sizes |= dict(hidden=32, layers=1)
     sizes |= dict(vocabulary=300) if settings.hidden and settings.vocabulary else dict(backbone=checkpoint)
     if 32 % settings.gate_heads: sizes['gate_heads'] = 4
@@ -151,7 +153,8 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     bigram_share=(0.0, 0.5), model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
     evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4), clip=(1e-4, 1.0),
     adam_eps=(1e-2, 1e-3), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
-    early_stopping=(1, 0),
+    early_stopping=(1, 0), initial_terms=(20, 10), query_terms=(3, 40), document_terms=(3, 40),
+    negative_margin=(0.5, 0.2),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
 

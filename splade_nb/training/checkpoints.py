@@ -119,10 +119,12 @@ def healthy(folder: Path) -> list[Path]:
 
 # %% ../../nbs/3_training/12_checkpoints.ipynb #best-steps
 def best_steps(state: dict) -> list[int]:
-    "Validated steps of a run, best nDCG@10 first, the earlier one of two that are equal; step 0 is not trained."
-    scores = {row['step']: row['metrics'].get('ndcg@10') for row in state.get('history') or () if row['step']}
+    "Validated steps, best nDCG@10 first, the earlier one of two that are equal; step 0 where `take_best` asks."
+    first = 0 if (state.get('settings') or {}).get('take_best') else 1
+    scores = {row['step']: row['metrics'].get('ndcg@10') for row in state.get('history') or () if row['step'] >= first}
     return sorted((step for step in scores if scores[step] is not None), key=lambda step: (-scores[step], step))
 
+# %% ../../nbs/3_training/12_checkpoints.ipynb #best-checkpoint
 def best_checkpoint(folder: Path, state: dict) -> int | None:
     "The best validated step whose checkpoint exists."
     existing = set(map(step_of, checkpoints(folder)))

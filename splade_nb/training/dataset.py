@@ -11,7 +11,7 @@ __all__ = ['DEV_QUERIES', 'MOST_CALIBRATED', 'MOST_READ', 'fix_seeds', 'draw_dev
 # %% ../../nbs/3_training/07_dataset.ipynb #imports
 import functools, hashlib, json, random, sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,25 +20,26 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-library
-from ..config.files import ConfigError, device
+from ..config.files import ConfigError, device, model_folder
 from ..config.stages import Stages
 from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, needs_teacher, off
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
-from ..data.prepared import Preparation, Rows, content_key
+from ..data.prepared import Preparation, Rows, content_key, prepared_folder
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
 from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key, train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
-from ..model.initialization import create, directions, logit_moments, near_identity, pair_counts, toy_model
-from ..model.initialization import window_counts
+from ..model.initialization import create, deviations_for, directions, logit_moments, near_identity, pair_counts
+from ..model.initialization import toy_model, window_counts
 from ..model.head_start import head_start
 from ..model.load import save
+from ..model.prune_vocabulary import prune
 from .bags import bags_key, with_bags
 from .curriculum import Keys, adopt, curriculum_key, pools_of
 from .losses import require_registered
 from .negatives import bm25_candidates, dense_candidates, draw
-from .teacher import identity, teacher_vectors
+from .teacher import identity, in_half, teacher_vectors
 
 # %% ../../nbs/3_training/07_dataset.ipynb #fix-seeds
 def fix_seeds(seed: int) -> None:
@@ -109,6 +110,22 @@ def prepared_tokenizer(stages: Preparation, settings: Settings, texts: Sequence,
     [found] = stages.json('tokenizer', 1, learned, **of)
     return SpladeTokenizer(as_pretrained(Tokenizer.from_str(json.dumps(found))), **tokenizer_options(settings))
 
+# %% ../../nbs/3_training/07_dataset.ipynb #cut-backbone
+def _cut_backbone(stages: Preparation, settings: Settings, collection, rows: np.ndarray) -> Settings:
+    "The settings with their backbone cut to the rows that the texts use, and all Korean ones, where they ask for it."
+    if settings.hidden or settings.vocabulary_rows == 'all': return settings
+    asked = hashlib.sha256(rows.tobytes()).hexdigest()[:16]
+    folder = prepared_folder('vocabulary', stages.base, data=collection.hash, queries=asked, segment=settings.segment,
+                             backbone=identity(settings.backbone))/'backbone'
+    def make():
+        texts = [*collection.texts.values(), *TrainingQueries(collection, rows).all_texts]
+        if folder.exists(): return str(folder)
+        prune(model_folder(settings.backbone), texts, folder, ['korean'], segment=settings.segment)
+        return str(folder)
+    with stages.stages('vocabulary'):
+        return replace(settings, backbone=stages.group.of_first(make) if stages.group else make())
+
+
 # %% ../../nbs/3_training/07_dataset.ipynb #material
 @dataclass
 class TrainingData:
@@ -149,13 +166,24 @@ def toy_training_data(vocabulary: int = 60) -> tuple:  # TrainingData, model
     return TrainingData(None, queries, documents, pairs, keys, relevant, given, ones, ones, 0 * ones, ones < 0, special,
                         hash='toy'), model
 
+# %% ../../nbs/3_training/07_dataset.ipynb #wrong
+def _wrong(data: TrainingData, query: int, margin: float):  # function: candidates -> those that are wrong
+    "Candidates that the teacher puts near the relevant documents are left out: they may well be relevant."
+    if not margin or data.teacher is None: return list
+    queries, documents = data.teacher
+    def cosines(rows): return np.asarray(documents[np.asarray(rows, int)]) @ np.asarray(queries[query])
+    most = cosines([*data.relevant[query]]).mean() - margin
+    return lambda found: [one for one in found if cosines([one[0]])[0] <= most]
+
+
 # %% ../../nbs/3_training/07_dataset.ipynb #pool
 def pool(training_data: TrainingData, query: int, period: int, settings: Settings, seed: int) -> list:
     "Document indices: the negatives of a query in a mining period."
-    drawn = [*map(int, training_data.given[query])]
+    wrong = _wrong(training_data, query, settings.negative_margin)
+    drawn = [document for document, _ in wrong([(int(document), 0.0) for document in training_data.given[query]])]
     for source, (name, number) in enumerate((('bm25', settings.bm25_negatives), ('dense', settings.dense_negatives))):
         if name in training_data.mined and number:
-            candidates, draw_seed = training_data.mined[name][query], (seed, period, query, source)
+            candidates, draw_seed = wrong(training_data.mined[name][query]), (seed, period, query, source)
             drawn += draw(candidates, number, settings.mining_temperature, draw_seed)
     return list(dict.fromkeys(drawn))
 
@@ -319,12 +347,27 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
     "Shift the bias of a pretrained decoder, by the logits of training documents."
     place = model.decoder.bias.device
     def shift():
-        mean, spread = logit_moments(model, _batches(model, settings, data, MOST_CALIBRATED))
-        return (mean + settings.calibration * spread).cpu().numpy()
+        texts, terms = _batches(model, settings, data, MOST_CALIBRATED), settings.initial_terms
+        mean, spread = logit_moments(model, texts)
+        if terms: spread = spread.clamp(min=spread.median() / 2)  # of terms that the texts hardly reach
+        deviations = deviations_for(model, texts[::8], mean, spread, terms) if terms else settings.calibration
+        return (mean + deviations * spread).cpu().numpy()
     sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may hold other weights later
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
+    if settings.initial_terms: of |= dict(terms=settings.initial_terms)
     found = stages.array('calibration', shift, deviations=settings.calibration, max_length=settings.max_length, **of)
     with torch.no_grad(): model.decoder.bias -= torch.tensor(found, device=place)
+
+# %% ../../nbs/3_training/07_dataset.ipynb #start-decoder
+def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
+    "A head in closed form, and the bias of a decoder, as the settings ask for them."
+    place = model.special.device
+    with torch.autocast(place.type, torch.bfloat16, enabled=in_half(settings.precision, place)):
+        if settings.initialization == 'closed_form' and settings.mlm_head:
+            head_start(model, _batches(model, settings, data, MOST_READ))
+    acting = {'calibration', 'initial_terms'} - off(settings).keys()
+    if any(getattr(settings, name) for name in acting): _calibrate(stages, model, settings, data)
+
 
 # %% ../../nbs/3_training/07_dataset.ipynb #prepared
 @dataclass
@@ -350,13 +393,11 @@ def prepare(settings: Settings, collection, seed: int,
     place, preparation = place or device(), Preparation(group, stages, cache)
     dev_queries, notes = dev_split(collection, seed)
     rows = training_rows(collection, dev_queries)
-    data, groups = _build_training_data(preparation, settings, collection, rows, place)
+    cut = _cut_backbone(preparation, settings, collection, rows)
+    data, groups = _build_training_data(preparation, cut, collection, rows, place)
     data.notes += notes
-    model = _untrained(preparation, settings, collection, rows, data, seed).to(place)
-    if settings.initialization == 'closed_form':
-        with torch.autocast(model.special.device.type, torch.bfloat16, enabled=settings.precision == 'bf16'):
-            head_start(model, _batches(model, settings, data, MOST_READ))
-    if settings.calibration and 'calibration' not in off(settings): _calibrate(preparation, model, settings, data)
+    model = _untrained(preparation, cut, collection, rows, data, seed).to(place)
+    _start_decoder(preparation, model, settings, data)
     return TrainingSetup(settings, collection, data, model, groups, dev_queries)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #keep-model

@@ -20,6 +20,7 @@ from ..config.settings import Settings
 from .batch import batch_at, contrastive_batches
 from .dataset import TrainingData
 from .objective import SIDES, as_encoded, loss_of, pass_through, sides_of
+from .teacher import in_half
 
 # %% ../../nbs/3_training/11_memory.ipynb #share
 def _borders(texts: int, parts: int) -> list[int]:
@@ -122,7 +123,7 @@ def backward(model, rows: dict, step: int, steps: int, training_data: TrainingDa
              passes: int = 1,              # of this process, see `passes_for`
              ) -> tuple:                   # loss, parts: scalars on the device; encoded batch
     "Add the gradient of a contrastive batch to the model's: the mean over the batches of a step."
-    number, half = contrastive_batches(settings)[0], settings.precision == 'bf16'
+    number, half = contrastive_batches(settings)[0], in_half(settings.precision, model.special.device)
     def measure(out):
         loss, parts = loss_of(out, rows, step, steps, training_data, settings, damping, measured)
         return loss / number, parts

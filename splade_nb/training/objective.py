@@ -19,6 +19,7 @@ from ..model.splade_doc import encode_sides
 from ..model.term_weights import scatter_counts
 from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
+from .teacher import in_half
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
 from .losses import info_nce, l0_mask, language_penalty, margin_mse, masked_mean, minimum_activation
 from .losses import positive_activation, score, score_unit, self_reconstruction, triplet_margin, weighted
@@ -35,7 +36,7 @@ def input_tokens(rows: dict,     # input_ids and attention_mask [B, L], or bag a
 def pass_through(model, sides: list,  # (rows, document) of each, see `encode_sides`
                  settings: Settings) -> list:  # vectors, logits [B, V] of each side
     "One forward pass of the texts of all sides, in the precision of the settings."
-    with torch.autocast(model.special.device.type, torch.bfloat16, enabled=settings.precision == 'bf16'):
+    with torch.autocast(model.special.device.type, torch.bfloat16, enabled=in_half(settings.precision, model.special.device)):
         return encode_sides(model, sides)
 
 # %% ../../nbs/3_training/10_objective.ipynb #as-encoded
@@ -136,12 +137,15 @@ def density(vectors: Tensor, training_data: TrainingData, settings: Settings,
 
 # %% ../../nbs/3_training/10_objective.ipynb #sparse-terms
 def sparse_terms(out: dict, training_data: TrainingData, settings: Settings,
-                 measured: Tensor | None = None  # see `density`
+                 measured: Tensor | None = None, # see `density`
+                 factors: dict = {}              # on FLOPS of each side, see `trainer.steer`
                  ) -> dict:
     "FLOPS and language on queries, and on documents by their share; minimum activation on queries."
     query, document, share = out['query'], out['document'], settings.document_share
     def both(term): return term(query) + share * term(document) if share else term(query)
-    def dense(side): return density(side['vectors'], training_data, settings, measured)
+    def dense(side):
+        factor = factors.get('flops query' if side is query else 'flops document', 1.0)
+        return factor * density(side['vectors'], training_data, settings, measured)
     def foreign(side):
         spare = side['own'] if settings.language_spares_input else None
         return language_penalty(side['vectors'], training_data.language, spare)
@@ -159,7 +163,7 @@ def _distil(queries: Tensor,    # [B, V]
     "Without a limit the student's scores are plain dot products, as the small models were measured."
     plain = score(queries, documents, settings.similarity)
     student = _scores(queries, documents, settings) if settings.score_limit else plain
-    teacher = teacher.to(student.device) * settings.kd_scale
+    teacher = teacher.to(student.device) * settings.kd_scale * settings.kd_teacher_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
 
@@ -206,13 +210,14 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
 
 # %% ../../nbs/3_training/10_objective.ipynb #objective
 def loss_of(out: dict, rows: dict, step: int, steps: int, training_data: TrainingData, settings: Settings,
-            damping: dict | None = None,    # name -> factor on a weight, from the collapse guard
+            damping: dict | None = None,    # name -> factor on a weight, from the collapse guard or `trainer.steer`
             measured: Tensor | None = None  # see `density`
             ) -> tuple:                     # total, parts without gradient: scalars on the device
     "All parts of the loss of an encoded batch, weighted and named."
     phase, scores = phase_at(step, steps, settings), batch_scores(out, training_data, settings)
     terms = contrastive_terms(scores, out['same'], phase, settings) | lexical_terms(out, training_data, settings)
-    terms |= sparse_terms(out, training_data, settings, measured) | teacher_terms(out, rows, training_data, settings)
+    terms |= sparse_terms(out, training_data, settings, measured, damping or {})
+    terms |= teacher_terms(out, rows, training_data, settings)
     terms |= extra_terms(out, rows, training_data, settings) | alignment_term(out, training_data, settings)
     weights = weights_at(step, steps, settings)
     for name, factor in (damping or {}).items(): weights[name] = weights.get(name, 1.0) * factor

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'SCALARS', 'Run', 'run_state', 'require_pairs', 'step_count', 'texts_in_step', 'phase_number', 'set_rate',
-           'measured_weights', 'Batches', 'each_tensor', 'mean_row', 'train_step', 'tensorboard_scalars',
+           'measured_weights', 'steer', 'Batches', 'each_tensor', 'mean_row', 'train_step', 'tensorboard_scalars',
            'validation_scalars', 'log_validation', 'log_row', 'log_events', 'warn', 'validate', 'should_stop',
            'checkpoint', 'difference', 'refuse_other', 'truncate_log', 'restore', 'start_or_resume', 'watch',
            'roll_back', 'interrupts', 'initial_weights', 'began_with', 'average_with_initial', 'choose_average',
@@ -37,7 +37,7 @@ from .losses import DocumentCounts, as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
 from .memory import backward, memory_plan, passes_for, widest_batch
-from .objective import optimizer_for, weights_at
+from .objective import SIDES, optimizer_for, weights_at
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-state
 @dataclass
@@ -57,6 +57,7 @@ class Run:
     most_rollbacks: int = 3                       # then it stops
     interrupted: bool = False
     rates: list = field(default_factory=list)     # learning rate of each step of this process
+    model_step: int | None = None                 # whose weights the model has; None: the last one's
     share: float = 0.0                            # of the initial weights in the final ones
     shares: dict = field(default_factory=dict)    # share -> nDCG@10
     counted: DocumentCounts | None = None         # where FLOPS is weighted by document frequencies; in checkpoints
@@ -123,6 +124,26 @@ def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS d
     if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff, settings.df_steepness)
     return run.counted.penalty
 
+# %% ../../nbs/3_training/14_trainer.ipynb #steer
+def _on_the_way(wanted: float, run: Run) -> float:  # terms of this step, from those of the start
+    "The number of terms falls evenly, in its logarithm, along the ramp of FLOPS."
+    done = min(1.0, run.step / run.steps / (run.settings.flops_ramp or 1e-9))
+    return wanted * max(1.0, run.settings.initial_terms / wanted) ** (1 - done)
+
+def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_doc of a step; {side: tokens of each text}
+    """Raise the weight of a side's FLOPS where its texts have more terms than they should, and lower it where fewer.
+    Queries as long as documents may have as many."""
+    settings = run.settings
+    tokens = {side: sum(found) / len(found) for side, found in lengths.items()}
+    even = settings.document_terms * min(1.0, tokens['query'] / tokens['document'])
+    for side, wanted, found in (('query', settings.query_terms and max(settings.query_terms, even), row['active_query']),
+                                ('document', settings.document_terms, row['active_doc'])):
+        if not wanted: continue
+        name, share = f'flops {side}', min(4.0, max(0.25, found / _on_the_way(wanted, run)))
+        factor = min(100.0, max(0.01, run.damping.get(name, 1.0) * share ** 0.2))
+        run.damping = {**run.damping, name: factor}
+
+
 # %% ../../nbs/3_training/14_trainer.ipynb #batches
 class Batches:
     "The contrastive batches of a run, each made while the step before it runs."
@@ -175,6 +196,7 @@ def train_step(run: Run) -> dict: # a row of metrics
     parts = {f'part {name}': value for name, value in row.pop('parts').items()}
     read = as_floats(row | dict(gradient_norm=norm) | parts)  # the only wait for the device
     if math.isfinite(read['loss']) and math.isfinite(read['gradient_norm']): run.optimizer.step()
+    steer(run, read, {side: rows[side]['lengths'] for side, _ in SIDES})
     return dict(step=run.step, epoch=round(epoch_at(*at, settings), 3), phase=phase_number(*at, settings),
                 learning_rate=rate, parts={name[5:]: read.pop(name) for name in parts}, **read)
 
@@ -230,7 +252,8 @@ def validate(run: Run, validator: Callable | None) -> None:
     done = round(epoch_at(step, run.steps, run.settings) - 1, 2)  # epochs: 0 before the first step, all after the last
     run.history.append(dict(step=step, epoch=done, phase=phase, **result))
     score = result['metrics'].get('ndcg@10')
-    if step and score is not None and score > run.best.get('ndcg@10', -1): run.best = {'step': step, 'ndcg@10': score}
+    counts = score is not None and (step or run.settings.take_best)
+    if counts and score > run.best.get('ndcg@10', -1): run.best = {'step': step, 'ndcg@10': score}
     if run.process_group.rank == 0: write_json(run.folder/'training_history.json', run.history)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #should-stop
@@ -402,6 +425,7 @@ def _take_best(run: Run) -> None:
     "Load the weights of the best validation that can be read; log a warning where it is not the best of all."
     faults = []
     for step in best_steps(run_state(run)):
+        run.model_step = step
         try:
             if step != run.step: load_checkpoint(run.folder/'checkpoints'/f'step-{step}', run.model, run.optimizer)
             break
@@ -412,10 +436,11 @@ def _take_best(run: Run) -> None:
 
 # %% ../../nbs/3_training/14_trainer.ipynb #finish
 def _finish(run: Run, start: dict, validator: Callable | None) -> None:
-    "The final weights: of the best validation where the run stopped early, then averaged with the initial ones."
+    """The final weights: of the best validation where the run stopped early or `take_best` asks for it, then averaged
+    with the initial ones."""
     early = run.stopped.startswith('early stopping')
-    if early: _take_best(run)
     complete = early or (run.step == run.steps and not run.stopped)
+    if early or complete and run.settings.take_best: _take_best(run)
     if complete and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
     run.model.eval()
 
