@@ -72,6 +72,12 @@ With [`SpladeMaxPooling`](xlmr_one_gpu.md) in place of `SpladePooling`, in a ste
 
 {encode}
 
+## Encoding by ONNX Runtime
+
+`make export TO=onnx` and `TO=onnx-int8` (weights and inputs of products as 8-bit integers, [how](../nbs/5_hub/10_onnx_int8.ipynb)), beside PyTorch:
+
+{int8}
+
 What only a GPU can show stands on [a page of its own](gpu.md).
 """
 
@@ -290,6 +296,24 @@ def encode_table(encode: dict) -> str:
             + table(columns, [encode_row(encode, method, name) for method, name in METHODS.items()]))
 
 
+FORMS = {'torch': 'PyTorch', 'onnx': 'ONNX Runtime', 'onnx-int8': 'ONNX Runtime, 8-bit integers'}
+
+
+def int8_row(result: dict, form: str, name: str) -> list:
+    quality = result['quality'].get(form) or {}
+    return [name, f'{result["texts"] / median_time(result["rounds"][form], "wall"):.1f}', spelled(ratio(result['rounds'], 'torch', form)),
+            spelled(ratio(result['rounds'], 'onnx', form)), f'{1000 * result["queries"][form]:.1f} ms', megabytes(result['sizes'][form]),
+            f'{result["agreement"][form]["cosine"]:.4f}', *(f'{100 * quality[each]:.2f}' if each in quality else '' for each in result['quality']['torch'])]
+
+
+def int8_table(result: dict) -> str:
+    columns = ['', 'documents a second', 'against PyTorch', 'against ONNX Runtime', 'a query, one core', 'weights', 'lowest cosine',
+               *(f'nDCG@10 {name}' for name in result['quality']['torch'])]
+    return (f'{result["texts"]} Korean documents of {statistics.mean(result["lengths"]):.0f} tokens; 12 layers of 384 trained from '
+            f'multilingual-e5-small, {result["vocabulary"]:,} rows.\n\n'
+            + table(columns, [int8_row(result, form, name) for form, name in FORMS.items()]))
+
+
 # Machines
 
 def machine_row(part: str, result: dict) -> list:
@@ -352,11 +376,13 @@ def page(results: dict) -> str:
         step=section('step', step_table), step_memory=section('step', step_memory),
         revision=section('step_revision', revision_table, 'pairs of public collections beside the project'),
         pooling=section('pooling', pooling_page.step_table),
-        encode=section('encode', encode_table, 'Korean documents (hash not kept), random weights'))
+        encode=section('encode', encode_table, 'Korean documents (hash not kept), random weights'),
+        int8=section('int8', int8_table, 'Korean documents (hash not kept), trained weights'))
 
 
 def read(folder: Path) -> dict:
-    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'step_revision', 'pooling', 'start', 'encode')}
+    parts = ('head', 'step', 'step_revision', 'pooling', 'start', 'encode', 'int8')
+    paths = {part: folder/f'{part}.json' for part in parts}
     return {part: dict(of=revision_of(path), **read_json(path)) for part, path in paths.items() if path.exists()}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from splade_nb.config.command_line import CommandLine
 from measure import HERE, measure_once, say
 
-PARTS = ('head', 'step', 'pooling', 'start', 'encode', 'engines')  # `gpu.py` measures on a GPU, stage by stage
+PARTS = ('head', 'step', 'pooling', 'start', 'encode', 'int8', 'engines')  # `gpu.py` measures on a GPU, stage by stage
 
 
 def options():

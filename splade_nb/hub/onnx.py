@@ -67,7 +67,8 @@ def _table(path: Path) -> np.ndarray: # [V]
 
 def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     given = more | dict(windows=np.array(windows[texts], np.int64))
-    given |= {name: values[texts if name in ('bag', 'counts') else rows] for name, values in inputs.items()}
+    length = int(inputs['attention_mask'][rows].sum(1).max())  # of the longest window in this part
+    given |= {name: values[texts] if name in ('bag', 'counts') else values[rows, :length] for name, values in inputs.items()}
     vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
     return sparse.csr_matrix(vectors if columns is None else vectors * columns)
 
