@@ -19,7 +19,7 @@ from splade_nb.training.batch import MarkIds
 from measure import HERE, alternately, ratios, say, spread
 from models import SHARED, limit_terms, splade
 
-REVISION, ENCODER, ACTIVE, LENGTH, ROUNDS = '63d11e4', 'multilingual-e5-small', 200, 192, 5
+REVISION, ENCODER, ACTIVE, LENGTH, ROUNDS = '63d11e4', 'multilingual-e5-small', 200, 192, 3
 SETS = 'tydiqa_ko_goldp question_pair ko_strategyqa_facts techdocs_ko'.split()
 SETTINGS = dict(dropout=0.0, gate_dropout=0.0, precision='fp32', negatives=1, teacher='lsa')
 
@@ -110,19 +110,20 @@ def earlier(folder: Path) -> Path | None:  # the package at REVISION; None in a 
 
 # Beside what; parts into which the pairs of a step are divided (an earlier revision passes one at a time, each twice); precision.
 CASES = {'float32, in one batch': ('before', 1, 'fp32'), 'float32, in four parts': ('before', 4, 'fp32'),
-         'bfloat16, in four parts': ('before', 4, 'bf16'), 'float32, SpladeLoss of sentence-transformers': ('theirs', 1, 'fp32')}
+         'bfloat16, in four parts': ('before', 4, 'bf16'), 'float32, 8 pairs in one batch': ('theirs', 1, 'fp32')}
 SAME = dict(fp32=1e-4, bf16=1e-1)  # largest difference of two revisions' losses
 
 
 def measured(start: Path, before: Path | None, pairs: int, case: tuple, rounds: int) -> dict:  # losses and times of each side
-    "Raises `RuntimeError` where the losses of two revisions differ."
+    "Raises `ValueError` where the losses of two revisions differ."
     other, parts, precision = case
+    if other == 'theirs': pairs //= 4  # what their logits of a whole batch take is more than many machines have
     changes = dict(batch_size=pairs // parts, accumulation=parts, precision=precision)
     given = dict(now=('trainer', root())) | {other: ('trainer', before) if other == 'before' else ('theirs', root())}
     with ExitStack() as stack:
         calls = {name: stack.enter_context(worker(*of, start, **changes)) for name, of in given.items()}
         losses = {name: step()['loss'] for name, step in calls.items()}
-        if abs(losses['now'] - losses.get('before', losses['now'])) > SAME[precision]: raise RuntimeError(f'the losses differ: {losses}')
+        if abs(losses['now'] - losses.get('before', losses['now'])) > SAME[precision]: raise ValueError(f'the losses differ: {losses}')
         return dict(other=other, losses=losses, rounds=alternately(calls, rounds, lambda step: step()))
 
 
@@ -134,7 +135,10 @@ def measure(small=False) -> dict:
         except DataError as error: return say(f'  left out: {error}') or {}
         for name, case in CASES.items():
             if case[0] == 'before' and not before: continue
-            found = result['steps'][name] = measured(start, before, pairs, case, 1 if small else ROUNDS)
+            try: found = result['steps'][name] = measured(start, before, pairs, case, 1 if small else ROUNDS)
+            except RuntimeError as error:  # as where the system ends a side for its memory: the other cases stay
+                say(f'  {name}: left out: {error}')
+                continue
             ratio = spread(ratios(found['rounds'], case[0], 'now'))
             say(f'  {name}: {ratio["median"]:.2f} times faster ({ratio["low"]:.2f} to {ratio["high"]:.2f}), losses {found["losses"]}')
     return result

@@ -7,6 +7,11 @@ from contextlib import ExitStack
 import torch
 
 
+def chosen(start: dict, changes: dict) -> range:
+    "The pairs of the batch, at even distances."
+    return range(0, len(start['data']['pairs']), len(start['data']['pairs']) // (changes['batch_size'] * changes['accumulation']))
+
+
 def trainer_step(start: dict, changes: dict, stack: ExitStack):  # -> loss
     "`train_step` of V28 `corrected` at full scale."
     import splade_nb.training.objective as objective
@@ -23,7 +28,7 @@ def trainer_step(start: dict, changes: dict, stack: ExitStack):  # -> loss
     torch.manual_seed(0)
     for weight in model.gate.parameters():  # the rest is the backbone's
         if weight.ndim > 1: torch.nn.init.normal_(weight, std=0.02)
-    pairs = range(len(data.pairs))
+    pairs = chosen(start, changes)
     trainer.batch_at = lambda step, steps, part, *rest: make_batch(pairs, data, settings, 0, (42, 0))
     run = trainer.Run(model.train(), data, settings, None, 42, 1_000, objective.optimizer_for(model, settings), torch.zeros_like(data.special))
     trainer.set_rate = lambda run: [group.update(lr=0.0) for group in run.optimizer.param_groups] and 0.0  # the loss stays
@@ -43,8 +48,8 @@ def their_step(start: dict, changes: dict, stack: ExitStack):  # -> loss
         texts = [[0, *data[side][place], 2] for place in places]
         ids = torch.tensor([text + [1] * (max(map(len, texts)) - len(text)) for text in texts])
         return dict(input_ids=ids, attention_mask=(ids != 1).long())
-    every = range(len(data['pairs']))
-    sides = [rows('queries', every), rows('documents', every), rows('documents', [row for row, in data['given']])]
+    every = chosen(start, changes)
+    sides = [rows('queries', every), rows('documents', every), rows('documents', [data['given'][row][0] for row in every])]
     return lambda: float(step(sides))
 
 

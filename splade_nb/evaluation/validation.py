@@ -98,7 +98,7 @@ def make_validator(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -
     "The validator of a training run."
     return Validator(setup, group)
 
-# %% ../../nbs/4_evaluation/05_validation.ipynb #evaluate-untrained
+# %% ../../nbs/4_evaluation/05_validation.ipynb #judged-untrained
 MOST_ENTRIES = 1e9  # of all documents' vectors before training: 8 GB on disk
 
 def judged_untrained(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()):  # collection
@@ -110,9 +110,10 @@ def judged_untrained(setup: TrainingSetup, group: ProcessGroup = ProcessGroup())
     terms = group.of_first(lambda: encode(model, data.tokenizer, some).nnz / len(some))
     if len(texts) * terms <= MOST_ENTRIES: return collection
     fewer = narrowed(collection, list(collection.split('test')), int(MOST_ENTRIES / terms))
-    data.notes.append(f'before training {fewer.notes[-1]}, which is easier: {terms:,.0f} terms a document are too many for all')
+    data.notes.append(f'before training {fewer.notes[-1]}, which is easier: {terms:,.0f} terms each are too many')
     return fewer
 
+# %% ../../nbs/4_evaluation/05_validation.ipynb #evaluate-untrained
 def evaluate_untrained(setup: TrainingSetup, validator: Validator, group: ProcessGroup = ProcessGroup()) -> dict:
     "`evaluate_queries` of the untrained model on the test queries; its first validation searches the same vectors."
     collection, model, search = judged_untrained(setup, group), setup.model, []

@@ -147,13 +147,14 @@ def in_half(precision: str,       # of the settings
     "Whether products are in bf16; `auto`: on a GPU that has it, and on a processor with matrix tiles for it."
     return precision == 'bf16' or precision == 'auto' and fast_bf16(place)
 
-# %% ../../nbs/3_training/05_teacher.ipynb #embed
+# %% ../../nbs/3_training/05_teacher.ipynb #batches
 BUDGET = 16_384  # tokens of a batch
 
 def _batches(lengths: np.ndarray) -> list:  # places of texts, long ones first
     order = np.argsort(-lengths, kind='stable')
     return np.split(order, np.flatnonzero(np.diff(lengths[order].cumsum() // BUDGET)) + 1)
 
+# %% ../../nbs/3_training/05_teacher.ipynb #embed
 def _embed(model, pooling: str, ids: list, normalise: bool) -> torch.Tensor:
     "Embeddings of one batch of texts [B, H], on the CPU; products in bfloat16 where the device is made for it."
     place, given = model.device, torch.tensor([token for row in ids for token in row])
@@ -168,7 +169,7 @@ def sentence_encoder(source: str,              # hub name or folder
                      max_length: int = 512,    # tokens
                      normalise: bool = True
                     ) -> Callable:             # (texts, advance, side) -> [N, H] float32; side: query or document
-    "An encoder that loads its model at the first call, which may raise `ConfigError`; texts of like length pass together."
+    "An encoder that loads its model at the first call, which may raise `ConfigError`; like lengths go together."
     load = functools.cache(lambda: load_teacher(source))
     @torch.inference_mode()
     def encode(texts, advance=lambda number: None, side='document'):
