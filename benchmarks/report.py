@@ -60,6 +60,10 @@ either.
 
 {step_memory}
 
+### The trainer's step
+
+{revision}
+
 With [`SpladeMaxPooling`](xlmr_one_gpu.md) in place of `SpladePooling`, in a step that is otherwise theirs:
 
 {pooling}
@@ -143,6 +147,8 @@ GOALS = (
     ('whole training step, B24 L192: memory', 'step', 3, 6, lambda r: step_memory_ratio(r, 'mine')),
     ('the same with gradient checkpointing here: memory', 'step', 3, 6,
      lambda r: step_memory_ratio(r, 'mine_checkpointing')),
+    ('step of V28 from an encoder, beside revision 63d11e4: time', 'step_revision', 1.8, None,
+     lambda r: ratio(r['steps']['float32, in one batch']['rounds'], 'before', 'now')),
     ('encoding, exact: time', 'encode', 2.2, 4, exact_encoding),
     ('encoding, exact: memory', 'encode', 20, 50, lambda r: single(r['peaks']['pooling'] / r['peaks']['exact'])),
     ('encoding, Korean rows and bfloat16, against full logits sorted by length: time', 'encode', 8, 20,
@@ -237,6 +243,26 @@ def step_memory(step: dict) -> str:
            'through the measured ones.')
     columns = ['whole process: weights, gradients, optimizer and activations', 'sentence-transformers', 'here', 'ratio']
     return table(columns, rows) + why * estimated
+
+
+CASES = {'before': 'the step of revision {}', 'theirs': "sentence-transformers' step"}
+
+
+def revision_row(name: str, step: dict, earlier: str) -> list:
+    other, times, losses = step['other'], step['rounds'], step['losses']
+    return [name, CASES[other].format(earlier), spelled(ratio(times, other, 'now')), f'{ratio(times, other, "now", "wall")["median"]:.2f}x',
+            *(f'{median_time(times[side], "cpu"):.1f} s' for side in (other, 'now')), f'{losses[other]:.4f}', f'{losses["now"]:.4f}']
+
+
+def revision_table(step: dict) -> str:
+    columns = ['a step of V28', 'beside', 'faster by (CPU)', 'wall', 'CPU there', 'CPU here', 'loss there', 'here']
+    return (f'`train_step` of V28, recipe corrected, from `multilingual-e5-small` with {step["rows"]:,} rows: {step["pairs"]} pairs of '
+            f'{", ".join(step["collections"])} and {step["pairs"]} negatives, queries of {step["tokens"][0]:.0f} and documents of '
+            f'{step["tokens"][1]:.0f} tokens on average; padded to the longest they are {step["padded"]:.2f} times as many. Dropout is off, '
+            'so the losses of two revisions are the same. Each side is a process of its own and they take turns. sentence-transformers '
+            'computes `SpladeLoss` alone, the step here every part of V28\'s loss and its gate. In four parts, as V28 divides a step, '
+            'the earlier revision passed every text twice.\n\n'
+            + table(columns, [revision_row(name, found, step['earlier']) for name, found in step['steps'].items()]))
 
 
 # Encoding
@@ -348,13 +374,15 @@ def page(results: dict) -> str:
         head_source=source(results['head']) if 'head' in results else '', head=section('head', head_table),
         head_memory=section('head', head_memory), growth=said('head', growth), gather=said('head', gather),
         step=section('step', step_table), step_memory=section('step', step_memory),
+        revision=section('step_revision', revision_table, 'pairs of public collections beside the project'),
         pooling=section('pooling', pooling_page.step_table),
         encode=section('encode', encode_table, 'Korean documents (hash not kept), random weights'),
         int8=section('int8', int8_table, 'Korean documents (hash not kept), trained weights'))
 
 
 def read(folder: Path) -> dict:
-    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'pooling', 'start', 'encode', 'int8')}
+    parts = ('head', 'step', 'step_revision', 'pooling', 'start', 'encode', 'int8')
+    paths = {part: folder/f'{part}.json' for part in parts}
     return {part: dict(of=revision_of(path), **read_json(path)) for part, path in paths.items() if path.exists()}
 
 

@@ -213,7 +213,7 @@ class Graph(nn.Module): # every size free
         model = self.model
         if model.importance is None:
             read = torch.where(attention_mask[..., None] > 0, read, read[:, :1])  # padding repeats the first token
-            return (read @ model.decoder.weight.t()).amax(1) + model.decoder.bias
+            return torch.nn.functional.linear(read, model.decoder.weight).amax(1) + model.decoder.bias
         scores = model.importance(read).squeeze(-1).masked_fill(attention_mask == 0, MASKED_LOGIT)
         logits = scores.new_full((scores.shape[0], len(model.special)), MASKED_LOGIT)
         return logits.scatter_reduce(1, input_ids, scores, 'amax')
