@@ -18,12 +18,12 @@ import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
-from .config.files import alone, root, sha256_of, writable, write_json
+from .config.files import ENCODERS, alone, encoder_folder, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly, scale_for
 from .config.versions import version_name
-from .data.encoders import encoder_record
+from .data.encoders import encoder_record, fetch_encoder
 from .data.glossary import glossary_of
 from .data.merge import merge
 from .data.prepared import Preparation
@@ -95,7 +95,10 @@ def _weight_bytes(settings: Settings) -> int:
 
 # %% ../nbs/7_experiment.ipynb #require-parts
 def require_parts(settings: Settings, folder: Path) -> None:
-    "Raises `ConfigError` that names the backbone, the teacher or the space on the disk that is missing."
+    """Fetch a known encoder that is not there. Raises `ConfigError` that names the backbone, the teacher or the space on
+    the disk that is missing, `DataError` where an encoder cannot be fetched."""
+    for name in {settings.backbone, settings.teacher} & ENCODERS.keys() if not settings.hidden else ():
+        if not encoder_folder(name).is_dir(): print(f'fetched once: {fetch_encoder(name)}', file=sys.stderr)
     weights, copies = _weight_bytes(settings), settings.keep_checkpoints + 2  # the best and the next one as well
     if needs_teacher(settings) and settings.teacher not in EMBEDDED_TEACHERS: named_config('teacher', settings.teacher)
     needed, free = weights * (3 * copies + 1), shutil.disk_usage(folder).free  # AdamW keeps two moments

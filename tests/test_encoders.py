@@ -1,5 +1,5 @@
 """Encoders by name: the file of 4-bit weights, its folder, where it comes from, and who finds it."""
-import json, re
+import copy, json, re
 import numpy as np
 import pytest
 from conftest import ROOT, read, real, text
@@ -153,6 +153,7 @@ def test_thirty_steps_from_an_encoder_gain_and_end_with_the_best_validation(make
     setup = prepare(settings, collection, 42, tmp_path/'cache', 'cpu')
     active = encode(setup.model, setup.training_data.tokenizer, [*collection.texts.values()])
     assert 5 < active.nnz / active.shape[0] < 20 and active.shape[1] < 9000, (active.nnz / active.shape[0], active.shape)
+    copies = [copy.deepcopy(setup.model) for _ in range(3)]
     run = train(setup.model, setup.training_data, settings, tmp_path/'run', make_validator(setup), quiet=True)
     found = {row['step']: row['metrics']['ndcg@10'] for row in run.history}
     assert found[0] + 0.05 < max(found.values()) == found[run.model_step] == run.best['ndcg@10'], found
@@ -161,3 +162,8 @@ def test_thirty_steps_from_an_encoder_gain_and_end_with_the_best_validation(make
     run = train(run.model, setup.training_data, settings.but(steps=3), tmp_path/'worse',
                 lambda _: dict(metrics={'ndcg@10': next(falling)}, active_terms={}), quiet=True)
     assert run.model_step == 0 and run.model.decoder.weight.equal(before), 'never worse than its start'
+    short = settings.but(steps=4, validations=1)
+    whole = train(copies[0], setup.training_data, short, tmp_path/'whole', quiet=True)
+    train(copies[1], setup.training_data, short, tmp_path/'parts', quiet=True, max_steps=2)
+    resumed = train(copies[2], setup.training_data, short, tmp_path/'parts', quiet=True, resume=True)
+    assert resumed.damping == whole.damping and resumed.model.decoder.weight.equal(whole.model.decoder.weight)
