@@ -233,7 +233,7 @@ serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, T
 	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
 	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HOST,host) $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
 
-export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx, opensearch, elasticsearch or vespa (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
+export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx, onnx-int8, opensearch, elasticsearch or vespa (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \
 	  --out="$$typed_EXPORT" --licence="$$typed_LICENCE" $(call option,PUSH,push) $(if $(data_given),$(call option,DATA,data))
 

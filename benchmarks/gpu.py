@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import torch
 from splade_nb.config.command_line import CommandLine, exit_codes
-from splade_nb.config.files import ConfigError, alternatives, read_json, write_json
+from splade_nb.config.files import ConfigError, alternatives, installed, read_json, write_json
 from splade_nb.model.encode import encode, prepared_decoder
 from encode import Encoders
 from gpu_encoder import encoder_stage
@@ -97,8 +97,9 @@ def run_of(version: str, folder: str, device: str, small: bool, scratch: Path):
     from splade_nb.training.objective import optimizer_for
     from splade_nb.training.trainer import Run
     tiny = dict(batch_size=4, accumulation=1, gate_hidden=16, gate_heads=4, max_length=32, query_length=16, precision='fp32')
+    mined = {} if installed('kiwipiepy') else dict(bm25_negatives=0, dense_negatives=0)  # a pack has no morphemes: random negatives
     settings = resolve_quietly(version, 'corrected', 'full', backbone=str(folder), teacher='lsa', steps=4 if small else STEPS,
-                               **(tiny if small else {}))
+                               **mined, **(tiny if small else {}))
     setup = prepare(settings, load_collection(collection_of(small)), 42, scratch, device)
     return Run(setup.model, setup.training_data, settings, scratch, 42, settings.steps, optimizer_for(setup.model, settings),
                torch.tensor(setup.masks['korean'], device=device), quiet=True)
@@ -148,7 +149,7 @@ def version_stage(version: str, device: str, small: bool, left) -> dict:
         f'{(held + sum(plan.values())) / 1e9:.1f}), loss {rows[0]["loss"]:.3f} to {rows[-1]["loss"]:.3f}')
     shown = sorted({*range(0, len(rows), max(1, len(rows) // 10)), len(rows) - 1})
     return dict(version=version, steps=len(rows), of=run.steps, profile=profile, seconds_of_steps=seconds, texts_per_step=each,
-                texts_per_second=speed, precision=run.settings.precision, held=held, plan=plan, peak=peak,
+                texts_per_second=speed, precision=run.settings.precision, mined=run.settings.bm25_negatives > 0, held=held, plan=plan, peak=peak,
                 collection=Path(collection_of(small)).name, parameters=sum(p.numel() for p in run.model.parameters()),
                 log=[{name: rows[n][name] for name in ('step', 'loss', 'parts', 'active_query', 'active_doc')} for n in shown],
                 finite=all(map(torch.isfinite, map(torch.tensor, [row['loss'] for row in rows]))), whole=whole)

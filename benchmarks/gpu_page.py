@@ -31,7 +31,8 @@ the same command goes on where it stopped. `STAGE=kernel,encode` runs some of th
 device; this page is written from them. `STAGE=encoder` trains a model from multilingual-e5-small on open pairs in about ten
 minutes and keeps it in `outputs/gpu-encoder`, from where `make resume OUT=outputs/gpu-encoder VERSION=splade_v2 SCALE=full` evaluates it for a release.
 `PACK=folder` writes project, data and missing packages into a folder for a machine that has a GPU and torch, and neither
-network nor git nor pip: `bash folder/run.sh` measures there. In the other stages models have random weights in the shape of XLM-R base (278 million
+network nor git nor pip: 58 MiB in files of at most 24, for machines that take only so much at once; when all are there, `bash folder/run.sh`
+measures. Without Kiwi, `v26` and `v28` draw their negatives at random. In the other stages models have random weights in the shape of XLM-R base (278 million
 parameters, V = 250,002).
 
 ## What is proven, and what is not

@@ -27,13 +27,14 @@ def once(call) -> dict:  # {'cpu', 'wall'}: seconds
 
 
 def alternately(calls: dict,     # name -> function to time, called at least once before
-                rounds: int = 3
+                rounds: int = 3,
+                timed=once       # function -> {'cpu', 'wall'}
                 ) -> dict:       # name -> [{'cpu', 'wall'}], one for each round
     "Every function once a round; each round starts with the next one."
     names, times = list(calls), {name: [] for name in calls}
     for number in range(rounds):
         first = number % len(names)
-        for name in names[first:] + names[:first]: times[name].append(once(calls[name]))
+        for name in names[first:] + names[:first]: times[name].append(timed(calls[name]))
     return times
 
 
@@ -104,6 +105,15 @@ def write_result(path: Path, began: float, **result) -> None:
     about = dict(part=path.stem, date=date.today().isoformat(), command=f'make bench PART={path.stem}')
     about |= dict(machine=machine(), versions=versions, seconds=round(time.monotonic() - began), revision=revision())
     write_json(path, about | result)
+
+
+def measure_once(path: Path, measure, small: bool, force: bool) -> None:
+    "A result that is there stays, unless it is forced."
+    began = time.monotonic()
+    if path.exists() and not force: return say(f'  {path.name} is there; FORCE=1 measures again')
+    if result := measure(small):
+        write_result(path, began, **result)
+        say(f'  {time.monotonic() - began:.0f} seconds, {path.name}')
 
 
 def say(text: str) -> None: print(text, flush=True)

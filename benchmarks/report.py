@@ -60,6 +60,10 @@ either.
 
 {step_memory}
 
+### The trainer's step
+
+{revision}
+
 With [`SpladeMaxPooling`](xlmr_one_gpu.md) in place of `SpladePooling`, in a step that is otherwise theirs:
 
 {pooling}
@@ -67,6 +71,12 @@ With [`SpladeMaxPooling`](xlmr_one_gpu.md) in place of `SpladePooling`, in a ste
 ## Encoding
 
 {encode}
+
+## Encoding by ONNX Runtime
+
+`make export TO=onnx` and `TO=onnx-int8` (weights and inputs of products as 8-bit integers, [how](../nbs/5_hub/10_onnx_int8.ipynb)), beside PyTorch:
+
+{int8}
 
 What only a GPU can show stands on [a page of its own](gpu.md).
 """
@@ -137,6 +147,8 @@ GOALS = (
     ('whole training step, B24 L192: memory', 'step', 3, 6, lambda r: step_memory_ratio(r, 'mine')),
     ('the same with gradient checkpointing here: memory', 'step', 3, 6,
      lambda r: step_memory_ratio(r, 'mine_checkpointing')),
+    ('step of V28 from an encoder, beside revision 63d11e4: time', 'step_revision', 1.8, None,
+     lambda r: ratio(r['steps']['float32, in one batch']['rounds'], 'before', 'now')),
     ('encoding, exact: time', 'encode', 2.2, 4, exact_encoding),
     ('encoding, exact: memory', 'encode', 20, 50, lambda r: single(r['peaks']['pooling'] / r['peaks']['exact'])),
     ('encoding, Korean rows and bfloat16, against full logits sorted by length: time', 'encode', 8, 20,
@@ -233,6 +245,26 @@ def step_memory(step: dict) -> str:
     return table(columns, rows) + why * estimated
 
 
+CASES = {'before': 'the step of revision {}', 'theirs': "sentence-transformers' step"}
+
+
+def revision_row(name: str, step: dict, earlier: str) -> list:
+    other, times, losses = step['other'], step['rounds'], step['losses']
+    return [name, CASES[other].format(earlier), spelled(ratio(times, other, 'now')), f'{ratio(times, other, "now", "wall")["median"]:.2f}x',
+            *(f'{median_time(times[side], "cpu"):.1f} s' for side in (other, 'now')), f'{losses[other]:.4f}', f'{losses["now"]:.4f}']
+
+
+def revision_table(step: dict) -> str:
+    columns = ['a step of V28', 'beside', 'faster by (CPU)', 'wall', 'CPU there', 'CPU here', 'loss there', 'here']
+    return (f'`train_step` of V28, recipe corrected, from `multilingual-e5-small` with {step["rows"]:,} rows: {step["pairs"]} pairs of '
+            f'{", ".join(step["collections"])} and {step["pairs"]} negatives, queries of {step["tokens"][0]:.0f} and documents of '
+            f'{step["tokens"][1]:.0f} tokens on average; padded to the longest they are {step["padded"]:.2f} times as many. Dropout is off, '
+            'so the losses of two revisions are the same. Each side is a process of its own and they take turns. sentence-transformers '
+            'computes `SpladeLoss` alone, the step here every part of V28\'s loss and its gate. In four parts, as V28 divides a step, '
+            'the earlier revision passed every text twice.\n\n'
+            + table(columns, [revision_row(name, found, step['earlier']) for name, found in step['steps'].items()]))
+
+
 # Encoding
 
 METHODS = {
@@ -262,6 +294,24 @@ def encode_table(encode: dict) -> str:
             f'these tokens only. Matrix products of the size of a chunk of the head run here at (GFLOP/s): {speed}; '
             'bfloat16 can gain only where it is faster than float32.\n\n'
             + table(columns, [encode_row(encode, method, name) for method, name in METHODS.items()]))
+
+
+FORMS = {'torch': 'PyTorch', 'onnx': 'ONNX Runtime', 'onnx-int8': 'ONNX Runtime, 8-bit integers'}
+
+
+def int8_row(result: dict, form: str, name: str) -> list:
+    quality = result['quality'].get(form) or {}
+    return [name, f'{result["texts"] / median_time(result["rounds"][form], "wall"):.1f}', spelled(ratio(result['rounds'], 'torch', form)),
+            spelled(ratio(result['rounds'], 'onnx', form)), f'{1000 * result["queries"][form]:.1f} ms', megabytes(result['sizes'][form]),
+            f'{result["agreement"][form]["cosine"]:.4f}', *(f'{100 * quality[each]:.2f}' if each in quality else '' for each in result['quality']['torch'])]
+
+
+def int8_table(result: dict) -> str:
+    columns = ['', 'documents a second', 'against PyTorch', 'against ONNX Runtime', 'a query, one core', 'weights', 'lowest cosine',
+               *(f'nDCG@10 {name}' for name in result['quality']['torch'])]
+    return (f'{result["texts"]} Korean documents of {statistics.mean(result["lengths"]):.0f} tokens; 12 layers of 384 trained from '
+            f'multilingual-e5-small, {result["vocabulary"]:,} rows.\n\n'
+            + table(columns, [int8_row(result, form, name) for form, name in FORMS.items()]))
 
 
 # Machines
@@ -324,12 +374,15 @@ def page(results: dict) -> str:
         head_source=source(results['head']) if 'head' in results else '', head=section('head', head_table),
         head_memory=section('head', head_memory), growth=said('head', growth), gather=said('head', gather),
         step=section('step', step_table), step_memory=section('step', step_memory),
+        revision=section('step_revision', revision_table, 'pairs of public collections beside the project'),
         pooling=section('pooling', pooling_page.step_table),
-        encode=section('encode', encode_table, 'Korean documents (hash not kept), random weights'))
+        encode=section('encode', encode_table, 'Korean documents (hash not kept), random weights'),
+        int8=section('int8', int8_table, 'Korean documents (hash not kept), trained weights'))
 
 
 def read(folder: Path) -> dict:
-    paths = {part: folder/f'{part}.json' for part in ('head', 'step', 'pooling', 'start', 'encode')}
+    parts = ('head', 'step', 'step_revision', 'pooling', 'start', 'encode', 'int8')
+    paths = {part: folder/f'{part}.json' for part in parts}
     return {part: dict(of=revision_of(path), **read_json(path)) for part, path in paths.items() if path.exists()}
 
 

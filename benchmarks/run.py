@@ -2,12 +2,12 @@
 
     python benchmarks/run.py [PART ...] [--force] [--small --results FOLDER]
 """
-import importlib, re, time
+import importlib, re
 from pathlib import Path
 from splade_nb.config.command_line import CommandLine
-from measure import HERE, say, write_result
+from measure import HERE, measure_once, say
 
-PARTS = ('head', 'step', 'pooling', 'start', 'encode', 'engines')  # `gpu.py` measures on a GPU, stage by stage
+PARTS = ('head', 'step', 'pooling', 'start', 'encode', 'int8', 'engines')  # `gpu.py` measures on a GPU, stage by stage
 
 
 def options():
@@ -25,12 +25,9 @@ def options():
 
 
 def run_part(part: str, results: Path, small: bool, force: bool) -> None:
-    path, began, script = results/f'{part}.json', time.monotonic(), importlib.import_module(part)
-    if hasattr(script, 'measure_missing'): return script.measure_missing(results, small, force)  # a file for each size
-    if path.exists() and not force: return say('  has a result; FORCE=1 measures again')
-    if result := script.measure(small):
-        write_result(path, began, **result)
-        say(f'  {time.monotonic() - began:.0f} seconds, {path.name}')
+    script = importlib.import_module(part)
+    if hasattr(script, 'measure_missing'): return script.measure_missing(results, small, force)  # several files
+    measure_once(results/f'{part}.json', script.measure, small, force)
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """One training step with the encoder: AdamW in float32 over SpladeLoss(SparseMultipleNegativesRankingLoss)."""
 import statistics
 from contextlib import ExitStack
+from pathlib import Path
 import torch
 from torch.nn import functional as F
 from splade_nb.model.splade import accumulated_rows
-from measure import alternately, available_memory, in_process, peak, process_memory, ratios, say, spread
+import step_revision
+from measure import alternately, available_memory, in_process, measure_once, peak, process_memory, ratios, say, spread
 from models import FULL, SMALL, model_folder, random_rows, sparse_encoder, splade
 
 QUERY = 16                                 # tokens of a query
@@ -110,6 +112,12 @@ def memory(folder, size: dict) -> dict:
     say(f'  B{GOAL[0]} L{GOAL[1]}: theirs {at_goal / 1e9:.1f} GB{" (extrapolated)" * extrapolated}, mine '
         f'{result["mine"] / 1e9:.1f} GB, with checkpointing {result["mine_checkpointing"] / 1e9:.1f} GB')
     return result | dict(theirs=rows, extrapolated=extrapolated, theirs_at_goal=at_goal)
+
+
+def measure_missing(results: Path, small: bool, force: bool) -> None:
+    "Both parts: `SpladeLoss` with random weights, and the trainer's step with an encoder (`step_revision.py`)."
+    for name, part in dict(step=measure, step_revision=step_revision.measure).items():
+        measure_once(results/f'{name}.json', part, small, force)
 
 
 def measure(small=False) -> dict:

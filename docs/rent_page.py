@@ -14,7 +14,7 @@ from splade_nb.config.files import machine, read_json, revision, write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.splade_doc import SpladeDoc
 from splade_nb.config.processes import ProcessGroup
-from splade_nb.training.memory import memory_plan
+from splade_nb.training.memory import BEYOND, memory_plan
 from splade_nb.training.trainer import step_count, texts_in_step
 from splade_nb.evaluation.figures import source_line
 
@@ -44,7 +44,7 @@ Pairs and documents are those of {triplets} open triplets, as `make data NAME=tr
 
 {memory}
 
-What each process holds in a step whose texts all have the limit of {limit} tokens. With several processes each passes its part of the batch through the model. Gradient checkpointing (`gradient_checkpointing`) is off. With {context} GiB more for CUDA itself (assumed): {fits}.
+What each process holds in a step whose texts all have the limit of {limit} tokens. With several processes each passes its part of the batch through the model. Gradient checkpointing (`gradient_checkpointing`) is off. Beyond the plan a card needs what {measured} needed, 13.1 GB where weights and plan were 12.3. With {context} GiB more for CUDA itself (assumed): {fits}.
 
 ## Time
 
@@ -151,7 +151,7 @@ def gib(size: float) -> str: return f'{size / 2 ** 30:.1f}'
 
 
 def needed(processes: str = '1') -> float:  # bytes in each process
-    return 4 * shape()['parameters'] + sum(read_json(PLAN)['processes'][processes].values())
+    return (1 + BEYOND) * (4 * shape()['parameters'] + sum(read_json(PLAN)['processes'][processes].values()))
 
 
 def run_table() -> str:
@@ -170,7 +170,7 @@ def memory_table() -> str:
     names = dict(gradients='gradients', moments="AdamW's moments", kept='activations of one pass', vectors='vectors of the batch', decoder='copy of the decoder')
     weights = 4 * shape()['parameters']
     rows = [['weights', *[gib(weights)] * len(plan)], *([label, *(gib(sizes[name]) for sizes in plan.values())] for name, label in names.items()),
-            ['**sum**', *(f'**{gib(needed(number))}**' for number in plan)]]
+            ['beyond the plan', *(gib(needed(number) * BEYOND / (1 + BEYOND)) for number in plan)], ['**sum**', *(f'**{gib(needed(number))}**' for number in plan)]]
     return table(['GiB in each process', *(f'{number} process{"es" * (number != "1")}' for number in plan)], rows)
 
 

@@ -68,7 +68,7 @@ def unbroken(text: str) -> str: return text.replace(' ', '\u00a0')
 
 def run_row(run: report.Run, sign: str) -> dict:  # sign: of `marked`
     row = versions.compare_row(run.summary)
-    words, own = readme_table.words_of(row['data']), row['BM25 + bigrams']
+    words, own = readme_table.words_of(row['data'], run.summary['bm25']['ndcg@10']), row['BM25 + bigrams']
     field, documents = words['BM25 + bigrams'] if pd.isna(own) else own, run.summary.get('documents', words['documents'])
     return {'recipe': row['recipe'], 'data': row['data'], 'seed': str(row['seed']), 'BM25': row['BM25'], 'BM25 + bigrams': '-' if pd.isna(field) else f'{field:.3f}',
             'untrained': row['before'], 'trained': row['nDCG@10'], 'over BM25 [95 %]': unbroken(f'{readme_table.points(run.evaluation["difference"])} {sign}'),

@@ -146,7 +146,7 @@ def export_model(folder: str,
                  data: str = ''              # a judged collection on which the losses of `MEASURED` forms are measured
                 ) -> dict:                   # what was written, and in what it differs from `encode`
     "A model for another library, with its card; pushed where a name is given. Raises `ConfigError`."
-    from splade_nb.hub import elasticsearch_model, opensearch_model, vespa_model  # each adds its forms to EXPORTS
+    from splade_nb.hub import elasticsearch_model, onnx_int8, opensearch_model, vespa_model  # each adds its forms to EXPORTS
     from splade_nb.hub.export import MEASURED, write_form
     from splade_nb.hub.model_card import card, facts_of, push
     from splade_nb.serving.searcher import open_model
@@ -290,7 +290,7 @@ FORMATS = ('csr', 'parquet', 'jsonl', 'rank_features', 'sparse_vector', 'seed', 
            'anserini')  # of serving.formats
 
 # %% ../nbs/8_cli.ipynb #export-options
-EXPORTS = ('sentence-transformers', 'mlm', 'onnx', 'opensearch', 'opensearch-connector', 'elasticsearch',
+EXPORTS = ('sentence-transformers', 'mlm', 'onnx', 'onnx-int8', 'opensearch', 'opensearch-connector', 'elasticsearch',
            'vespa')  # of hub.export
 FORMS = 'onnx', 'opensearch'  # of hub.release
 

@@ -1,5 +1,6 @@
 """`make gpu` without a GPU: what it says, its page, its time limit, and every stage at a tiny size."""
 import os, subprocess, sys
+from io import BytesIO
 import pytest
 import torch
 from conftest import ROOT
@@ -127,11 +128,19 @@ def test_time_that_is_over_leaves_a_run_that_goes_on(reads, tmp_path, monkeypatc
 def test_a_pack_holds_project_material_and_packages(reads, tmp_path, monkeypatch):
     import tarfile
     monkeypatch.setattr(gpu_pack, 'packages', lambda folder, python: (folder/'bm25s').mkdir(parents=True))
-    size = gpu_pack.pack(tmp_path/'pack', material=reads)
-    def inside(name): return set(tarfile.open(tmp_path/'pack'/f'{name}.tar.xz').getnames())
+    monkeypatch.setattr(gpu_pack, 'PIECE', 40_000)  # more than ten of them
+    size, folder = gpu_pack.pack(tmp_path/'pack', material=reads), tmp_path/'pack'
+    def pieces(name): return sorted(folder.glob(f'{name}.tar.xz.*'))
+    def inside(name): return set(tarfile.open(fileobj=BytesIO(b''.join(path.read_bytes() for path in pieces(name)))).getnames())
+    assert len(pieces('project')) > 1 and all(path.stat().st_size <= 40_000 for path in folder.glob('*.xz.*'))
     assert {'splade_nb/data/encoders.py', 'benchmarks/gpu.py', 'settings.ini', 'data/mini'} <= inside('project') and 'site/bm25s' in inside('site')
     assert {'data/gpu/backbone/kept.json', 'data/gpu/collection/corpus.jsonl', 'data/gpu/backbone/model.safetensors'} <= inside('material')
-    assert size < gpu_pack.MOST and 'benchmarks/gpu.py "$@"' in (tmp_path/'pack'/'run.sh').read_text()
+    assert size == sum(path.stat().st_size for path in folder.glob('*.xz.*'))
+    python = folder/'python'  # says what it is started with
+    python.write_text('#!/bin/sh\necho "$PWD" "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(['bash', folder/'run.sh', '--stage', 'kernel'], capture_output=True, text=True, env=os.environ | dict(PYTHON=str(python)))
+    assert done.stdout == f'{folder}/unpacked benchmarks/gpu.py --stage kernel\n' and (folder/'unpacked'/'settings.ini').exists(), done.stderr
 
 
 def test_rows_that_are_not_kept_are_zero_in_a_pack():

@@ -13,6 +13,8 @@ from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.encode import encode
 from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
+from splade_nb import load
+from splade_nb.hub import onnx_int8
 from splade_nb.hub.onnx import OnnxEncoder
 from splade_nb.training.dataset import prepare
 from splade_nb.model.load import save
@@ -146,6 +148,26 @@ def test_onnx_gives_our_vectors(form, models, graphs, texts):
     light, wanted = OnnxEncoder(folder), both(model, tokenizer, texts)
     for document in (True, False): assert far(light.encode(texts, document), wanted[document]) < 1e-4
     assert not any('tokens are read' in limit for limit in told['limits']) and ('splade_onnx' not in card_code(folder)) == (form == 'v26-full')
+
+
+def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
+    import onnx
+    (model, tokenizer), (made, _) = load_encoder(models('v26-full')), graphs('v26-full')
+    monkeypatch.setattr(onnx_int8, 'to_onnx', lambda _, __, folder: [str(shutil.copytree(made, folder, dirs_exist_ok=True))])
+    folder, wanted = tmp_path/'int8', both(model, tokenizer, texts)[True]
+    assert write_form(model, tokenizer, 'onnx-int8', folder)[-1] == onnx_int8.ROUNDED
+    held = [each for each in onnx.load(folder/'model.onnx').graph.initializer if each.data_type == onnx.TensorProto.INT8]
+    assert len(held) >= 7 and {tuple(each.dims) for each in held} >= {(32, len(tokenizer)), (len(tokenizer), 32)}  # decoder, embeddings
+    light = load(folder)
+    rows = encode(light.model, light.tokenizer, texts)
+    assert abs(rows - wanted).max() < 0.05 * wanted.max() and far(rows, wanted) > 0
+    assert abs(encode(light.model, light.tokenizer, texts[:1]) - rows[:1]).max() < 1e-5  # whatever stands beside it
+    weights = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in ('.onnx', '.safetensors'))
+    assert weights < 0.7 * sum((made/name).stat().st_size for name in ('model.onnx', 'model.safetensors'))
+    raw = (folder/'model.onnx').read_bytes()
+    (folder/'model.onnx').write_bytes(raw[:len(raw) // 2])
+    with pytest.raises(ConfigError, match='model.onnx: damaged'): load(folder)
+    with pytest.raises(ConfigError, match='config.json'): load(folder, runtime='torch')
 
 
 @pytest.mark.parametrize('form', ('v26-full', pytest.param('splade_ko-mini', marks=pytest.mark.slow)))

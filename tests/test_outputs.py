@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests python tests/test_outputs.py [--write] nbs/6_serving/08_searcher.ipynb ...
 """
-import difflib, re, sys
+import difflib, re, sys, tempfile
 from pathlib import Path
 import nbformat
 import pytest
@@ -10,8 +10,9 @@ from nbclient import NotebookClient
 from conftest import NOTEBOOKS, name
 
 QUICK = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('0_config', '1_data') and notebook.stem != '15_encoders']  # about 3 minutes; the others by hand
+WIDGET, BAR = 'application/vnd.jupyter.widget', re.compile(r'(?m)^.*\r|^.*\d+%\|.*\n?')  # of progress
 MASKS = {  # what changes from run to run
-    r'\x1b\[[\d;]*m': '', r'(?m)^.*\r': '', r' at 0x[0-9a-f]{6,}': '', r'\n\s*\n': '\n', r'\b\d{4}-\d\d-\d\d\b(?:[ T]\d\d:\d\d(?::\d\d)?(?:\.\d+)?)?': '<date>',
+    r'\x1b\[[\d;]*m': '', BAR.pattern: '', r' at 0x[0-9a-f]{6,}': '', r'\n\s*\n': '\n', r'\b\d{4}-\d\d-\d\d\b(?:[ T]\d\d:\d\d(?::\d\d)?(?:\.\d+)?)?': '<date>',
     r'/(?:tmp|work|home|root|var|opt|usr)/[^\s\'",:;)\]]*': '<path>', r'\b(?:127\.0\.0\.1|localhost):\d+': '<host>',
     r'\b\d+(?:[.,]\d+)* ?(?:ms|µs|us|s|seconds|minutes|min|GB|MB)\b(?:/\w+)?': '<amount>', r'\b[\d.,]+ ?(?:texts|it|pairs|documents)/s': '<rate>',
     r'\b[0-9a-f]{7}(?:-dirty)?\b(?=`|\'|"|$)': '<commit>', r'tmp[a-z0-9_]{8}\b': '<path>'}
@@ -26,7 +27,7 @@ def masked(text: str) -> str:
 def shown(cell) -> str:
     "What a cell shows, without progress bars and pictures."
     parts = [output.get('text', '') for output in cell.outputs if output.get('name') == 'stdout']
-    for data in (output.data for output in cell.outputs if 'data' in output and not any(kind.startswith('image/') for kind in output.data)):
+    for data in (output.data for output in cell.outputs if 'data' in output and not any(kind.startswith(('image/', WIDGET)) for kind in output.data)):
         parts.append(data.get('text/markdown') or data.get('text/plain', ''))
     return masked('\n'.join(''.join(part) for part in parts))
 
@@ -41,7 +42,10 @@ def differences(path: Path, write: bool = False) -> list:  # a text for each cel
     other = [(before, now) for before, now in zip(stored.cells, fresh.cells) if before.cell_type == 'code' and now.source and shown(before) != shown(now)]
     told = ['\n'.join([f'{path.name}#{before.id}', *difflib.unified_diff(shown(before).splitlines(), shown(now).splitlines(), 'stored', 'now', lineterm='', n=0)])
             for before, now in other]
-    for before, now in other: before.outputs = now.outputs
+    for before, now in other:
+        for output in now.outputs: output.update(text=BAR.sub('', output['text'])) if 'text' in output else None
+        before.outputs = [output for output in now.outputs if output.get('text', 'no stream') and tempfile.gettempdir() not in output.get('text', '')
+                          and WIDGET not in ' '.join(output.get('data', ()))]
     if write and other: nbformat.write(stored, path)
     return told
 

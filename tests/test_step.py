@@ -1,17 +1,20 @@
 """What a training step asks of the machine, in counts: operations, waits for the device, casts, padding, passes."""
-import traceback
+import re, traceback
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
-from conftest import real
+from conftest import ROOT, real
+from splade_nb.config.files import read_json
 from splade_nb.config.processes import ProcessGroup
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.readers import load_collection
 from splade_nb.data.tokenizer import load_tokenizer
+from splade_nb.model import head
 from splade_nb.model.blocks import block_shapes, blocks_of
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.splade import accumulated_rows
@@ -62,7 +65,8 @@ def run_of(layers: int = 12, texts: int = 300, **changes) -> Run:
 
 
 @pytest.mark.parametrize('passes', (1, 2))
-def test_a_step_of_v28_is_few_operations_and_fewer_waits(passes, waits):
+def test_a_step_of_v28_is_few_operations_and_fewer_waits(passes, waits, monkeypatch):
+    monkeypatch.setattr(head, 'fast_bf16', lambda place: False)  # the head casts its weight in each pass, on some machines
     run = run_of()
     run.step, run.passes = 12, passes  # of 96 pairs
     with accumulated_rows(run.model):
@@ -86,6 +90,27 @@ def test_blocks_and_passes_give_the_gradient_of_the_padded_batch():
         gradient = torch.cat([value.grad.flatten() for value in run.model.parameters() if value.grad is not None])
         found.append([loss.detach(), {name: torch.as_tensor(value) for name, value in parts.items()}, gradient / gradient.abs().max()])
     for other in found[1:]: torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize('precision, asked', [('bf16', True), ('fp32', False)])
+def test_a_card_may_use_tf32_where_a_step_is_in_bf16(precision, asked, monkeypatch):
+    run, products, found = run_of(layers=1, precision=precision, batch_size=4, accumulation=1), torch.backends.cuda.matmul, []
+    true, before = memory.loss_of, products.allow_tf32
+    monkeypatch.setattr(memory, 'loss_of', lambda *given: found.append(products.allow_tf32) or true(*given))
+    train_step(run)
+    assert found == [asked] and products.allow_tf32 == before
+
+
+def test_memory_beyond_the_plan_is_what_a_card_has_shown(monkeypatch):
+    printed = next(row for row in read_json(ROOT/'benchmarks'/'results'/'gpu-printed.json')['rows'] if 'V28' in row[0])
+    taken, planned = map(float, re.search(r'([\d.]+) GB \(plan ([\d.]+)\)', ' '.join(printed)).groups())
+    assert memory.BEYOND == taken / planned - 1
+    run = run_of(layers=1, batch_size=4, accumulation=1)
+    rows, held = memory.widest_batch(20, run.training_data, run.settings, 42, tries=1), sum(value.nbytes for value in run.model.parameters())
+    plan = memory.memory_plan(run.model, rows, run.settings)
+    monkeypatch.setattr(memory, '_kept_rng', lambda model: nullcontext())
+    monkeypatch.setattr(torch.Tensor, 'is_cuda', property(lambda self: self is run.model.special))
+    assert memory.memory_plan(run.model, rows, run.settings)['beyond'] == pytest.approx(memory.BEYOND * (held + sum(plan.values())))
 
 
 def test_passes_follow_from_memory_and_work_falls_with_processes():

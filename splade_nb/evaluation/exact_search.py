@@ -212,15 +212,15 @@ class Search:
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #query-blocks
 def _query_blocks(model, tokenizer, texts: list, factor) -> Iterator[Block]:
-    if model.query_shift is None: yield from encoded_blocks(model, tokenizer, texts, document=False)
-    for start in range(0, len(texts), 1000) if model.query_shift is not None else ():
+    if not model.settings.inference_free_query: yield from encoded_blocks(model, tokenizer, texts, document=False)
+    for start in range(0, len(texts), 1000) if model.settings.inference_free_query else ():
         some = texts[start:start + 1000]
         yield Block(np.arange(start, start + len(some)), encode(model, tokenizer, some, document=False, factor=factor))
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #query-blocks-part-1
 def _add_queries(search: Search, model, tokenizer, factor) -> None:
     "Encode the queries of a search; their statistics are those of the vectors before they get unit length."
-    search.vectors, looked_up = Spool(), model.query_shift is not None
+    search.vectors, looked_up = Spool(), model.settings.inference_free_query
     search.statistics = TermStatistics(len(search.queries), len(model.special))
     for block in _query_blocks(model, tokenizer, list(search.queries.values()), factor):
         if factor is not None and not looked_up:

@@ -22,7 +22,6 @@ from torch import nn
 from ..config.files import ConfigError, choose, needs, write_json
 from ..data.text import RULES
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
-from ..model.head import naive_max
 from ..model.prune_vocabulary import as_config_error, new_folder
 from ..model.load import save
 from ..model.splade import on_logits
@@ -213,7 +212,8 @@ class Graph(nn.Module): # every size free
     def largest_logits(self, read, input_ids, attention_mask): # [W, R], `splade.text_logits` in operations of ONNX
         model = self.model
         if model.importance is None:
-            return naive_max(read, model.decoder.weight, model.decoder.bias, attention_mask)
+            read = torch.where(attention_mask[..., None] > 0, read, read[:, :1])  # padding repeats the first token
+            return torch.nn.functional.linear(read, model.decoder.weight).amax(1) + model.decoder.bias
         scores = model.importance(read).squeeze(-1).masked_fill(attention_mask == 0, MASKED_LOGIT)
         logits = scores.new_full((scores.shape[0], len(model.special)), MASKED_LOGIT)
         return logits.scatter_reduce(1, input_ids, scores, 'amax')
@@ -293,6 +293,14 @@ def _share_weights(graph, path: Path) -> None: # graph: of `onnx_ir`; path: a sa
             _turn(graph, value, _stored(tensor, array.T.shape, place, path))
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-graph
+def _never_empty(graph) -> None: # no row of attention is: a window has its begin and end marks
+    import onnx_ir as ir
+    for node in [node for node in graph if node.op_type == 'Where']:
+        test, other = node.inputs[0].producer(), node.inputs[2]
+        if not test or test.op_type != 'IsNaN' or test.inputs[0] is not other: continue
+        ir.convenience.replace_all_uses_with(node.outputs[0], other)
+        graph.remove([node, test], safe=True)
+
 def write_graph(graph: nn.Module, file: Path,
                 inputs: dict,             # name -> example of two texts
                 sizes: dict,              # name -> names of its sizes: texts, windows, tokens, own
@@ -308,6 +316,7 @@ def write_graph(graph: nn.Module, file: Path,
         program = torch.onnx.export(graph.eval(), kwargs=inputs, dynamo=True, dynamic_shapes=shapes,
                                     input_names=[*inputs], output_names=[output], verbose=False)
         for node in program.model.graph.all_nodes(): node.metadata_props.clear()  # file names of this machine
+        _never_empty(program.model.graph)
         if weights: _share_weights(program.model.graph, weights)
         program.save(str(file), external_data=external and not weights)
     fixed = [value.name for value in program.model.graph.inputs

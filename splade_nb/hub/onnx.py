@@ -31,8 +31,10 @@ def _check_files(folder: Path) -> None:
 def _session(folder): # the graph of a folder
     try: import onnxruntime
     except ImportError as error: raise ConfigError('onnxruntime is missing: pip install onnxruntime') from error
+    options, runs_on = onnxruntime.SessionOptions(), onnxruntime.get_available_providers()
+    options.add_session_config_entry('session.intra_op.allow_spinning', '0')  # waiting threads leave the cores to others
     with reading(folder/'model.onnx', instead='export the model again'):
-        return onnxruntime.InferenceSession(str(folder/'model.onnx'), providers=onnxruntime.get_available_providers())
+        return onnxruntime.InferenceSession(str(folder/'model.onnx'), options, providers=runs_on)
 
 # %% ../../nbs/5_hub/02_onnx.ipynb #parts
 def _parts(windows: list, # of each text
@@ -67,7 +69,8 @@ def _table(path: Path) -> np.ndarray: # [V]
 
 def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     given = more | dict(windows=np.array(windows[texts], np.int64))
-    given |= {name: values[texts if name in ('bag', 'counts') else rows] for name, values in inputs.items()}
+    length = int(inputs['attention_mask'][rows].sum(1).max())  # of the longest window in this part
+    given |= {name: values[texts] if name in ('bag', 'counts') else values[rows, :length] for name, values in inputs.items()}
     vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
     return sparse.csr_matrix(vectors if columns is None else vectors * columns)
 

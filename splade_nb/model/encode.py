@@ -132,15 +132,13 @@ def window_batch(tokenizer: SpladeTokenizer,
 
 # %% ../../nbs/2_model/08_encode.ipynb #precision-on
 def precision_on(place,                    # of tensors or arrays: a `torch.device`, or cpu
-                 precision: str = 'auto',
-                 tiles: bool = False       # `auto` is bf16 on a processor with matrix tiles too, as in training
+                 precision: str = 'auto'
                 ) -> str:                  # fp32 or bf16
     "The number format of products on a device, `auto` resolved. Raises `ConfigError` for an unknown one."
     choose('precision', precision, ('auto', 'fp32', 'bf16'))
     if precision != 'auto': return precision
-    if not (tiles or str(place).startswith('cuda')): return 'fp32'
+    if not str(place).startswith('cuda'): return 'fp32'
     import torch
-    if str(place) == 'cpu': return 'bf16' if getattr(torch.cpu, 'get_capabilities', dict)().get('amx_bf16') else 'fp32'
     return 'bf16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'fp32'
 
 # %% ../../nbs/2_model/08_encode.ipynb #screen-on

@@ -12,7 +12,7 @@ import math, threading
 from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
-from .blocks import Blocks, block_inputs, take_blocks, takes_blocks
+from .blocks import Blocks, take_blocks, through_blocks
 from .head import max_logits, token_maxima
 
 # %% ../../nbs/2_model/05_splade.ipynb #activate
@@ -149,14 +149,11 @@ def block_states(model: Splade, given: Tensor,  # [G] token ids, which `blocks.p
                  blocks: Blocks,
                  ) -> tuple[Tensor, Tensor]:    # the encoder's states [P, H], what the decoder reads [P, E]
     "`read_states` of texts in blocks."
-    ids, states = given[blocks.place], []
-    def passed(**inputs):
-        output = model.backbone(**inputs)
+    states = []
+    def passed(output):
         states.append(model.seen.pop(threading.get_ident()).flatten(0, 1))
-        return output.logits.flatten(0, 1)
-    if takes_blocks(model.backbone): read = passed(**block_inputs(model.backbone.config, ids, blocks))
-    else: read = torch.cat([passed(input_ids=part, attention_mask=mask.long())
-                            for part, mask in zip(blocks.split(ids), blocks.masks)])
+        return output.logits
+    read = through_blocks(model.backbone, given, blocks, passed)
     return torch.cat(states), read
 
 # %% ../../nbs/2_model/05_splade.ipynb #max-over-blocks

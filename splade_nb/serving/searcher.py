@@ -66,16 +66,17 @@ def _place(name: str | Path) -> Path: # of a model, also from the project's root
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-model-2
 def open_model(name: str | Path = '',  # a run or model folder, or one of the hub by name; '': `RELEASED`
-               runtime: str = 'auto'   # torch, onnx; auto: torch where it is installed
+               runtime: str = 'auto'   # torch, onnx; auto: torch where it is installed and opens the folder
               ) -> tuple:              # model, tokenizer
     "A trained model. Raises `ConfigError` where there is none, or one that is not read exactly."
     folder = _place(name)
-    if choose('runtime', runtime, RUNTIMES) == 'torch' or runtime == 'auto' and installed('torch'):
+    inside = folder/'model' if (folder/'model').is_dir() else folder
+    graph = (inside/'model.onnx').exists() and not (inside/'config.json').exists()  # of `hub.onnx_int8`
+    if choose('runtime', runtime, RUNTIMES) == 'torch' or runtime == 'auto' and installed('torch') and not graph:
         needs('torch', 'train')
         from splade_nb.model.load import load_encoder
         return load_encoder(folder if folder.exists() else name)
-    folder = folder/'model' if (folder/'model').is_dir() else folder
-    return open_onnx(folder)
+    return open_onnx(inside)
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #open-encoder
 def open_encoder(folder: Path | str | Encoder) -> Encoder:

@@ -278,9 +278,8 @@ def _teacher(stages: Preparation, settings: Settings, split: TrainingQueries, te
     if not needs_teacher(settings): return None
     embedded = settings.teacher in EMBEDDED_TEACHERS  # fitted on the training queries alone
     queries, chosen = (split.texts, None) if embedded else (split.all_texts, split.kept)
-    half = settings.precision == 'auto' and in_half('auto', torch.device(device()))
     return teacher_vectors(stages, settings.teacher, queries, texts, pairs, settings.teacher_max_length,
-                           settings.teacher_normalise, data=of['data'], asked=of['queries'], chosen=chosen, half=half)
+                           settings.teacher_normalise, data=of['data'], asked=of['queries'], chosen=chosen)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #build-material
 def _build_training_data(stages: Preparation, settings: Settings, collection, rows: np.ndarray, place) -> tuple:

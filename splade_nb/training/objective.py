@@ -36,7 +36,8 @@ def input_tokens(rows: dict,     # input_ids and attention_mask [B, L], or bag a
 def pass_through(model, sides: list,  # (rows, document) of each, see `encode_sides`
                  settings: Settings) -> list:  # vectors, logits [B, V] of each side
     "One forward pass of the texts of all sides, in the precision of the settings."
-    with torch.autocast(model.special.device.type, torch.bfloat16, enabled=in_half(settings.precision, model.special.device)):
+    place = model.special.device
+    with torch.autocast(place.type, torch.bfloat16, enabled=in_half(settings.precision, place)):
         return encode_sides(model, sides)
 
 # %% ../../nbs/3_training/10_objective.ipynb #as-encoded

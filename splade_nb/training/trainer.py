@@ -130,7 +130,7 @@ def _on_the_way(wanted: float, run: Run) -> float:  # terms of this step, from t
     done = min(1.0, run.step / run.steps / (run.settings.flops_ramp or 1e-9))
     return wanted * max(1.0, run.settings.initial_terms / wanted) ** (1 - done)
 
-def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_doc of a step; {side: tokens of each text}
+def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_doc; {side: tokens of each text}
     """Raise the weight of a side's FLOPS where its texts have more terms than they should, and lower it where fewer.
     Queries as long as documents may have as many."""
     settings = run.settings
