@@ -242,7 +242,7 @@ TOGETHER = dict(
     checkpoint_epochs=dict(keep_checkpoints=99, validations=1), epochs=dict(keep_checkpoints=99, validations=1),
     keep_checkpoints=dict(checkpoint_epochs=1, validations=1),
     mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
-    expansion_limit=dict(decoder_bias_offset=0.0))
+    expansion_limit=dict(decoder_bias_offset=0.0), query_terms=dict(document_terms=0))
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #checks-of
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after
