@@ -135,7 +135,9 @@ def _write_config(path: Path, resolved: Settings, overridden: dict,
 def _for_training(source: str):  # Collection
     "Raises `ConfigError` for data without a training query."
     collection = load_collection(source)
-    if len(collection.split_rows('train')): return collection
+    if len(train := collection.split_rows('train')):
+        for note in few_pairs(len(collection.pairs(train))): print(note, file=sys.stderr)
+        return collection
     raise ConfigError(f'data={source}: found no training query with a relevant document; at least one is needed. '
                       'Queries of a test or dev split are never divided: name training data beside them, as in '
                       f'{source},train=B.jsonl')
@@ -160,7 +162,6 @@ def begin_run(version: str | int, recipe: str, scale: str,
         if not (resume and (folder/'config.json').exists()):
             _write_config(folder/'config.json', resolved, settings,
                           version=name, recipe=recipe, scale=scale, data=source, seed=seed)
-    for note in few_pairs(len(collection.pairs(collection.split_rows('train')))): print(note, file=sys.stderr)
     return name, scale, resolved, collection, folder
 
 # %% ../nbs/7_experiment.ipynb #rollbacks-of
