@@ -155,7 +155,7 @@ def printed_results() -> list:  # of the run whose files were lost; what it prin
 
 def printed_section(found: dict) -> str:
     about = f'## {found["name"]}, as printed on {found["date"]}\n\n{found["about"]}'
-    return f'{about}\n\n{table(found["columns"], found["rows"])}'
+    return f'{about}\n\n{table(found["columns"], found["rows"])}\n\n{source(found | dict(command="make gpu"))}'
 
 
 TABLES = dict(kernel=kernel_table, encoder=encoder_table, speed=speed_table, encode=encode_table, step=step_table, v26=version_table, v28=version_table)
