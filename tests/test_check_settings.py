@@ -232,6 +232,7 @@ def readers() -> list[str]:
 # Settings that V28 switches off are tried in a version that uses them.
 ELSEWHERE = {
     **dict.fromkeys(('gradient_cache', 'teacher_max_length', 'teacher_normalise', 'calibration'), ('v28', 'corrected', 'full')),
+    **dict.fromkeys(('vocabulary_rows', 'initial_terms'), ('v28', 'corrected', 'small')),
     **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
     **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'bigram_share', 'phonetic_keys', 'lead_boost', 'model1_threshold',
                      'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),

@@ -379,8 +379,9 @@ def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData
     def vectors(texts, most, document):
         rows = batch(data.tokenizer, texts, most)
         return model(**{name: value.to(place) for name, value in rows.items()}, document=document)[0]
-    scores = scaled_scores(vectors([data.queries[q] for q, _ in pairs], settings.query_length or settings.max_length, False),
-                           vectors([data.documents[d] for _, d in pairs], settings.max_length, True), settings)
+    asked = vectors([data.queries[q] for q, _ in pairs], settings.query_length or settings.max_length, False)
+    answers = vectors([data.documents[d] for _, d in pairs], settings.max_length, True)
+    scores = scaled_scores(asked, answers, settings)
     spread = scores.std().item() / every_phase(settings)[0].temperature
     return settings.score_spread / max(spread, 1e-6)
 

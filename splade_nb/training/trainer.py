@@ -136,10 +136,10 @@ def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_d
     settings = run.settings
     tokens = {side: sum(found) / len(found) for side, found in lengths.items()}
     even = settings.document_terms * min(1.0, tokens['query'] / tokens['document'])
-    for side, wanted, found in (('query', settings.query_terms and max(settings.query_terms, even), row['active_query']),
-                                ('document', settings.document_terms, row['active_doc'])):
-        if not wanted: continue
-        name, share = f'flops {side}', min(4.0, max(0.25, found / _on_the_way(wanted, run)))
+    wanted = dict(query=settings.query_terms and max(settings.query_terms, even), document=settings.document_terms)
+    for side, found in (('query', row['active_query']), ('document', row['active_doc'])):
+        if not wanted[side]: continue
+        name, share = f'flops {side}', min(4.0, max(0.25, found / _on_the_way(wanted[side], run)))
         factor = min(100.0, max(0.01, run.damping.get(name, 1.0) * share ** 0.2))
         run.damping = {**run.damping, name: factor}
 
