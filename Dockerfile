@@ -14,7 +14,7 @@ RUN apt-get update --quiet \
 ENV VENV=/opt/splade_nb PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /splade_nb
 COPY Makefile pyproject.toml setup.py constraints.txt README.md LICENSE ./
-COPY splade_nb/__init__.py splade_nb/_earlier.py splade_nb/
+COPY splade_nb/__init__.py splade_nb/
 
 # cuda: the build that pip finds on Linux; others, such as cpu and cu130, as `uv pip install --torch-backend` names them.
 # With the file .ready make keeps this environment.

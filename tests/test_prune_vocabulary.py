@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
+from transformers import (AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
                           MPNetConfig, PreTrainedTokenizerFast, RobertaConfig, XLMRobertaConfig)
 from conftest import real
 from splade_nb.config.files import ConfigError, root
@@ -200,7 +200,6 @@ BROKEN = {
     'no tokenizer': (lambda source: [path.unlink() for path in source.glob('tokenizer*')], 'tokenizer'),
     'no weights': (lambda source: (source/'model.safetensors').unlink(), 'neither a local folder'),
     'half the weights': (lambda source: truncate(source/'model.safetensors', 5000), 'weights cannot be read'),
-    'no head': (lambda source: AutoModel.from_pretrained(source).save_pretrained(source), 'no trained MLM head'),
     'another tokenizer': (lambda source: train_unigram(TEXTS + OTHERS + ['가나다라마바사아자차카타파하 거너더러머버서어저처커터퍼허'] * 5, 900).save_pretrained(source), 'do not belong together'),
 }
 

@@ -109,7 +109,7 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
     assert first == second, 'one seed, one result'
     assert main(['evaluate', '--model', str(tmp_path), '--data', 'toy']) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert METRICS | {'bm25', 'bm25_bigrams', 'active_terms', 'index', 'revision'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
+    assert METRICS | {'bm25', 'bm25_bigrams', 'active_terms', 'criterion', 'index', 'revision'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
 
 
 @pytest.mark.slow

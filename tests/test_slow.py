@@ -1,5 +1,5 @@
 """What `make test` leaves out, `make test-all` runs; whoever reads the last line of pytest knows."""
-import shutil, subprocess, sys
+import os, shutil, subprocess, sys
 import pytest
 from conftest import ROOT
 
@@ -15,7 +15,8 @@ def test_without(): pytest.skip('no data beside the project')
 
 def said(folder, *options) -> str:
     program = [sys.executable, '-m', 'pytest', '-c', ROOT/'pyproject.toml', '--rootdir', folder, folder, '-p', 'no:cacheprovider']
-    done = subprocess.run([*program, *options], capture_output=True, text=True, cwd=folder)
+    environment = os.environ | {'PYTHONPATH': str(ROOT/'docs')}  # where conftest finds the files of the checkout
+    done = subprocess.run([*program, *options], capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

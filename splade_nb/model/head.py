@@ -104,11 +104,11 @@ class _MaxOverTokens(torch.autograd.Function):
 def fast_bf16(place: torch.device) -> bool:
     "Whether a device multiplies bfloat16 faster than float32: a card with units for it, a processor with AMX."
     if place.type == 'cuda': return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu.get_capabilities().get('amx_bf16', False)
+    return place.type == 'cpu' and torch.cpu.get_capabilities().get('amx_bf16', False)
 
 def _product_type(hidden): # of the products; sums, values and gradients stay wide
     kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and fast_bf16(hidden.device): return torch.get_autocast_dtype(kind)
+    if fast_bf16(hidden.device) and torch.is_autocast_enabled(kind): return torch.get_autocast_dtype(kind)
     return torch.promote_types(hidden.dtype, torch.float32)
 
 # %% ../../nbs/2_model/02_head.ipynb #outside-graphs

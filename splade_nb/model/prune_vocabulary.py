@@ -227,7 +227,7 @@ def table(report: dict) -> str: # report: of `prune`
     "A report for a terminal."
     def form(value): return f'{value:,}' if isinstance(value, int) else f'{value:,.2f}'
     lines = [f'{"":30}{"before":>14}{"after":>14}{"after/before":>14}']
-    lines += [f'{name:30}{form(a):>14}{form(b):>14}{b / a:>14.3f}' for name, (a, b) in report['savings'].items()]
+    lines += [f'{name:30}{form(a):>14}{form(b):>14}{b / a if a else 1:>14.3f}' for name, (a, b) in report['savings'].items()]
     for name, row in report['coverage'].items():
         lines.append(f'{name}: {row["kept"]:.2%} of {row["tokens"]:,} tokens kept; {row["changed_tokens"]:,} in '
                      f'{row["changed_texts"]:,} of {row["texts"]:,} texts split differently, '
