@@ -11,7 +11,7 @@ sys.path.append(str(ROOT/'docs'))
 from checkout import tracked
 
 SHARED = ROOT.parent/'shared'
-NOTEBOOKS = [p for p in tracked('nbs/**/*.ipynb') if not any(part[0] in '._' for part in p.relative_to(ROOT/'nbs').parts)]
+NOTEBOOKS = [p for p in tracked('nbs/**/*.ipynb') if not any(part[0] in '._' for part in p.parts[p.parts.index('nbs'):])]
 MODULES = tracked('splade_nb/**/*.py')
 
 
