@@ -13,6 +13,7 @@ import itertools, math, os, re, shutil, sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 from ..config.files import ConfigError, read_json, replaced, sha256_of, write_json
 from ..model.load import save_weights
@@ -120,7 +121,8 @@ def healthy(folder: Path) -> list[Path]:
 # %% ../../nbs/3_training/12_checkpoints.ipynb #best-steps
 def best_steps(state: dict) -> list[int]:
     "Validated steps, best nDCG@10 first, the earlier one of two that are equal; step 0 where `take_best` asks."
-    first = 0 if (state.get('settings') or {}).get('take_best') else 1
+    settings = SimpleNamespace(**{'take_best': False} | (state.get('settings') or {}))
+    first = 0 if settings.take_best else 1
     scores = {row['step']: row['metrics'].get('ndcg@10') for row in state.get('history') or () if row['step'] >= first}
     return sorted((step for step in scores if scores[step] is not None), key=lambda step: (-scores[step], step))
 

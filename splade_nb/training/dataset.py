@@ -366,10 +366,8 @@ def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settin
     with torch.autocast(place.type, torch.bfloat16, enabled=in_half(settings.precision, place)):
         if settings.initialization == 'closed_form' and settings.mlm_head:
             head_start(model, _batches(model, settings, data, MOST_READ))
-    deviations, terms = settings.calibration, settings.initial_terms
-    acting = dict(calibration=deviations, initial_terms=terms).items()
-    idle = off(settings)
-    if any(value for name, value in acting if name not in idle): _calibrate(stages, model, settings, data)
+    wanted = dict(calibration=settings.calibration, initial_terms=settings.initial_terms)
+    if any(wanted[name] for name in wanted.keys() - off(settings)): _calibrate(stages, model, settings, data)
 
 
 # %% ../../nbs/3_training/07_dataset.ipynb #score-factor
