@@ -391,7 +391,9 @@ def _mines(settings: Settings) -> bool:
 OFF |= {
     'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses),
                      'extra_losses gives no loss a weight'),
-    'score_limit score_spread': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
+    'score_limit': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
+    'score_spread': (lambda s: s.similarity == 'dot' and not s.min_input_logit,
+                     'cosine has no unit, and counted tokens bring their own'),
     'dot_scale': (lambda s: s.similarity == 'dot' and not s.score_spread, 'scores have no unit of their own'),
     'temperature lambda_infonce lambda_kd': (lambda s: not s.phases, 'every phase sets its own'),
     'self_form': (lambda s: s.lambda_self, 'lambda_self is 0'),
