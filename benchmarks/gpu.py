@@ -17,7 +17,7 @@ from splade_nb.config.command_line import CommandLine, exit_codes
 from splade_nb.config.files import ConfigError, alternatives, installed, read_json, write_json
 from splade_nb.model.encode import encode, prepared_decoder
 from encode import Encoders
-from gpu_encoder import encoder_stage
+from gpu_encoder import encoder_stage, versions_stage
 from gpu_kernel import LEAST, Chunked, kernel_stage, peak_of, speed_stage
 from gpu_profile import profiled, rate
 from measure import HERE, alternately, once, ratios, say, spread, write_result
@@ -155,7 +155,7 @@ def version_stage(version: str, device: str, small: bool, left) -> dict:
                 finite=all(map(torch.isfinite, map(torch.tensor, [row['loss'] for row in rows]))), whole=whole)
 
 
-STAGES = dict(kernel=kernel_stage, encoder=encoder_stage, speed=speed_stage, encode=encode_stage, step=step_stage,
+STAGES = dict(kernel=kernel_stage, encoder=encoder_stage, versions=versions_stage, speed=speed_stage, encode=encode_stage, step=step_stage,
               v26=partial(version_stage, 'v26'), v28=partial(version_stage, 'v28'))  # the most valuable first
 
 

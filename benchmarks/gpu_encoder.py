@@ -1,71 +1,52 @@
-"""SPLADE from a pretrained encoder on one GPU, by the project's own trainer: a head in closed form, then pairs.
+"""Models from a pretrained encoder on one GPU, by the project's own trainer: the recipe for a release, and V22 to V28.
 
-What the run reads is made once, by `make gpu PACK=folder` or by the stage itself: pairs and judged sets as one
-collection, the judged sets by themselves, and the encoder with the rows that their texts need.
+What the runs read is made once, by `make gpu PACK=folder` or by the stage itself: judged sets, triplets, and the encoder
+with the rows that their texts need.
 """
-import _thread, json, shutil, threading, time
+import _thread, fcntl, json, multiprocessing, shutil, threading, time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
 import torch
-from splade_nb.config.files import model_folder, read_json, root, write_json
-from splade_nb.data.collections import write_beir
+from splade_nb.config.files import embedded, model_folder, read_json, root, write_json
 from splade_nb.data.encoders import encoder_record, fetch_encoder, write_encoder
-from splade_nb.data.pairs import read_pairs, sources
+from splade_nb.data.mixture import Rules, build
 from splade_nb.data.readers import load_collection
-from splade_nb.data.records import Document, Query, collect
 from splade_nb.data.tokenizer import SpladeTokenizer, load_tokenizer, train_unigram
 from splade_nb.model.load import pretrained_backbone
 from splade_nb.model.prune_vocabulary import PRUNABLE, model_rows, prune_backbone, requested_rows, tokenizer_state, write_tokenizer
-from measure import once, say, spread
+from measure import say, spread
 from models import SHARED
 
-ENCODER, SETS = 'multilingual-e5-small', ('tydiqa_ko_goldp', 'question_pair', 'ko_strategyqa_facts', 'techdocs_ko', 'parakqc')
-TESTED = SETS[0]                                   # whose test queries the run folder is evaluated with
-A_SOURCE, MANY, LONGEST = 2_500, dict(laws=9_000, precedents=12_000), 500  # pairs of a source; characters of a text
+ENCODER = 'multilingual-e5-small'
+TRAINED = 'tydiqa_ko_goldp', 'question_pair', 'ko_strategyqa_facts', 'techdocs_ko'  # sets with a train split
+JUDGED = *TRAINED, 'parakqc'                       # and `mini`, which is judged and has context pairs
+TRIPLETS, MOST_JUDGED = 160_000, 600               # about so many open triplets; test queries of a set
 LEAST_COUNT = 3                                    # how often a token stands in the texts that keeps its row
 BESIDE = 'SOURCE', 'modules.json', 'config_sentence_transformers.json', '1_Pooling/config.json'
+SHOWN = ('서울 맛집 추천', '삼성 갤럭시 S24 가격', '제주도 여행 어디가 좋아요', '당뇨병 치료', '부동산 계약서 작성 방법', '노트북이 갑자기 꺼져요',
+         '연말정산 환급 받는 법', '아이폰 배터리 교체', '전세 보증금 반환', '주말에 아이랑 갈 만한 곳', '파이썬 리스트 정렬', '감기 빨리 낫는 법', '손흥민 골 장면',
+         'AI 모델 학습', '김치찌개 끓이는 법')
+READ = dict(vocabulary_rows='all', teacher_max_length=128, bm25_negatives=0, mining_depth=48)  # as cut; a pack has no morphemes
 STEPS, BATCH = 700, 512
-RECIPE = dict(                                     # beside splade_v2: scores of mean norms are 0.4, over 0.02 in both losses
-    initialization='closed_form', calibration=3.0, max_length=128, query_length=64, dropout=0.0, batch_size=BATCH, accumulation=1,
-    steps=STEPS, learning_rate=1.5e-4, scheduler='linear', warmup_ratio=0.14, adam_beta2=0.98, clip=2.0, score_limit=0.4,
-    temperature=0.02, lambda_kd=1.0, alpha_kl=1.0, alpha_mse=0.0, kd_scale=50.0, kd_temperature=1.0, teacher_max_length=128,
-    dense_negatives=8, mining_depth=48, lambda_flops=0.003, flops_form='plain', document_share=0.3, flops_ramp=0.3,
-    validations=4, log_every=10, keep_checkpoints=1)
+RECIPE = READ | dict(                              # beside splade_v2 at small: scores and cosines as in encoder.md, section 3
+    batch_size=BATCH, steps=STEPS, learning_rate=1.5e-4, scheduler='linear', adam_beta2=0.98, dropout=0.0,
+    score_limit=0.0, score_spread=3.0, lambda_kd=1.0, alpha_kl=1.0, alpha_mse=0.0, kd_teacher_scale=50.0, kd_temperature=1.0,
+    dense_negatives=8, negative_margin=0.01, lambda_flops=0.003, document_share=0.3, log_every=10)
+SEVERAL = dict(batch_size=128, steps=400, log_every=10)  # of a version: 51,200 pairs
+VERSIONS = [(version, 'corrected', 42) for version in ('v28', 'v26', 'v22', 'v23', 'v24', 'v25', 'v27')]
+VERSIONS += [(version, 'corrected', seed) for seed in (43, 44) for version in ('v28', 'v26')]
+VERSIONS += [(version, 'original', 42) for version in ('v28', 'v26', 'v22', 'v23', 'v24', 'v25', 'v27')]
+WORKERS, LEAST = 4, 45                             # runs beside each other on a card; seconds below which none is begun
 TINY = dict(batch_size=4, steps=6, max_length=16, query_length=8, teacher_max_length=16, precision='fp32', validations=1,
-            dense_negatives=2, mining_depth=4, warmup_ratio=0.0, log_every=1)
+            mining_depth=4, warmup_ratio=0.0, log_every=1, initial_terms=100)
 
 
-# What the run reads
-
-def pairs_here(folder: Path) -> dict:  # {source: [(query, document)]}, at even distances
-    found = {}
-    for name, path in sources(folder).items():
-        pairs = [(query, text[:LONGEST]) for query, text, _ in read_pairs(path) if query != text]
-        found[name] = pairs[::-(-len(pairs) // MANY.get(name, A_SOURCE)) or 1]
-    return found
-
-
-def with_pairs(judged: list, pairs: dict) -> tuple:  # collections for training and for the test
-    "Train splits of the judged sets and pairs of other sources, whose texts are documents once; the test is that of one set."
-    documents, queries, qrels, places = {}, {}, {}, {}
-    def document(text):
-        id = places.setdefault(text, f'd{len(places)}')
-        documents[id] = Document(id, text=text)
-        return id
-    def query(text, relevant):
-        id = f'q{len(queries)}'
-        queries[id], qrels[id] = Query(id, text, 'train'), {document(each): 1 for each in relevant}
-    for collection in judged:
-        for id, one in collection.split('train').items(): query(one.text, [collection.texts[other] for other in collection.qrels[id]])
-    for rows in pairs.values():
-        for asked, text in rows: query(asked, [text])
-    test = next((each for each in judged if each.name == TESTED), judged[0])
-    asked = {f't-{id}': Query(f't-{id}', one.text, 'test') for id, one in test.split('test').items()}
-    answers = {f't-{id}': Document(f't-{id}', text=text) for id, text in test.texts.items()}
-    grades = {f't-{id}': {f't-{other}': grade for other, grade in test.qrels[id].items()} for id in test.split('test')}
-    return collect('pairs', documents, queries, qrels), collect('test', answers, asked, grades)
-
+# What the runs read
 
 def counted_rows(tokenizer: SpladeTokenizer, texts: list) -> set:  # ids of tokens that stand often enough
     counts = np.zeros(len(tokenizer), int)
@@ -94,7 +75,7 @@ def cut_encoder(source: Path, texts: list, folder: Path) -> list:  # ids that ar
 
 def tiny_encoder(folder: Path, texts: list) -> Path:  # for a trial: random weights, a tokenizer of the texts
     from transformers import BertConfig, BertModel
-    tokenizer = train_unigram(texts, 400)
+    tokenizer = train_unigram(texts, 2_000)
     torch.manual_seed(0)
     BertModel(BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
                          max_position_embeddings=32, pad_token_id=1), add_pooling_layer=False).save_pretrained(folder)
@@ -102,54 +83,74 @@ def tiny_encoder(folder: Path, texts: list) -> Path:  # for a trial: random weig
     return folder
 
 
+def open_triplets(folder: Path) -> None:
+    "The triplets of `make data NAME=triplets` where they are there, else made of the open pairs beside the project."
+    if (root()/'data'/'v24.0').exists():
+        for name in ('v24.0', 'v27.0'): shutil.copytree(root()/'data'/name, folder/name)
+    elif (SHARED/'text'/'pairs').exists():
+        build(SHARED/'text'/'pairs', folder, Rules(triplets=TRIPLETS), lambda line: None)
+        shutil.rmtree(folder/'.parts')  # what it would go on from
+
+
+def data_of(reads: Path, travel: bool = False) -> str:  # as DATA takes it
+    "Judged sets that have a train split, and triplets; travel: those of V27 too."
+    sets = [str(reads/'sets'/name) for name in TRAINED if (reads/'sets'/name).exists()] or [str(reads/'sets'/'mini')]
+    return ','.join(sets + [f'train={reads/name}' for name in ('v24.0', 'v27.0')[:1 + travel] if (reads/name).exists()])
+
+
+def texts_of(collection) -> chain: return chain(collection.texts.values(), (one.text for one in collection.queries.values()))
+
+
 def material(folder: Path, small: bool) -> Path:
-    "Everything that the run reads, made whole and then put in place; what is there stays."
+    "Everything that the runs read, made whole and then put in place; what is there stays."
     if (folder/'backbone'/'tokenizer.json').exists(): return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix='.material.') as beside:
-        made, known = Path(beside)/'made', SHARED/'data'
-        judged = [load_collection('toy')] if small else [load_collection(str(known/name)) for name in SETS if (known/name).exists()]
-        judged = judged or [load_collection('mini')]
-        pairs = {} if small or not (SHARED/'text'/'pairs').exists() else pairs_here(SHARED/'text'/'pairs')
-        for collection in judged:
-            (made/'sets'/collection.name).mkdir(parents=True)
-            write_beir(made/'sets'/collection.name, dict(test=with_test(collection)))
-        (made/'collection').mkdir()
-        train, test = with_pairs(judged, pairs)
-        write_beir(made/'collection', dict(train=train, test=test))
-        texts = [*train.texts.values(), *test.texts.values(), *(one.text for each in (train, test) for one in each.queries.values())]
+        made = Path(beside)/'made'
+        shutil.copytree(embedded('data/mini'), made/'sets'/'mini')
+        for name in JUDGED if not small else ():
+            if (SHARED/'data'/name).exists(): shutil.copytree(SHARED/'data'/name, made/'sets'/name)
+        if not small: open_triplets(made)
+        read = [load_collection(source) for source in (data_of(made), *map(str, (made/'sets').iterdir()))]
+        texts = [*dict.fromkeys(chain.from_iterable(map(texts_of, read)))]
         encoder = tiny_encoder(Path(beside)/'tiny', texts) if small else fetch_encoder(ENCODER)
         kept = cut_encoder(encoder, texts, made/'backbone')
-        say(f'  {len(train.queries):,} pairs, {len(train.texts):,} texts, {len(kept):,} rows of the encoder')
+        say(f'  {len(read[0].queries):,} queries, {len(texts):,} texts, {len(kept):,} rows of the encoder')
         shutil.move(made, folder)
     return folder
-
-
-def with_test(collection):  # its test queries alone
-    asked = collection.split('test')
-    return collect(collection.name, collection.documents, {id: collection.queries[id] for id in asked}, {id: collection.qrels[id] for id in asked})
 
 
 def unpacked(folder: Path) -> Path:
     "The material of a pack, whose encoder is the file of 4 bits, with the rows that are kept."
     packed, backbone = folder/'encoder.bin', folder/'backbone'
-    if packed.exists() and not (backbone/'model.safetensors').exists():
-        with TemporaryDirectory() as whole:
-            write_encoder(packed.read_bytes(), Path(whole))
-            prune_backbone(pretrained_backbone(whole, mlm_head=False), read_json(backbone/'kept.json')).save_pretrained(backbone)
+    with one_at_a_time(folder):
+        if packed.exists() and not (backbone/'model.safetensors').exists():
+            with TemporaryDirectory() as whole:
+                write_encoder(packed.read_bytes(), Path(whole))
+                prune_backbone(pretrained_backbone(whole, mlm_head=False), read_json(backbone/'kept.json')).save_pretrained(backbone)
     return folder
 
 
-# The run
+@contextmanager
+def one_at_a_time(folder: Path):  # processes that prepare the same wait for the first
+    with open(folder/'.lock', 'w') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
-def judge(model, tokenizer, sets: Path) -> dict:  # {set: nDCG@10 of the learned terms alone, terms}
-    from splade_nb.evaluation.retrieval import evaluate_queries
-    found = {}
+
+# A run
+
+def judge(setup, sets: Path) -> dict:  # {set: what the learned terms alone give}
+    from splade_nb.evaluation.retrieval import LanguageShares, context_result, evaluate_queries
+    found, tokenizer = {}, setup.training_data.tokenizer
     for place in sorted(sets.iterdir()):
         collection = load_collection(str(place))
-        result = evaluate_queries(model, tokenizer, collection, list(collection.split('test'))[:600])
-        found[place.name] = dict(ndcg=result['metrics']['ndcg@10'], terms=result['active_terms'])
-        say(f'  {place.name}: {100 * found[place.name]["ndcg"]:.1f}')
+        shares = LanguageShares(tokenizer, setup.masks, len(collection.texts))
+        result = evaluate_queries(setup.model, tokenizer, collection, list(collection.split('test'))[:MOST_JUDGED], k=1000, observers=[shares])
+        korean, context = shares.result(device=setup.model.special.device), context_result(setup.model, tokenizer, collection)
+        found[place.name] = dict(ndcg=result['metrics']['ndcg@10'], metrics=result['metrics'], terms=result['active_terms'],
+                                 korean={name: korean[name]['mean'] for name in ('count_share', 'weight_share', 'noise')},
+                                 context=context and {name: context[name]['mean'] for name in ('set', 'weighted')})
     return found
 
 
@@ -161,42 +162,79 @@ def stopped_in(seconds: float) -> threading.Timer:
     return timer
 
 
-def train_encoder(reads: Path, out: Path, small: bool, left) -> tuple:  # setup, run; None where the time was over
-    from splade_nb.experiment import begin_run
+def train_run(reads: Path, out: Path, small: bool, until: float, version: str, recipe: str, seed: int, settings: dict) -> tuple:
+    "Setup and run; None for both where the time was over. A run that is there goes on. `before.json` is of the untrained model."
+    from splade_nb.experiment import begin_run, rollbacks_of, sample_terms
     from splade_nb.training.dataset import prepare, save_model_folder
     from splade_nb.training.trainer import train
-    settings = RECIPE | dict(backbone=str(reads/'backbone'), teacher=str(reads/'backbone')) | (TINY if small else {})
+    folders = dict(backbone=str(reads/'backbone'), teacher=str(reads/'backbone'))
     _, _, resolved, collection, folder = begin_run(
-        'splade_v2', 'corrected', 'full', str(reads/'collection'), 42, str(out), settings, resume=True)
-    timer = stopped_in(min(left() - 60, 1e6))
+        version, recipe, 'small', data_of(reads, version == 'v27'), seed, str(out), settings | folders | (TINY if small else {}), resume=True)
+    timer = stopped_in(until - time.time() - 20)
     try:
-        setup = prepare(resolved, collection, 42)
-        say(f'  ready to train: {len(setup.training_data.pairs):,} pairs')
-        run = train(setup.model, setup.training_data, resolved, folder, korean=torch.tensor(setup.masks['korean']),
-                    resume=True, save_every=100, quiet=small)
+        with one_at_a_time(reads): setup = prepare(resolved, collection, seed)
+        if version == 'splade_v2' and not (folder/'before.json').exists():  # V22 to V28 begin with the same head
+            shown = sample_terms(setup.model, setup.training_data.tokenizer, [*SHOWN])
+            write_json(folder/'before.json', dict(sets=judge(setup, reads/'sets'), shown=[*zip(SHOWN, shown)]))
+        run = train(setup.model, setup.training_data, resolved, folder, korean=torch.tensor(setup.masks['korean']), seed=seed,
+                    resume=True, save_every=200, rollbacks=rollbacks_of(recipe), quiet=True)
     except KeyboardInterrupt: return None, None
     finally: timer.cancel()
     save_model_folder(setup, folder)
     return setup, run
 
 
+def described(out: Path, reads: Path, setup, run) -> dict:
+    "What a run leaves, from its folder; the judged sets where it is whole."
+    from splade_nb.experiment import sample_terms
+    rows = [json.loads(line) for line in (out/'metrics.jsonl').read_text().splitlines()] if (out/'metrics.jsonl').exists() else []
+    config, shown = read_json(out/'config.json'), rows[::max(1, len(rows) // 10)] + rows[-1:]
+    result = dict(steps=len(rows) and rows[-1]['step'] + 1, of=config['settings']['steps'], folder=str(out.relative_to(root())),
+                  whole=run is not None, version=config['version'], recipe=config['recipe'], seed=config['seed'],
+                  log=[{name: row[name] for name in ('step', 'loss', 'parts', 'active_query', 'active_doc')} for row in shown])
+    if run is None: return result
+    terms = sample_terms(setup.model, setup.training_data.tokenizer, [*SHOWN])
+    if (out/'before.json').exists(): result |= dict(before=read_json(out/'before.json'))
+    result |= dict(sets=judge(setup, reads/'sets'), shown=[*zip(SHOWN, terms)],
+                   pairs=len(setup.training_data.pairs), rows=len(setup.training_data.tokenizer), guard=run.events, stopped=run.stopped)
+    write_json(out/'result.json', result)
+    say(f'  {out.name}: ' + ', '.join(f'{name} {100 * one["ndcg"]:.1f}' for name, one in result['sets'].items()))
+    return result
+
+
+def places(small: bool) -> tuple:  # what is read, the folder of the runs
+    base = root()/('outputs/gpu-trial' if small else 'outputs')
+    return unpacked(material(base/'material' if small else root()/'data'/'gpu', small)), base
+
+
 def encoder_stage(device: str, small: bool, left) -> dict:
     "The whole recipe; a run that time interrupts goes on from its last checkpoint."
-    base = root()/('outputs/gpu-trial' if small else 'outputs')
-    reads, out = unpacked(material(base/'material' if small else root()/'data'/'gpu', small)), base/'gpu-encoder'
-    began = time.monotonic()
-    setup, run = train_encoder(reads, out, small, left)
-    rows = [json.loads(line) for line in (out/'metrics.jsonl').read_text().splitlines()] if (out/'metrics.jsonl').exists() else []
-    shown = rows[::max(1, len(rows) // 10)]
-    result = dict(steps=len(rows) and rows[-1]['step'] + 1, of=TINY['steps'] if small else STEPS, folder=str(out.relative_to(root())),
-                  seconds_here=time.monotonic() - began, whole=run is not None, encoder=encoder_record(str(reads/'backbone')),
-                  log=[{name: row[name] for name in ('step', 'loss', 'parts', 'active_query', 'active_doc')} for row in shown],
-                  texts_per_second=spread([row['texts_per_second'] for row in rows])['median'] if rows else 0.0)
+    reads, base = places(small)
+    began, out = time.monotonic(), base/'gpu-encoder'
+    setup, run = train_run(reads, out, small, time.time() + left(), 'splade_v2', 'corrected', 42, RECIPE)
+    result = described(out, reads, setup, run) | dict(seconds_here=time.monotonic() - began, encoder=encoder_record(str(reads/'backbone')))
     if run is None: return result
     from gpu_profile import profiled
-    from splade_nb.training.trainer import train_step
-    result['sets'] = judge(setup.model, setup.training_data.tokenizer, reads/'sets')
-    write_json(out/'sets.json', result['sets'])
+    from splade_nb.training.trainer import texts_in_step, train_step
     run.step = run.steps - 1
     run.model.train()
-    return result | dict(profile=profiled(lambda: train_step(run), device))
+    profile = profiled(lambda: train_step(run), device)
+    return result | dict(profile=profile, texts_per_second=texts_in_step(run.settings) / profile['seconds'])
+
+
+def one_version(reads: Path, base: Path, small: bool, until: float, which: tuple) -> dict:
+    version, recipe, seed = which
+    out = base/'gpu-versions'/f'{version}-{recipe}-{seed}'
+    if (out/'result.json').exists(): return read_json(out/'result.json')
+    if until - time.time() < (0 if small else LEAST): return dict(whole=False)
+    setup, run = train_run(reads, out, small, until, version, recipe, seed, READ | SEVERAL)
+    return described(out, reads, setup, run)
+
+
+def versions_stage(device: str, small: bool, left) -> dict:
+    "V22 to V28, some beside each other; each is kept as soon as it is done."
+    reads, base = places(small)
+    one = partial(one_version, reads, base, small, time.time() + min(left(), 1e6))
+    with ProcessPoolExecutor(1 if small else WORKERS, multiprocessing.get_context('spawn')) as pool:
+        done = list(pool.map(one, VERSIONS[:2] if small else VERSIONS))
+    return dict(runs=[result for result in done if 'sets' in result], whole=all(result['whole'] for result in done))

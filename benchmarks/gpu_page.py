@@ -12,6 +12,7 @@ CLAIMS = (  # what no CPU shows, stage, what of it is proven without a GPU
     ('Without saved tokens, for encoding, the values are the same', 'kernel', 'the same, in the interpreter'),
     ('SPLADE from a pretrained encoder by the whole recipe: a head in closed form, then pairs', 'encoder',
      'at a tiny size; the head on the real encoder'),
+    ('V22 to V28 from a pretrained encoder, on four collections and open triplets', 'versions', 'at a tiny size'),
     ('The kernel is faster than the chunks of the vocabulary and than all logits at once, and takes less memory', 'speed',
      'nothing'),
     ('Encoding takes the kernel and is faster than sentence-transformers', 'encode',
@@ -29,9 +30,10 @@ PAGE = """# On a GPU
 the same command goes on where it stopped. `STAGE=kernel,encode` runs some of them, `FORCE=1` measures again,
 `DEVICE=cpu` tries each at a tiny size in seconds. Results lie in `benchmarks/results/gpu`, in a folder for each
 device; this page is written from them. `STAGE=encoder` trains a model from multilingual-e5-small on open pairs in about ten
-minutes and keeps it in `outputs/gpu-encoder`, from where `make resume OUT=outputs/gpu-encoder VERSION=splade_v2 SCALE=full` evaluates it for a release.
+minutes and keeps it in `outputs/gpu-encoder`, from where `make resume OUT=outputs/gpu-encoder VERSION=splade_v2 SCALE=small` evaluates it for a release;
+`STAGE=versions` trains V22 to V28 on the same data.
 `PACK=folder` writes project, data and missing packages into a folder for a machine that has a GPU and torch, and neither
-network nor git nor pip: 58 MiB in files of at most 24, for machines that take only so much at once; when all are there, `bash folder/run.sh`
+network nor git nor pip: some 60 MiB in files of at most 24, for machines that take only so much at once; when all are there, `bash folder/run.sh`
 measures. Without Kiwi, `v26` and `v28` draw their negatives at random. In the other stages models have random weights in the shape of XLM-R base (278 million
 parameters, V = 250,002).
 
@@ -140,6 +142,15 @@ def encoder_table(result: dict) -> str:
     return said + '\n\n' + table(['the learned terms alone', 'nDCG@10', 'terms of a document', 'of a query'], rows)
 
 
+def versions_table(result: dict) -> str:
+    names = [*dict.fromkeys(name for run in result['runs'] for name in run['sets'])]
+    rows = [[f'{run["version"].upper()} {run["recipe"]}', str(run['seed']), *(f'{100 * run["sets"][name]["ndcg"]:.1f}' if name in run['sets'] else ''
+             for name in names), f'{one["terms"]["doc"]:.0f}', f'{one["terms"]["query"]:.0f}', f'{one["korean"]["count_share"]:.0%}',
+             f'{one["korean"]["noise"]:.1%}'] for run in result['runs'] for one in [run['sets'][names[0]]]]
+    return ('nDCG@10 of the learned terms alone; terms, Korean share and noise of the first set.\n\n'
+            + table(['version', 'seed', *names, 'terms of a document', 'of a query', 'Korean', 'noise'], rows))
+
+
 def profile_table(result: dict) -> str:
     "Where one call's time goes; empty where the stage has no profile."
     if not (found := result.get('profile')): return ''
@@ -158,8 +169,8 @@ def printed_section(found: dict) -> str:
     return f'{about}\n\n{table(found["columns"], found["rows"])}\n\n{source(found | dict(command="make gpu"))}'
 
 
-TABLES = dict(kernel=kernel_table, encoder=encoder_table, speed=speed_table, encode=encode_table, step=step_table, v26=version_table, v28=version_table)
-TITLES = dict(kernel='Kernel', encoder='From a pretrained encoder', speed='Speed of the head', encode='Encoding', step='Training step', v26='V26', v28='V28')
+TABLES = dict(kernel=kernel_table, encoder=encoder_table, versions=versions_table, speed=speed_table, encode=encode_table, step=step_table, v26=version_table, v28=version_table)
+TITLES = dict(kernel='Kernel', encoder='From a pretrained encoder', versions='V22 to V28', speed='Speed of the head', encode='Encoding', step='Training step', v26='V26', v28='V28')
 
 
 def device_section(results: dict) -> str:

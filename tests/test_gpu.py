@@ -134,7 +134,7 @@ def test_a_pack_holds_project_material_and_packages(reads, tmp_path, monkeypatch
     def inside(name): return set(tarfile.open(fileobj=BytesIO(b''.join(path.read_bytes() for path in pieces(name)))).getnames())
     assert len(pieces('project')) > 1 and all(path.stat().st_size <= 40_000 for path in folder.glob('*.xz.*'))
     assert {'splade_nb/data/encoders.py', 'benchmarks/gpu.py', 'settings.ini', 'data/mini'} <= inside('project') and 'site/bm25s' in inside('site')
-    assert {'data/gpu/backbone/kept.json', 'data/gpu/collection/corpus.jsonl', 'data/gpu/backbone/model.safetensors'} <= inside('material')
+    assert {'data/gpu/backbone/kept.json', 'data/gpu/sets/mini/corpus.jsonl', 'data/gpu/backbone/model.safetensors'} <= inside('material')
     assert size == sum(path.stat().st_size for path in folder.glob('*.xz.*'))
     python = folder/'python'  # says what it is started with
     python.write_text('#!/bin/sh\necho "$PWD" "$@"\n')

@@ -174,7 +174,10 @@ def _wrong(data: TrainingData, query: int, margin: float):  # function: candidat
     queries, documents = data.teacher
     def cosines(rows): return np.asarray(documents[np.asarray(rows, int)]) @ np.asarray(queries[query])
     most = cosines([*data.relevant[query]]).mean() - margin
-    return lambda found: [one for one in found if cosines([one[0]])[0] <= most]
+    def left(found):
+        near = cosines([document for document, _ in found]) > most if len(found) else ()
+        return [one for one, wrong in zip(found, ~np.asarray(near, bool)) if wrong]
+    return left
 
 
 # %% ../../nbs/3_training/07_dataset.ipynb #pool

@@ -8,7 +8,7 @@ __all__ = ['BLOCK', 'not_relevant', 'Candidates', 'searched_blocks', 'bm25_candi
 
 # %% ../../nbs/3_training/03_negatives.ipynb #imports
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from ..config.files import device
 from ..data.bm25 import NOTHING, bm25_blocks, keep_best, ranked_blocks
@@ -19,13 +19,16 @@ from ..data.tokenizer import kiwi_version
 def not_relevant(ranking: list,       # [(document, score)], best first
                  relevant: Sequence,  # documents
                  words: Callable,     # document -> set of words
-                 duplicate: float     # Jaccard similarity to a relevant document from which a document is its copy
+                 duplicate: float,    # Jaccard similarity to a relevant document from which a document is its copy
+                 suspects: Collection | None = None # documents that may be copies; None: all
                  ) -> list:           # [(document, score)], best first
     "A ranking without the relevant documents and their near-duplicates."
     answers = [words(one) for one in relevant]
     def copies(doc, one): return len(doc & one) >= duplicate * len(doc | one)
-    return [(doc, score) for doc, score in ranking
-            if doc not in relevant and not any(copies(words(doc), one) for one in answers)]
+    def stays(doc):
+        if doc in relevant: return False
+        return suspects is not None and doc not in suspects or not any(copies(words(doc), one) for one in answers)
+    return [(doc, score) for doc, score in ranking if stays(doc)]
 
 # %% ../../nbs/3_training/03_negatives.ipynb #candidates
 class Candidates(Sequence):
@@ -52,10 +55,15 @@ def _candidates(stages: Preparation, source: str,
     "Rankings without what is relevant, made in parts."
     @functools.lru_cache(10_000)
     def bag(document): return frozenset(words[document].tolist())
+    @functools.cache
+    def sizes(): return np.fromiter((len(set(row.tolist())) for row in words), np.int32, len(words))
+    def alike(documents, answers):  # sets of very different sizes are no copies of each other
+        one, other = sizes()[documents], sizes()[answers][:, None]
+        return set(documents[(np.minimum(one, other) >= duplicate * np.maximum(one, other)).any(0)].tolist())
     def some(first, last):
         for (documents, scores), answers in zip(rank(first, last), relevant[first:last]):
-            ranking = list(zip(documents.tolist(), scores.tolist()))
-            yield _packed(not_relevant(ranking, [*map(int, answers)], bag, duplicate))
+            ranking, answers = list(zip(documents.tolist(), scores.tolist())), [*map(int, answers)]
+            yield _packed(not_relevant(ranking, answers, bag, duplicate, alike(documents, answers)))
     return Candidates(stages.rows(f'negatives {source}', len(relevant), some, 4000, duplicate=duplicate, **of))
 
 # %% ../../nbs/3_training/03_negatives.ipynb #block-size
