@@ -143,6 +143,7 @@ def encoder_table(result: dict) -> str:
 
 
 def versions_table(result: dict) -> str:
+    if not result['runs']: return 'No run is whole yet.'
     names = [*dict.fromkeys(name for run in result['runs'] for name in run['sets'])]
     rows = [[f'{run["version"].upper()} {run["recipe"]}', str(run['seed']), *(f'{100 * run["sets"][name]["ndcg"]:.1f}' if name in run['sets'] else ''
              for name in names), f'{one["terms"]["doc"]:.0f}', f'{one["terms"]["query"]:.0f}', f'{one["korean"]["count_share"]:.0%}',
@@ -194,4 +195,5 @@ def page(devices: dict) -> str:
 def main(folder: Path) -> None:
     "The page of results in another folder is written into that folder."
     target = DOCS if folder == HERE/'results'/'gpu' else folder
+    target.mkdir(parents=True, exist_ok=True)
     (target/'gpu.md').write_text(page(read(folder)), encoding='utf-8')

@@ -46,6 +46,14 @@ class _Views:
     def masks(self) -> list[Tensor]: return self.split(self.real)  # [b, width] bool of each block
 
     @functools.cached_property
+    def runs(self) -> tuple[Tensor, int]:  # int32: where the tokens of each row, and its padding, begin and end; the longest
+        tokens = np.sort(self.lengths)[::-1]
+        widths = np.repeat([width for _, width in self.shapes], [texts for texts, _ in self.shapes])
+        sizes = np.stack([tokens, widths - tokens], axis=1).ravel()
+        borders = np.cumsum([0, *sizes[sizes > 0]], dtype=np.int32)
+        return torch.from_numpy(borders).to(self.tokens.device, non_blocking=True), int(sizes.max())
+
+    @functools.cached_property
     def owner(self) -> Tensor:  # [T] text of each token
         return torch.from_numpy(np.repeat(np.arange(len(self.lengths)), self.lengths)).to(self.tokens.device)
 
@@ -100,7 +108,19 @@ def blocks_of(lengths: list,                    # tokens of each of B texts
     return Blocks(lengths, shapes, *(torch.from_numpy(part).to(device, non_blocking=True) for part in found))
 
 # %% ../../nbs/2_model/00_blocks.ipynb #attention
+def _takes_runs(query: Tensor) -> bool:
+    known = query.is_cuda and torch.backends.cuda.is_flash_attention_available()
+    return known and query.element_size() == 2 and query.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+def _attend_in_runs(query, key, value, blocks, dropout_p, scale):  # as below, on a GPU, in 16 bits
+    """One kernel for texts of any length, where cuDNN would compile one for each shape of a block: it is what
+    `torch.nn.attention.varlen` calls, which takes no dropout."""
+    borders, longest = blocks.runs
+    given = [part[0].transpose(0, 1) for part in (query, key, value)]
+    return torch.ops.aten._flash_attention_forward(*given, borders, borders, longest, longest, dropout_p, False, False, scale=scale)[0][None]
+
 def _attend_inside(query, key, value, blocks, **options):  # [1, heads, P, D] each -> [1, P, heads, D]
+    if _takes_runs(query): return _attend_in_runs(query, key, value, blocks, **options)
     read, place = torch.cat([query, key, value]).permute(2, 0, 1, 3), query.device.type
     if place == 'cpu' and read.requires_grad: read = read.to(torch.promote_types(read.dtype, torch.float32))
     masks = [mask[:, None, None] if padded else None for mask, padded in zip(blocks.masks, blocks.padded)]
