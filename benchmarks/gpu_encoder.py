@@ -165,12 +165,13 @@ def stopped_in(seconds: float) -> threading.Timer:
 def train_run(reads: Path, out: Path, small: bool, until: float, version: str, recipe: str, seed: int, settings: dict) -> tuple:
     "Setup and run; None for both where the time was over. A run that is there goes on. `before.json` is of the untrained model."
     from splade_nb.experiment import begin_run, rollbacks_of, sample_terms
+    from splade_nb.training.checkpoints import checkpoints
     from splade_nb.training.dataset import prepare, save_model_folder
     from splade_nb.training.trainer import train
     folders = dict(backbone=str(reads/'backbone'), teacher=str(reads/'backbone'))
     _, _, resolved, collection, folder = begin_run(
         version, recipe, 'small', data_of(reads, version == 'v27'), seed, str(out), settings | folders | (TINY if small else {}), resume=True)
-    timer = stopped_in(until - time.time() - 20)
+    timer, setup = stopped_in(until - time.time() - 20), None
     try:
         with one_at_a_time(reads): setup = prepare(resolved, collection, seed)
         if version == 'splade_v2' and not (folder/'before.json').exists():  # V22 to V28 begin with the same head
@@ -178,7 +179,9 @@ def train_run(reads: Path, out: Path, small: bool, until: float, version: str, r
             write_json(folder/'before.json', dict(sets=judge(setup, reads/'sets'), shown=[*zip(SHOWN, shown)]))
         run = train(setup.model, setup.training_data, resolved, folder, korean=torch.tensor(setup.masks['korean']), seed=seed,
                     resume=True, save_every=200, rollbacks=rollbacks_of(recipe), quiet=True)
-    except KeyboardInterrupt: return None, None
+    except KeyboardInterrupt:
+        if setup and checkpoints(folder/'checkpoints'): save_model_folder(setup, folder)  # it may be the last that is seen of it
+        return None, None
     finally: timer.cancel()
     save_model_folder(setup, folder)
     return setup, run
@@ -190,7 +193,7 @@ def described(out: Path, reads: Path, setup, run) -> dict:
     rows = [json.loads(line) for line in (out/'metrics.jsonl').read_text().splitlines()] if (out/'metrics.jsonl').exists() else []
     config, shown = read_json(out/'config.json'), rows[::max(1, len(rows) // 10)] + rows[-1:]
     speed = spread([row['texts_per_second'] for row in rows])['median'] if rows else 0.0
-    result = dict(texts_per_second=speed, steps=len(rows) and rows[-1]['step'] + 1, of=config['settings']['steps'], folder=str(out.relative_to(root())),
+    result = dict(data='four collections and open triplets', texts_per_second=speed, steps=len(rows) and rows[-1]['step'] + 1, of=config['settings']['steps'], folder=str(out.relative_to(root())),
                   whole=run is not None, version=config['version'], recipe=config['recipe'], seed=config['seed'],
                   log=[{name: row[name] for name in ('step', 'loss', 'parts', 'active_query', 'active_doc')} for row in shown])
     if run is None: return result

@@ -6,7 +6,7 @@ import struct, subprocess, sys, tarfile, zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
-from splade_nb.config.files import ConfigError, root
+from splade_nb.config.files import ConfigError, revision, root
 from splade_nb.data import encoders
 from splade_nb.data.encoders import BLOCK
 from measure import say
@@ -77,11 +77,12 @@ def pack(into: Path, python: str = '3.12', material: Path | None = None) -> int:
     from splade_nb.config.files import read_json
     into.mkdir(parents=True, exist_ok=True)
     reads = material or make_material(root()/'data'/'gpu', False)
-    size = packed(into, 'project', {name: root()/name for name in PROJECT if (root()/name).exists()})
     with TemporaryDirectory() as scratch:
+        (named := Path(scratch)/'REVISION').write_text(revision())
+        size = packed(into, 'project', {name: root()/name for name in PROJECT if (root()/name).exists()} | dict(REVISION=named))
         if not material:
             (weights := Path(scratch)/'encoder.bin').write_bytes(sparse_file(encoders._from_index(), read_json(reads/'backbone'/'kept.json')))
-        files = {path: path.relative_to(reads) for path in sorted(reads.rglob('*')) if path.is_file()}
+        files = {path: path.relative_to(reads) for path in sorted(reads.rglob('*')) if path.is_file() and path.name != '.lock'}
         members = {f'data/gpu/{name}': path for path, name in files.items() if material or path.name != 'model.safetensors'}
         size += packed(into, 'material', members | ({} if material else {'data/gpu/encoder.bin': weights}))
         packages(site := Path(scratch)/'site', python)

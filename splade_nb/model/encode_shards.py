@@ -111,8 +111,9 @@ def _exists(folder, number, expected, names=None): # expected: hash of the texts
     if not zipfile.is_zipfile(_shard_path(folder, number)): return False # none, or one cut off: it is made anew
     try: facts = _facts_of(folder, number)
     except Damaged: return False
-    other = 'of other texts' if facts['hash'] != expected else 'under other ids' * (facts['ids'] != (names or facts['ids']))
-    if not other: return True
+    if facts['hash'] != expected: other = 'of other texts'
+    elif names and facts['ids'] != names: other = 'under other ids'
+    else: return True
     raise ConfigError(f'{_shard_path(folder, number)}: made {other} than are there now; take another folder')
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #describe-collection

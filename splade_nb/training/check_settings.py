@@ -31,7 +31,7 @@ from .losses import REGISTERED
 from .batch import batch_at
 from .memory import SavedBytes
 from .objective import step_loss
-from .teacher import in_half
+from ..model.head import in_half
 from .trainer import step_count, train
 from .validation_pool import evaluated, validation_pool
 

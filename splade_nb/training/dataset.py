@@ -32,6 +32,7 @@ from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kin
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
 from ..model.initialization import create, deviations_for, directions, logit_moments, near_identity, pair_counts
 from ..model.initialization import toy_model, window_counts
+from ..model.head import in_half
 from ..model.head_start import head_start
 from ..model.load import save
 from ..model.prune_vocabulary import prune
@@ -39,7 +40,7 @@ from .bags import bags_key, with_bags
 from .curriculum import Keys, adopt, curriculum_key, pools_of
 from .losses import require_registered, scaled_scores
 from .negatives import bm25_candidates, dense_candidates, draw
-from .teacher import identity, in_half, teacher_vectors
+from .teacher import identity, teacher_vectors
 
 # %% ../../nbs/3_training/07_dataset.ipynb #fix-seeds
 def fix_seeds(seed: int) -> None:

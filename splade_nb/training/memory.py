@@ -20,7 +20,7 @@ from ..config.settings import Settings
 from .batch import batch_at, contrastive_batches
 from .dataset import TrainingData
 from .objective import SIDES, as_encoded, loss_of, pass_through, sides_of
-from .teacher import in_half
+from ..model.head import in_half
 
 # %% ../../nbs/3_training/11_memory.ipynb #share
 def _borders(texts: int, parts: int) -> list[int]:

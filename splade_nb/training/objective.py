@@ -19,7 +19,7 @@ from ..model.splade_doc import encode_sides
 from ..model.term_weights import scatter_counts
 from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
-from .teacher import in_half
+from ..model.head import in_half
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
 from .losses import info_nce, l0_mask, language_penalty, margin_mse, masked_mean, minimum_activation
 from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin, weighted

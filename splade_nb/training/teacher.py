@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BUDGET', 'teacher_label', 'fit_lsa', 'fit_teacher', 'pooling_modes', 'pooling_of', 'prompts_of', 'load_teacher',
-           'pool', 'in_half', 'sentence_encoder', 'identity', 'shards', 'teacher_vectors']
+           'pool', 'sentence_encoder', 'identity', 'shards', 'teacher_vectors']
 
 # %% ../../nbs/3_training/05_teacher.ipynb #imports
 import functools
@@ -140,12 +140,6 @@ def pool(hidden: torch.Tensor,  # [B, L, H]
     "The first token's state, or the mean over the tokens."
     if pooling == 'cls': return hidden[:, 0]
     return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
-# %% ../../nbs/3_training/05_teacher.ipynb #in-half
-def in_half(precision: str,       # of the settings
-            place: torch.device) -> bool:
-    "Whether products are in bf16; `auto`: on a GPU that has it, and on a processor with matrix tiles for it."
-    return precision == 'bf16' or precision == 'auto' and fast_bf16(place)
 
 # %% ../../nbs/3_training/05_teacher.ipynb #batches
 BUDGET = 16_384  # tokens of a batch
