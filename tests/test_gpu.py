@@ -118,7 +118,7 @@ def test_time_that_is_over_leaves_a_run_that_goes_on(reads, tmp_path, monkeypatc
         raise KeyboardInterrupt
     monkeypatch.setattr(trainer, 'train', interrupted)
     part = gpu_encoder.encoder_stage('cpu', True, lambda: 1e6)
-    assert not part['whole'] and part['steps'] == 3 and 'sets' not in part
+    assert not part['whole'] and part['steps'] == 3 and 'sets' not in part and (tmp_path/part['folder']/'model'/'model.safetensors').exists()
     monkeypatch.undo()
     monkeypatch.setattr(gpu_encoder, 'root', lambda: tmp_path)
     monkeypatch.setattr(gpu_encoder, 'material', lambda *_: reads)
@@ -133,7 +133,7 @@ def test_a_pack_holds_project_material_and_packages(reads, tmp_path, monkeypatch
     def pieces(name): return sorted(folder.glob(f'{name}.tar.xz.*'))
     def inside(name): return set(tarfile.open(fileobj=BytesIO(b''.join(path.read_bytes() for path in pieces(name)))).getnames())
     assert len(pieces('project')) > 1 and all(path.stat().st_size <= 40_000 for path in folder.glob('*.xz.*'))
-    assert {'splade_nb/data/encoders.py', 'benchmarks/gpu.py', 'settings.ini', 'data/mini'} <= inside('project') and 'site/bm25s' in inside('site')
+    assert {'splade_nb/data/encoders.py', 'benchmarks/gpu.py', 'settings.ini', 'data/mini', 'REVISION'} <= inside('project') and 'site/bm25s' in inside('site')
     assert {'data/gpu/backbone/kept.json', 'data/gpu/sets/mini/corpus.jsonl', 'data/gpu/backbone/model.safetensors'} <= inside('material')
     assert size == sum(path.stat().st_size for path in folder.glob('*.xz.*'))
     python = folder/'python'  # says what it is started with
