@@ -329,8 +329,8 @@ def packages() -> dict:  # name -> version
 
 # %% ../../nbs/0_config/01_files.ipynb #revision
 def revision() -> str:  # such as 14fd2ad, 14fd2ad-dirty, or 0.1.0
-    """The commit of this checkout, `-dirty` where files were changed since; that of a copy stands in its file REVISION; without
-    either the package's version, or `unknown`."""
+    """The commit of this checkout, `-dirty` where files were changed since; that of a copy stands in its file REVISION;
+    without either the package's version, or `unknown`."""
     command, copied = ['git', '-C', str(root()), 'describe', '--always', '--dirty', '--exclude=*'], root()/'REVISION'
     described = copied.read_text().strip() if copied.exists() else ''
     if (root()/'.git').exists() and shutil.which('git'):

@@ -46,7 +46,7 @@ class _Views:
     def masks(self) -> list[Tensor]: return self.split(self.real)  # [b, width] bool of each block
 
     @functools.cached_property
-    def runs(self) -> tuple[Tensor, int]:  # int32: where the tokens of each row, and its padding, begin and end; the longest
+    def runs(self) -> tuple[Tensor, int]:  # int32: where each row's tokens, and its padding, begin and end; longest
         tokens = np.sort(self.lengths)[::-1]
         widths = np.repeat([width for _, width in self.shapes], [texts for texts, _ in self.shapes])
         sizes = np.stack([tokens, widths - tokens], axis=1).ravel()
@@ -109,15 +109,17 @@ def blocks_of(lengths: list,                    # tokens of each of B texts
 
 # %% ../../nbs/2_model/00_blocks.ipynb #attention
 def _takes_runs(query: Tensor) -> bool:
-    known = query.is_cuda and torch.backends.cuda.is_flash_attention_available()
-    return known and query.element_size() == 2 and query.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available()): return False
+    fits = query.element_size() == 2 and query.shape[-1] % 8 == 0
+    return fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 def _attend_in_runs(query, key, value, blocks, dropout_p, scale):  # as below, on a GPU, in 16 bits
     """One kernel for texts of any length, where cuDNN would compile one for each shape of a block: it is what
     `torch.nn.attention.varlen` calls, which takes no dropout."""
     borders, longest = blocks.runs
     given = [part[0].transpose(0, 1) for part in (query, key, value)]
-    return torch.ops.aten._flash_attention_forward(*given, borders, borders, longest, longest, dropout_p, False, False, scale=scale)[0][None]
+    given += [borders, borders, longest, longest]
+    return torch.ops.aten._flash_attention_forward(*given, dropout_p, False, False, scale=scale)[0][None]
 
 def _attend_inside(query, key, value, blocks, **options):  # [1, heads, P, D] each -> [1, P, heads, D]
     if _takes_runs(query): return _attend_in_runs(query, key, value, blocks, **options)

@@ -100,17 +100,19 @@ class _MaxOverTokens(torch.autograd.Function):
         else: found = _sparse_gradients(gradient.t(), at, hidden, weight, ctx.as_rows)
         return *found, gradient.sum(0), None, None, None, None
 
-# %% ../../nbs/2_model/02_head.ipynb #product-type
+# %% ../../nbs/2_model/02_head.ipynb #fast-bf16
 def fast_bf16(place: torch.device) -> bool:
     "Whether a device multiplies bfloat16 faster than float32: a card with units for it, a processor with AMX."
     if place.type == 'cuda': return torch.cuda.is_bf16_supported(including_emulation=False)
     return place.type == 'cpu' and torch.cpu.get_capabilities().get('amx_bf16', False)
 
+# %% ../../nbs/2_model/02_head.ipynb #in-half
 def in_half(precision: str,       # of the settings
             place: torch.device) -> bool:
     "Whether products are in bf16; `auto`: on a GPU that has it, and on a processor with matrix tiles for it."
     return precision == 'bf16' or precision == 'auto' and fast_bf16(place)
 
+# %% ../../nbs/2_model/02_head.ipynb #product-type
 def _product_type(hidden): # of the products; sums, values and gradients stay wide
     kind = hidden.device.type
     if fast_bf16(hidden.device) and torch.is_autocast_enabled(kind): return torch.get_autocast_dtype(kind)

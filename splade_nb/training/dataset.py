@@ -30,9 +30,9 @@ from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, sav
 from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key, train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
+from ..model.head import in_half
 from ..model.initialization import create, deviations_for, directions, logit_moments, near_identity, pair_counts
 from ..model.initialization import toy_model, window_counts
-from ..model.head import in_half
 from ..model.head_start import head_start
 from ..model.load import save
 from ..model.prune_vocabulary import prune
@@ -175,9 +175,7 @@ def _wrong(data: TrainingData, query: int, margin: float):  # function: candidat
     queries, documents = data.teacher
     def cosines(rows): return np.asarray(documents[np.asarray(rows, int)]) @ np.asarray(queries[query])
     most = cosines([*data.relevant[query]]).mean() - margin
-    def left(found):
-        near = cosines([document for document, _ in found]) > most if len(found) else ()
-        return [one for one, wrong in zip(found, ~np.asarray(near, bool)) if wrong]
+    def left(found): return [found[at] for at in np.flatnonzero(cosines([one for one, _ in found]) <= most)]
     return left
 
 

@@ -141,9 +141,10 @@ def pool(hidden: torch.Tensor,  # [B, L, H]
     if pooling == 'cls': return hidden[:, 0]
     return (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
-# %% ../../nbs/3_training/05_teacher.ipynb #batches
+# %% ../../nbs/3_training/05_teacher.ipynb #budget
 BUDGET = 16_384  # tokens of a batch
 
+# %% ../../nbs/3_training/05_teacher.ipynb #batches
 def _batches(lengths: np.ndarray) -> list:  # places of texts, long ones first
     order = np.argsort(-lengths, kind='stable')
     return np.split(order, np.flatnonzero(np.diff(lengths[order].cumsum() // BUDGET)) + 1)
