@@ -181,7 +181,10 @@ TITLES = dict(kernel='Kernel', encoder='From a pretrained encoder', versions='V2
 def device_section(results: dict) -> str:
     first = next(iter(results.values()))
     about = f'## {first["name"]}\n\ntorch {first["versions"]["torch"]}, Python {first["versions"]["python"]}; revision of the results: see their commit.'
-    return '\n\n'.join([about, *(f'### {TITLES[stage]}\n\n{TABLES[stage](result)}{profile_table(result)}\n\n{source(result, data=result.get("data", "random weights"))}' for stage, result in results.items())])
+    def section(stage, result):
+        named = source(result, data=result.get('data', 'random weights'))
+        return '\n\n'.join(f'{part}\n\n{named}' for part in (f'### {TITLES[stage]}\n\n{TABLES[stage](result)}', profile_table(result).strip()) if part)
+    return '\n\n'.join([about, *(section(stage, result) for stage, result in results.items())])
 
 
 def read(folder: Path) -> dict:  # device -> stage -> result
