@@ -146,7 +146,7 @@ def test_thirty_steps_from_an_encoder_gain_and_end_with_the_best_validation(make
     collection = two_languages(tmp_path/'data')
     make(tmp_path/'encoder', [*collection.texts.values(), *(query.text for query in collection.queries.values())])
     given = dict(backbone=str(tmp_path/'encoder'), teacher=str(tmp_path/'encoder'), steps=30, batch_size=16, max_length=24, query_length=24,
-                 initial_terms=12, learning_rate=2e-3, gate_hidden=8, bm25_negatives=0)
+                 initial_terms=12, learning_rate=5e-4, gate_hidden=8, bm25_negatives=0)
     settings = resolve_quietly('v28', scale='mini', **given)
     assert settings == resolve_quietly('v28', scale='small', **given)
     assert (settings.initialization, settings.segment, settings.term_frequency, settings.output_idf) == ('closed_form', 'none', False, 0)
