@@ -316,3 +316,17 @@ def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch)
         small = dict(steps=2, hidden=64, layers=1, vocabulary=300, batch_size=8)
         experiment.run_version('v28', scale='mini', source='toy', out=str(tmp_path), settings=small)
     assert len(load_encoder(tmp_path)[1]) > 5
+
+
+@pytest.mark.parametrize('temperature', [0.08, 0.5])
+def test_distillation_compares_scores_and_cosines_over_their_temperatures(temperature, monkeypatch):
+    "What `score_spread` brings scores to is what the softmax of distillation reads, whatever a version's temperature is."
+    settings = resolve_quietly('v28', scale='small')
+    settings = settings.but(phases=tuple(replace(phase, temperature=temperature) for phase in settings.phases))
+    torch.manual_seed(0)
+    queries, documents, cosines = torch.rand(8, 40), torch.rand(12, 40), torch.rand(8, 12)
+    factor = settings.score_spread * temperature / losses.scaled_scores(queries, documents, settings).std()
+    read = {}
+    monkeypatch.setattr(objective, 'distillation', lambda student, teacher, *_: read.update(student=student, teacher=teacher))
+    objective._distil(queries, documents, cosines, settings, factor)
+    assert read['student'].std().item() == pytest.approx(settings.score_spread) and torch.allclose(read['teacher'], cosines / 0.02)

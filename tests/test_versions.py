@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from conftest import ROOT, real
 from splade_nb.config.files import SEED, ConfigError
-from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, every_phase, from_dict, off, override, read_overrides
+from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
     ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, SMALL_CORRECTIONS, VERSIONS, current_recipe, differences,
     recipe_name, resolve, resolve_quietly, version_table)
@@ -587,12 +587,3 @@ def test_a_model_saved_under_earlier_names_opens(tmp_path):
     assert {name: getattr(opened.settings, name) for name in changes} == changes
     after = encode(opened, tokens, texts)
     assert before.nnz and (before != after).nnz == 0
-
-
-@pytest.mark.parametrize('version', VERSIONS)
-def test_at_small_student_and_teacher_are_compared_in_units_of_their_temperatures(version):
-    settings = resolve_quietly(version, 'corrected', 'small')
-    first = every_phase(settings)[0]
-    if not any(phase.lambda_kd for phase in every_phase(settings)): pytest.skip('the version distils nothing')
-    assert settings.score_spread and settings.kd_scale * first.temperature == pytest.approx(1)
-    assert settings.kd_scale * settings.kd_teacher_scale == pytest.approx(1 / 0.02)

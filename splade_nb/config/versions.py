@@ -285,8 +285,7 @@ SMALL_CORRECTIONS = {
     'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other'),
     'document_terms': Correction(180, 'as query_terms; published sparse models keep 120 to 250'),
     'kd_temperature': Correction(1.0, 'divergence between softmaxes that are not uniform', _distils_cosines),
-    'kd_scale': Correction(12.5, 'scores in units of the first phase\'s temperature', _distils_cosines),
-    'kd_teacher_scale': Correction(4.0, 'with kd_scale: cosines over a temperature of 0.02', _distils_cosines),
+    'kd_teacher_scale': Correction(50.0, 'cosines over a temperature of 0.02', _distils_cosines),
     'negative_margin': Correction(0.01, 'what the teacher puts beside the relevant documents may be relevant'),
 }
 

@@ -23,6 +23,7 @@ from ..config.files import SEED, ConfigError, choose, read_json, root, write_jso
 from ..config.settings import CHOICES, CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, every_phase, off
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
+from ..model.head import in_half
 from ..model.initialization import mini_backbone
 from ..model.encode import factor_for
 from ..model.term_weights import TERM_WEIGHTS
@@ -31,7 +32,6 @@ from .losses import REGISTERED
 from .batch import batch_at
 from .memory import SavedBytes
 from .objective import step_loss
-from ..model.head import in_half
 from .trainer import step_count, train
 from .validation_pool import evaluated, validation_pool
 

@@ -17,10 +17,10 @@ from torch import Tensor
 # %% ../../nbs/3_training/11_memory.ipynb #imports-library
 from ..config.processes import ProcessGroup
 from ..config.settings import Settings
+from ..model.head import in_half
 from .batch import batch_at, contrastive_batches
 from .dataset import TrainingData
 from .objective import SIDES, as_encoded, loss_of, pass_through, sides_of
-from ..model.head import in_half
 
 # %% ../../nbs/3_training/11_memory.ipynb #share
 def _borders(texts: int, parts: int) -> list[int]:

@@ -25,10 +25,8 @@ def not_relevant(ranking: list,       # [(document, score)], best first
     "A ranking without the relevant documents and their near-duplicates."
     answers = [words(one) for one in relevant]
     def copies(doc, one): return len(doc & one) >= duplicate * len(doc | one)
-    def stays(doc):
-        if doc in relevant: return False
-        return suspects is not None and doc not in suspects or not any(copies(words(doc), one) for one in answers)
-    return [(doc, score) for doc, score in ranking if stays(doc)]
+    def copied(doc): return (suspects is None or doc in suspects) and any(copies(words(doc), one) for one in answers)
+    return [(doc, score) for doc, score in ranking if doc not in relevant and not copied(doc)]
 
 # %% ../../nbs/3_training/03_negatives.ipynb #candidates
 class Candidates(Sequence):

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/3_training/10_objective.ipynb #imports-library
-from ..config.settings import Settings, bigram_columns
+from ..config.settings import Settings, bigram_columns, every_phase
 from ..data.tokenizer import SpladeTokenizer, masks
+from ..model.head import in_half
 from ..model.splade_doc import encode_sides
 from ..model.term_weights import scatter_counts
 from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
-from ..model.head import in_half
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
 from .losses import info_nce, l0_mask, language_penalty, margin_mse, masked_mean, minimum_activation
 from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin, weighted
@@ -157,10 +157,11 @@ def _distil(queries: Tensor,    # [B, V]
             documents: Tensor,  # [N, V]
             teacher: Tensor,    # [B, N] scores
             settings: Settings, factor: float) -> Tensor:  # factor: on scores
-    "Without a limit the student's scores are plain dot products, as the small models were measured."
-    plain = score(queries, documents, settings.similarity)
-    scaled = settings.score_limit or settings.score_spread
-    student = scaled_scores(queries, documents, settings) * factor if scaled else plain
+    """Where scores begin at `score_spread`, the student's are in temperatures of the first phase, as that setting is; with
+    neither it nor a limit they are plain dot products, as the small models were measured."""
+    has_unit = settings.score_limit or settings.score_spread
+    student = scaled_scores(queries, documents, settings) * factor if has_unit else score(queries, documents, settings.similarity)
+    if settings.score_spread: student = student / every_phase(settings)[0].temperature
     teacher = teacher.to(student.device) * settings.kd_scale * settings.kd_teacher_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
