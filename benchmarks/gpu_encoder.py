@@ -28,13 +28,10 @@ JUDGED = *TRAINED, 'parakqc'                       # and `mini`, which is judged
 TRIPLETS, MOST_JUDGED = 160_000, 600               # about so many open triplets; test queries of a set
 LEAST_COUNT = 3                                    # how often a token stands in the texts that keeps its row
 BESIDE = 'SOURCE', 'modules.json', 'config_sentence_transformers.json', '1_Pooling/config.json'
-SHOWN = ('서울 맛집 추천', '삼성 갤럭시 S24 가격', '제주도 여행 어디가 좋아요', '당뇨병 치료', '부동산 계약서 작성 방법', '노트북이 갑자기 꺼져요',
-         '연말정산 환급 받는 법', '아이폰 배터리 교체', '전세 보증금 반환', '주말에 아이랑 갈 만한 곳', '파이썬 리스트 정렬', '감기 빨리 낫는 법', '손흥민 골 장면',
-         'AI 모델 학습', '김치찌개 끓이는 법')
+SHOWN = '서울 맛집 추천', '삼성 갤럭시 S24 가격', '제주도 여행 어디가 좋아요', '당뇨병 치료'  # queries of the designs
 READ = dict(vocabulary_rows='all', teacher_max_length=128, bm25_negatives=0, mining_depth=48)  # as cut; a pack has no morphemes
-STEPS, BATCH = 600, 512
-RECIPE = READ | dict(                              # beside splade_v2 at small: scores and cosines as in encoder.md, section 3
-    batch_size=BATCH, steps=STEPS, learning_rate=1.5e-4, scheduler='linear', adam_beta2=0.98, dropout=0.0,
+RECIPE = READ | dict(  # beside splade_v2 at small: cross-entropy, and divergence from the encoder's own cosines over 0.02
+    batch_size=512, steps=600, learning_rate=1.5e-4, scheduler='linear', adam_beta2=0.98, dropout=0.0,
     score_limit=0.0, score_spread=3.0, lambda_kd=1.0, alpha_kl=1.0, alpha_mse=0.0, kd_teacher_scale=50.0, kd_temperature=1.0,
     negative_margin=0.01, lambda_flops=0.003, document_share=0.3, log_every=10)
 SEVERAL = dict(batch_size=128, steps=400, log_every=10)  # of a version: 51,200 pairs
@@ -86,7 +83,8 @@ def tiny_encoder(folder: Path, texts: list) -> Path:  # for a trial: random weig
 def open_triplets(folder: Path) -> None:
     "The triplets of `make data NAME=triplets` where they are there, else made of the open pairs beside the project."
     if (root()/'data'/'v24.0').exists():
-        for name in ('v24.0', 'v27.0'): shutil.copytree(root()/'data'/name, folder/name)
+        for name in ('v24.0', 'v27.0'):
+            if (root()/'data'/name).exists(): shutil.copytree(root()/'data'/name, folder/name)
     elif (SHARED/'text'/'pairs').exists():
         build(SHARED/'text'/'pairs', folder, Rules(triplets=TRIPLETS), lambda line: None)
         shutil.rmtree(folder/'.parts')  # what it would go on from
@@ -193,8 +191,9 @@ def described(out: Path, reads: Path, setup, run) -> dict:
     rows = [json.loads(line) for line in (out/'metrics.jsonl').read_text().splitlines()] if (out/'metrics.jsonl').exists() else []
     config, shown = read_json(out/'config.json'), rows[::max(1, len(rows) // 10)] + rows[-1:]
     speed = spread([row['texts_per_second'] for row in rows])['median'] if rows else 0.0
-    result = dict(data='four collections and open triplets', texts_per_second=speed, steps=len(rows) and rows[-1]['step'] + 1, of=config['settings']['steps'], folder=str(out.relative_to(root())),
-                  whole=run is not None, version=config['version'], recipe=config['recipe'], seed=config['seed'],
+    data = ', '.join(Path(part.rpartition('=')[2]).name for part in config['data'].split(','))
+    result = dict(data=data, texts_per_second=speed, steps=len(rows) and rows[-1]['step'] + 1, of=config['settings']['steps'],
+                  folder=str(out.relative_to(root())), whole=run is not None, version=config['version'], recipe=config['recipe'], seed=config['seed'],
                   log=[{name: row[name] for name in ('step', 'loss', 'parts', 'active_query', 'active_doc')} for row in shown])
     if run is None: return result
     terms = sample_terms(setup.model, setup.training_data.tokenizer, [*SHOWN])

@@ -1,7 +1,9 @@
 """The fused head's kernel on a GPU: against a plain product in float64, and its time beside other ways."""
 from functools import partial
 import torch
+from torch.nn import functional as F
 from splade_nb.model import head, int8_filter, kernel
+from splade_nb.model.blocks import _attend_inside, blocks_of
 from gpu_profile import profiled
 from measure import alternately, relative_error, say, spread
 from models import VOCABULARY
@@ -108,6 +110,22 @@ def kernel_case(device, name, lengths, V, H, kind, precision, whole) -> dict:
 def bound(kind: str) -> float: return dict(fp32=1e-5, fp16=2e-3, bf16=1e-2)[kind]  # one rounding of a gradient to its type
 
 
+def attention_errors(device: str, small: bool) -> dict:
+    "Attention inside texts of any length, values and gradients, beside that of each text alone in float64."
+    lengths = lengths_of(8, 24) if small else lengths_of(96, LENGTH)
+    found, kind = blocks_of(lengths, device=device), torch.float32 if device == 'cpu' else torch.bfloat16
+    given = torch.randn(3, 1, 12, len(found.place), 64, device=device, dtype=kind).requires_grad_()
+    exact = given.detach().double().requires_grad_()
+    mine = _attend_inside(*given, found, dropout_p=0.0, scale=0.125)[0, found.tokens].double()  # [T, heads, D]
+    texts = exact[..., found.tokens, :].split(lengths, dim=3)
+    wanted = torch.cat([F.scaled_dot_product_attention(*text, scale=0.125) for text in texts], dim=2)[0].transpose(0, 1)
+    weights = torch.randn_like(mine)
+    slopes = [torch.autograd.grad((values * weights).sum(), leaf)[0].double() for values, leaf in ((mine, given), (wanted, exact))]
+    errors = dict(value=relative_error(mine, wanted), gradient=relative_error(*slopes))
+    say('  attention: ' + ', '.join(f'{name} {error:.0e}' for name, error in errors.items()))
+    return errors | dict(texts=len(lengths), tokens=sum(lengths), type=str(kind).removeprefix('torch.'), right=max(errors.values()) < bound('bf16'))
+
+
 def kernel_stage(device: str, small: bool, left) -> dict:
     if not kernel.available(): return dict(cases=[], left_out='the kernel does not run here', whole=False)
     wanted, found = cases(small), []
@@ -116,7 +134,7 @@ def kernel_stage(device: str, small: bool, left) -> dict:
         try: found.append(kernel_case(device, *case))
         except torch.cuda.OutOfMemoryError: found.append(dict(name=case[0], left_out='more memory than the GPU has'))
         if device == 'cuda': torch.cuda.empty_cache()
-    return dict(cases=found, whole=len(found) == len(wanted))
+    return dict(cases=found, attention=attention_errors(device, small), whole=len(found) == len(wanted))
 
 
 # How fast the kernel is

@@ -41,9 +41,9 @@ parameters, V = 250,002).
 
 {claims}
 
-V28's steps on the H200 waited for cuDNN, which compiles its attention anew for each shape of a block of texts; a step whose
-shapes it has seen takes what the profile says. Since then one kernel, flash attention, takes texts of any length, forward
-and backward equal to plain attention within bf16 on that card; with it the stage `encoder` ran until the time was over.
+V28's steps below ran before flash attention did: cuDNN compiled its attention anew for each shape of a block of texts, so
+every step waited for seconds, and a step whose shapes are known takes what the profile says. The stage `encoder` ran with
+flash attention, which takes texts of any length, until its time was over; `STAGE=kernel` compares it with plain attention.
 
 {results}
 """
@@ -73,7 +73,7 @@ def state(devices: dict, stage: str) -> str:
 
 
 def verdict(stage: str, result: dict) -> str:
-    measured = [case for case in result.get('cases', ()) if 'right' in case]
+    measured = [case for case in result.get('cases', ()) if 'right' in case] + [dict(name='attention', **result.get('attention', dict(right=True)))]
     if wrong := [case['name'] for case in measured if not case['right']]: return f'**wrong**: {", ".join(wrong)}'
     if stage in ('v26', 'v28') and not result['finite']: return '**a loss is not finite**'
     return f'run, {result["date"]}' if result['whole'] else f'in part, {result["date"]}'
@@ -92,7 +92,10 @@ def kernel_table(result: dict) -> str:
         return [case['name'], f'{case["type"]} {case["precision"]}', f'{case["texts"]:,}', f'{case["tokens"]:,}', f'{case["V"]:,}',
                 small_number(case['value']), small_number(case['named']), small_number(case['gradient']), 'yes' if case['right'] else '**no**']
     columns = ['against float64', 'type', 'texts', 'tokens', 'V', 'values', 'logit of the named token', 'gradients (relative)', 'right']
-    return table(columns, map(row, result['cases']))
+    found = result.get('attention')
+    said = found and (f'Attention inside {found["texts"]} texts of any length, {found["type"]}, beside that of each text in float64: values '
+                      f'{small_number(found["value"])}, gradients {small_number(found["gradient"])} (relative).\n\n')
+    return (said or '') + table(columns, map(row, result['cases']))
 
 
 def speed_table(result: dict) -> str:

@@ -33,6 +33,9 @@ def block_shapes(lengths: np.ndarray) -> list[tuple[int, int]]:  # [B] falling -
         widths, texts = _joined(widths, texts, int(costs.argmin()))
     return list(zip(texts.tolist(), widths.tolist()))
 
+def _widths(shapes: list) -> np.ndarray:  # [B] of the row of each text
+    return np.repeat([width for _, width in shapes], [texts for texts, _ in shapes])
+
 # %% ../../nbs/2_model/00_blocks.ipynb #blocks
 class _Views:
     "What follows from the blocks, made where it is first asked for."
@@ -46,10 +49,9 @@ class _Views:
     def masks(self) -> list[Tensor]: return self.split(self.real)  # [b, width] bool of each block
 
     @functools.cached_property
-    def runs(self) -> tuple[Tensor, int]:  # int32: where each row's tokens, and its padding, begin and end; longest
+    def runs(self) -> tuple[Tensor, int]:  # int32 borders of the tokens of each row and of its padding; longest of them
         tokens = np.sort(self.lengths)[::-1]
-        widths = np.repeat([width for _, width in self.shapes], [texts for texts, _ in self.shapes])
-        sizes = np.stack([tokens, widths - tokens], axis=1).ravel()
+        sizes = np.stack([tokens, _widths(self.shapes) - tokens], axis=1).ravel()
         borders = np.cumsum([0, *sizes[sizes > 0]], dtype=np.int32)
         return torch.from_numpy(borders).to(self.tokens.device, non_blocking=True), int(sizes.max())
 
@@ -81,7 +83,7 @@ class Blocks(_Views):
 # %% ../../nbs/2_model/00_blocks.ipynb #blocks-of
 def _places(tokens: np.ndarray, order: np.ndarray, shapes: list) -> tuple:
     "Of each place the row among the sorted texts, the column, whether it is no padding; of each row its first place."
-    widths = np.repeat([width for _, width in shapes], [texts for texts, _ in shapes])
+    widths = _widths(shapes)
     row, first = np.repeat(np.arange(len(order)), widths), widths.cumsum() - widths
     column = np.arange(len(row)) - first[row]
     real = column < tokens[order][row]
@@ -109,13 +111,14 @@ def blocks_of(lengths: list,                    # tokens of each of B texts
 
 # %% ../../nbs/2_model/00_blocks.ipynb #attention
 def _takes_runs(query: Tensor) -> bool:
+    "Whether flash attention serves: a GPU from Ampere on, values of 16 bits, heads of a multiple of eight."
     if not (query.is_cuda and torch.backends.cuda.is_flash_attention_available()): return False
     fits = query.element_size() == 2 and query.shape[-1] % 8 == 0
     return fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
-def _attend_in_runs(query, key, value, blocks, dropout_p, scale):  # as below, on a GPU, in 16 bits
-    """One kernel for texts of any length, where cuDNN would compile one for each shape of a block: it is what
-    `torch.nn.attention.varlen` calls, which takes no dropout."""
+def _attend_in_runs(query, key, value, blocks, dropout_p, scale):  # as `_attend_inside`
+    """Flash attention for texts of any length in one call; cuDNN would compile a kernel for each shape of a block.
+    `torch.nn.attention.varlen` calls the same operation, but takes no dropout."""
     borders, longest = blocks.runs
     given = [part[0].transpose(0, 1) for part in (query, key, value)]
     given += [borders, borders, longest, longest]
