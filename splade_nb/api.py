@@ -146,7 +146,7 @@ def fit(data: str,                      # a text file, a folder with `corpus.jso
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of `splade_ko`, by name
         seed: int = 42,
-        glossary: str = '') -> SparseEncoder: # texts that give English in parentheses, as 장애 조치(failover), for English questions
+        glossary: str = '') -> SparseEncoder: # texts with English in parentheses, as 장애 조치(failover)
     "The model of `splade_ko` before training, from documents alone. Raises `ConfigError`, `DataError`."
     from splade_nb import experiment
     return load(experiment.fit(str(data), out, settings, seed, str(glossary))['out'])

@@ -397,7 +397,7 @@ def fit(source: str,                    # a text file with one on each line, a f
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of `splade_ko` at mini scale, by name
         seed: int = 42,
-        glossary: str = ''              # texts that give English in parentheses, as 장애 조치(failover): text files, a folder of them, or as `source`
+        glossary: str = ''              # texts with English in parentheses, as 장애 조치(failover): files, or as `source`
        ) -> dict:                       # data, documents, glossary, vocabulary, parameters, seconds, out
     """The model of `splade_ko` before training, from documents alone; queries and judgments of a collection are not read.
     Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""

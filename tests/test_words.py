@@ -143,3 +143,11 @@ def test_a_report_is_titled_by_what_was_run_and_the_result(rows, told):
     summary = new_code_cell('...', id='summary', outputs=[new_output('stream', name='stdout', text=rows)])
     notebook = new_notebook(cells=[new_markdown_cell('# Evaluate\n\n> A model.'), summary], metadata=dict(papermill=dict(parameters=dict(model='outputs/v28', out='x'))))
     assert report_html.found_title(notebook) == told
+
+
+def test_a_copy_without_git_names_the_revision_that_it_was_made_of(tmp_path, monkeypatch):
+    from splade_nb.config import files
+    monkeypatch.setattr(files, 'root', lambda: tmp_path)
+    without = files.revision()
+    (tmp_path/'REVISION').write_text('abc1234\n')
+    assert files.revision() == 'abc1234' != without

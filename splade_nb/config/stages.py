@@ -79,7 +79,7 @@ def _clocks() -> np.ndarray:  # seconds since some moment: by the clock, and of 
 class Stages:
     "Seconds and memory of stages of this process: `with stages('reading'): ...`, or `stages('judging')(function)`."
     def __init__(self):
-        self.rows = {}      # stage -> seconds, cpu_seconds, peak_mb, private_mb: what no other process shares, at its end
+        self.rows = {}      # stage -> seconds, cpu_seconds, peak_mb, private_mb (not shared, at its end)
         self._open = []     # [clocks of inner stages, peak so far] of each open stage
     @contextmanager
     def __call__(self, name: str):  # such as reading, mining, training

@@ -157,7 +157,7 @@ def word_rows(stages: Preparation, texts: Sequence,
             rows = TOKENIZERS[tokenizer](texts[start:min(last, start + 1000)])
             yield from ([*map(number, words)] for words in rows)
     found = stages.rows('words', len(texts), some, WORDS_PART, np.int64, texts, chosen, tokenizer=tokenizer, made=_made(tokenizer))
-    if tokenizer == 'kiwi' and len(texts) > WORDS_PART: kiwi.cache_clear()  # it holds 300 MB, and loads again in seconds
+    if tokenizer == 'kiwi' and len(texts) > WORDS_PART: kiwi.cache_clear()  # it holds 300 MB
     return found
 
 # %% ../../nbs/1_data/13_bm25.ipynb #word-holders
@@ -237,7 +237,7 @@ def _read_block(path, all_of_it: bool = True) -> dict:  # see `_block`; or its s
 def _asked(queries: Sequence) -> list:  # numbers of the words of each query, each word once
     return [np.array([*dict.fromkeys(words.tolist())], np.int64) for words in queries]
 
-def ranked_fields(fields: list,      # (paths: of `bm25_blocks`, numbers of the words of each query, weight of the scores)
+def ranked_fields(fields: list,      # (paths of `bm25_blocks`, words of each query, weight of the scores)
                   k: int,
                   blocks: np.ndarray | None = None  # [n, m]: numbers of the blocks that each searches; None: all
                  ) -> list:          # for each query its best rows of documents, and their scores
@@ -268,7 +268,7 @@ def ranked_blocks(paths: list,       # of `bm25_blocks`
 class StoredBM25:
     "BM25 over documents on disk: a weighted sum over fields. Raises ValueError when no document holds a word."
     def __init__(self, texts: Mapping,            # {document: text}, in memory or on disk
-                 fields: Mapping,                 # tokenizer -> weight; as for `BigramBM25`: kiwi 1, bigrams BIGRAM_SHARE
+                 fields: Mapping,                 # tokenizer -> weight, such as kiwi 1, bigrams BIGRAM_SHARE
                  stages: Preparation | None = None):
         values, self.stages = texts.values(), stages or Preparation()
         self.ids, values = list(texts), values if isinstance(values, Sequence) else list(values)

@@ -17,7 +17,7 @@ from .records import Collection, Document, Query, collect
 # %% ../../nbs/1_data/20_glossary.ipynb #glossed-terms
 GLOSSED = re.compile(r'((?:[가-힣]{2,} )?[가-힣]{2,}) ?\(([A-Za-z][A-Za-z -]{1,38}[A-Za-z])\)')
 
-def glossed_terms(texts: Iterable[str]) -> list:  # [(Korean, English in small letters)], each pair once, in reading order
+def glossed_terms(texts: Iterable[str]) -> list:  # [(Korean, English in small letters)], each once, in reading order
     "Korean words directly before English of 3 to 40 letters in parentheses: the last two, or one where only one is Korean."
     return list(dict.fromkeys((korean, english.lower()) for text in texts for korean, english in GLOSSED.findall(clean_text(text))))
 
@@ -25,7 +25,7 @@ def glossed_terms(texts: Iterable[str]) -> list:  # [(Korean, English in small l
 def glossary(texts: Iterable[str],
              source: str = 'texts' # that an error names
             ) -> Collection:       # English queries, all of the train split
-    "The pairs of `glossed_terms` as a collection, each Korean term and each English once. Raises `DataError` where there is none."
+    "The pairs of `glossed_terms` as a collection, each term once. Raises `DataError` where there is none."
     documents, queries, judged = {}, {}, {}
     for korean, english in glossed_terms(texts):
         document = documents.setdefault(korean, Document(f'd{len(documents)}', text=korean))
@@ -36,6 +36,6 @@ def glossary(texts: Iterable[str],
 
 # %% ../../nbs/1_data/20_glossary.ipynb #glossary-of
 def glossary_of(source: str) -> Collection:
-    "The glossary of text files, of a folder that holds some, of a folder with `corpus.jsonl`, or of a collection. Raises `DataError`."
+    "The glossary of text files, a folder of them, a folder with `corpus.jsonl`, or a collection. Raises `DataError`."
     sources = [str(file) for file in text_files(source)] or [source]
     return glossary((text for each in sources for _, text in iterate_texts(each)), source)

@@ -195,7 +195,7 @@ class Search:
     statistics: TermStatistics | None = None # of the query vectors
     best: BestLists | None = None
     mean_length: float = 0.0            # of the documents, where their vectors depend on it
-    extra: Callable | None = None       # (places of queries [q], rows of documents [n], sums of the queries' weights [q]) -> [q, n], added to the scores
+    extra: Callable | None = None       # (queries [q], documents [n], sums of query weights [q]) -> [q, n], added
 
     def run(self, queries: Iterable | None = None) -> dict: # {query: {document: score}}, best first
         places = {query: place for place, query in enumerate(self.queries)}

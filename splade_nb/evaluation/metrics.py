@@ -157,7 +157,7 @@ def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and
 def per_tenfold(amounts: list, # [A], above 0, at least two different ones
                 values         # [A, Q], for each amount one value a query
                ) -> dict:      # {"mean", "low", "high", "p"}
-    "What ten times the amount adds: the mean over queries of the slope against log10. Raises ValueError on amounts that give no slope."
+    "What ten times the amount adds: the mean slope against log10. Raises ValueError on amounts that give no slope."
     if min(amounts) <= 0 or len(set(amounts)) < 2: raise ValueError(f'amounts: {amounts}; at least two different ones above 0 give a slope')
     places, values = np.log10(np.asarray(amounts, dtype=float)), np.asarray(values, dtype=float)
     places = places - places.mean()

@@ -265,7 +265,7 @@ def shard_notes(label: dict) -> list[str]: # label: of `shards.json`
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #read-shards
 def read_shards(folder: Path | str) -> Iterator[sparse.csr_matrix]: # [n, V]
-    "The shards in the order of the texts. Raises `ConfigError` for a missing shard and while others are to come, `Damaged` for one that is not whole."
+    "The shards in the order of the texts. Raises `ConfigError` for missing ones, `Damaged` for one that is cut off."
     folder = Path(folder)
     label = _label_of(folder)
     paths = sorted(folder.glob('shard-*.npz'))

@@ -51,7 +51,7 @@ def _max_over_vocabulary(hidden, weight, bias, lengths, chunk, dtype): # values 
     return values.add_(bias[:, None]), at
 
 # %% ../../nbs/2_model/02_head.ipynb #bag
-def _bag(rows, groups, weights, table, number): # sum of weights * table[rows] in each group, groups ascending: [number, H]
+def _bag(rows, groups, weights, table, number): # sum of weights * table[rows] by ascending group: [number, H]
     offsets = torch.searchsorted(groups, torch.arange(number, device=groups.device))
     return F.embedding_bag(rows, table, offsets, mode='sum', per_sample_weights=weights)
 

@@ -206,7 +206,7 @@ def create(settings: Settings,
            directions=None,       # [V, H] for the near-identity initialization; random if None
            seen: Frequencies | None = None # of the training texts, needed where `idf_prior_documents` is on
           ) -> SpladeDoc:
-    "The model of a version at a scale, in evaluation mode. Raises `ConfigError` where weights are missing or settings do not fit."
+    "The model of a version, in evaluation mode. Raises `ConfigError` where weights are missing or settings do not fit."
     backbone = backbone_for(settings, vocabulary)
     fit(backbone, settings, vocabulary)
     if idf is None: _require_idf(settings, vocabulary + bigram_columns(settings))

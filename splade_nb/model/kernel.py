@@ -210,13 +210,13 @@ def _inputs(hidden, weight, bias, lengths, precision): # checked, of one type, w
     return hidden.to(joined).contiguous(), weight.to(joined).contiguous(), bias.contiguous(), lengths
 
 # %% ../../nbs/2_model/01_kernel.ipynb #fused-max
-def fused_max(hidden,                  # [T, H] tokens of all texts, end to end, no padding; float32, float16 or bfloat16
+def fused_max(hidden,                  # [T, H] tokens of all texts, end to end; float32, float16 or bfloat16
               weight,                  # [V, H]
               bias,                    # [V]
               lengths,                 # B numbers of tokens, each at least 1, summing to T
               precision: str = 'ieee', # of a float32 product: ieee is exact, tf32x3 nearly, tf32 rounds to 10 bits
               tile: Tile = None        # sizes of a program; None takes those for the card
-             ):                        # [B, V] largest logit over the text's tokens in float32; [B, V] int32 its token of T
+             ):                        # [B, V] largest logit of each text, float32; [B, V] int32 its token of T
     """Exact maximum of `hidden @ weight.T + bias` over each text's tokens, in one pass; ties go to the first token.
     Two types are joined as torch promotes them. Raises `ValueError` for shapes, types or lengths that do not fit."""
     inputs = _inputs(hidden, weight, bias, lengths, precision)
@@ -238,7 +238,7 @@ def _trial(device): # why the kernel must not be used there, or nothing
         hidden, weight = (torch.arange(n * 64., device=device).square().sin().view(n, 64).to(dtype) for n in (24, 50))
         try: values, at = fused_max(hidden, weight, weight[:, 0], [9, 1, 14])
         except Exception as error: return f'{type(error).__name__}: {error}'
-        every = (weight.double()[:, None] * hidden.double()).sum(2) # no matrix product: autocast and TF32 would round it
+        every = (weight.double()[:, None] * hidden.double()).sum(2) # a matrix product could be rounded
         parts = [part.max(1) for part in every.split([9, 1, 14], 1)]
         plain = torch.stack([p.values for p in parts]).float() + weight[:, 0]
         place = torch.stack([p.indices for p in parts]) + torch.tensor([[0], [9], [10]], device=device)

@@ -128,7 +128,7 @@ class ExpansionLimit(TermWeight):
         return weights.masked_fill(~(own | torch.zeros_like(own).scatter(1, largest, within)), 0)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #frequent-bigrams
-def frequent_bigrams(frequencies: Tensor,  # [V + 1] training documents that hold a column; the last is how many there are
+def frequent_bigrams(frequencies: Tensor,  # [V + 1] training documents that hold a column; last: how many there are
                      tokens: int,          # columns before the bigrams
                      share: float          # of the training documents
                     ) -> Tensor:           # [V] bool

@@ -80,7 +80,7 @@ class TopicTerms:
 
 # %% ../../nbs/2_model/16_topic_terms.ipynb #topic-names
 def _names(topics: TopicTerms) -> list:  # [M]
-    "The two words nearest to each centre, of those that several texts hold where there are some; a column without a topic has a number."
+    "The two words nearest to each centre, of those that several texts hold; a column without a topic has a number."
     common = np.flatnonzero(topics.embedding.seen.counts > 2)
     known = common if len(common) > 1 else np.arange(len(topics.embedding.words))
     nearest = np.argsort(-(topics.centres @ unit_rows(topics.embedding.rows[known]).T), axis=1, kind='stable')[:, :2]

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB);'''
 EARLIER = '''
 BEGIN; ALTER TABLE texts ADD COLUMN slopes BLOB; ALTER TABLE texts ADD COLUMN length INTEGER;
 UPDATE texts SET columns = NULL, weights = NULL, own = NULL, placed = 0;
-DELETE FROM facts WHERE name <> 'filled'; COMMIT;''' # a store whose weights hold the mean length of then: its texts are encoded again
+DELETE FROM facts WHERE name <> 'filled'; COMMIT;''' # weights of before hold a mean length: encoded again
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #sqlite-errors
 @contextmanager

@@ -251,7 +251,7 @@ class RowsIndex(MemoryIndex):
     def _load(self, arrays): pass
 
     def save(self) -> None:
-        "Write all of it. Raises `ConfigError` for an index without a folder, for one that was saved since, and by the disk."
+        "Write all of it. Raises `ConfigError` for an index without a folder or saved since, and by the disk."
         if self.folder is None: raise ConfigError('this index is in memory alone: give it a folder when it is made')
         with lock_folder(self.folder):
             if self._seen and _written(self.folder) not in (None, self._seen):

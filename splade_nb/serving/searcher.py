@@ -33,7 +33,8 @@ from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words,
 from ..hub.onnx import open_onnx
 from ..model.encode import counted, encode, encode_queries, factor_for, input_terms
 from ..model.encode import normalize_for_scoring, prepared_decoder, windows
-from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries, load_embedding, save_embedding
+from ..model.static_embedding import DIMENSIONS, StaticEmbedding, check_hybrid, hybrid_queries
+from ..model.static_embedding import load_embedding, save_embedding
 from ..model.topic_terms import TOPIC_WEIGHT, TOPICS, TopicTerms, load_topics, save_topics
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving

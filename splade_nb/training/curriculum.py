@@ -132,7 +132,7 @@ def pools_of(keys: Sequence) -> dict:  # keys: `Keys` or a list
 
 # %% ../../nbs/3_training/02_curriculum.ipynb #sample
 @functools.lru_cache(4)
-def _taken(steps: int, sizes: tuple, phases: tuple, starts: tuple, seed: int, number: int) -> np.ndarray: # [steps + 1, K]
+def _taken(steps: int, sizes: tuple, phases: tuple, starts: tuple, seed: int, number: int) -> np.ndarray: # [steps+1, K]
     "How many pairs of each of K pools are drawn before each step; sizes: (key, pairs) of each pool."
     rng, rows = np.random.default_rng(seed), [np.zeros((1, len(sizes)), int)]
     for phase, first, last in zip(phases, starts, (*starts[1:], steps)):

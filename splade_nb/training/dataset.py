@@ -73,7 +73,7 @@ def training_rows(collection, dev_queries: set) -> np.ndarray:  # [Q] int32
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-queries
 class TrainingQueries:
-    "Texts of the train split. All are prepared together, so that larger data with another dev split find the same parts."
+    "Texts of the train split. All are prepared together: larger data with another dev split find the same parts."
     def __init__(self, collection, rows: np.ndarray):  # rows: of `training_rows`
         split = collection.split_rows('train')
         self.all_texts, self.texts = map(collection.query_texts, (split, rows))
@@ -355,7 +355,7 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
         if terms: spread = spread.clamp(min=spread.median() / 2)  # of terms that the texts hardly reach
         deviations = deviations_for(model, texts[::8], mean, spread, terms) if terms else settings.calibration
         return (mean + deviations * spread).cpu().numpy()
-    sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may hold other weights later
+    sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may get other weights
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
     if settings.initial_terms: of |= dict(terms=settings.initial_terms)
     found = stages.array('calibration', shift, deviations=settings.calibration, max_length=settings.max_length, **of)

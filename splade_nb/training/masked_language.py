@@ -60,7 +60,7 @@ def hide_tokens(ids: np.ndarray,       # [B, L]
 def passage_masks(config,          # of the backbone
                   passage: Tensor  # [B, L] passage of each token
                  ) -> Tensor | dict[str, Tensor]:  # [B, 1, L, L], by kind of layer where there are two
-    "Which tokens attend to which, those of their own passage: True, or 0 and the least float32 where attention is eager, which adds its mask."
+    "Which tokens attend to which, those of their passage: True, or 0 and the least float32 where attention is eager."
     def mask(pairs: Tensor) -> Tensor:
         if config._attn_implementation != 'eager': return pairs
         return torch.zeros(pairs.shape, device=pairs.device).masked_fill_(~pairs, torch.finfo(torch.float32).min)

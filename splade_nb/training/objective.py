@@ -157,10 +157,11 @@ def _distil(queries: Tensor,    # [B, V]
             documents: Tensor,  # [N, V]
             teacher: Tensor,    # [B, N] scores
             settings: Settings, factor: float) -> Tensor:  # factor: on scores
-    """Where scores begin at `score_spread`, the student's are in temperatures of the first phase, as that setting is; with
-    neither it nor a limit they are plain dot products, as the small models were measured."""
+    """The student's scores: with `score_spread` in temperatures of the first phase, as that setting is; with a limit in the
+    unit of the temperatures; else plain dot products, as the small models were measured."""
     has_unit = settings.score_limit or settings.score_spread
-    student = scaled_scores(queries, documents, settings) * factor if has_unit else score(queries, documents, settings.similarity)
+    if has_unit: student = scaled_scores(queries, documents, settings) * factor
+    else: student = score(queries, documents, settings.similarity)
     if settings.score_spread: student = student / every_phase(settings)[0].temperature
     teacher = teacher.to(student.device) * settings.kd_scale * settings.kd_teacher_scale
     return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
