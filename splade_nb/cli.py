@@ -208,6 +208,8 @@ def _add_train_options(command) -> None:
     command.add_argument('--resume-from', default='', metavar='CHECKPOINT', help='Go on from this checkpoint.')
     command.add_argument('--check-settings', '--check-wires', action='store_true',
                          help='Test that every setting has an effect, and stop there.')
+    command.add_argument('--config', default='', metavar='FILE',
+                         help='Settings in a JSON or YAML file, also in the sections of design 4, section 7.4.')
     command.add_argument('--set', nargs='*', action='extend', default=[], metavar='name=value',
                          help='Parameters of the run (data, out, scale, seed ...) and settings of the version.')
 
@@ -440,6 +442,7 @@ def main(arguments: list | None = None) -> int | None:  # exit code
     command = options.pop('command')
     check_installed(command)
     try:
+        if config := options.pop('config', ''): options['set'] = [*options['set'], f'settings={config}']
         if options.get('check_settings'): return _print_settings_check(options['version'], options['set'])
         result = RUNS[command](**options)
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from conftest import NOTEBOOKS, name
 
 QUICK = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('0_config', '1_data') and notebook.stem != '15_encoders']  # about 3 minutes; the others by hand
-WIDGET, BAR = 'application/vnd.jupyter.widget', re.compile(r'(?m)^.*\r|^.*\d+%\|.*\n?')  # of progress
+WIDGET, BAR = 'application/vnd.jupyter.widget', re.compile(r'(?m)^.*\d+%\|.*\n?|^.*\r')  # of progress
 MASKS = {  # what changes from run to run
     r'\x1b\[[\d;]*m': '', BAR.pattern: '', r' at 0x[0-9a-f]{6,}': '', r'\n\s*\n': '\n', r'\b\d{4}-\d\d-\d\d\b(?:[ T]\d\d:\d\d(?::\d\d)?(?:\.\d+)?)?': '<date>',
     r'/(?:tmp|work|home|root|var|opt|usr)/[^\s\'",:;)\]]*': '<path>', r'\b(?:127\.0\.0\.1|localhost):\d+': '<host>',
@@ -44,7 +44,7 @@ def differences(path: Path, write: bool = False) -> list:  # a text for each cel
             for before, now in other]
     for before, now in other:
         for output in now.outputs: output.update(text=BAR.sub('', output['text'])) if 'text' in output else None
-        before.outputs = [output for output in now.outputs if output.get('text', 'no stream') and tempfile.gettempdir() not in output.get('text', '')
+        before.outputs = [output for output in now.outputs if output.get('name') != 'stderr' and output.get('text', 'no stream') and tempfile.gettempdir() not in output.get('text', '')
                           and WIDGET not in ' '.join(output.get('data', ()))]
     if write and other: nbformat.write(stored, path)
     return told

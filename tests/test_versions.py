@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 from conftest import ROOT, real
+from splade_nb.cli import main
 from splade_nb.config.files import SEED, ConfigError
 from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
@@ -474,7 +475,7 @@ IMPOSSIBLE = [  # overrides of v28, what the message says
     (dict(phases=[phase(2)]), 'let it begin at 1'), (dict(phases=[phase(1, 10), phase(12)]), 'let it begin at 11'), (dict(phases=[phase(1, 10), phase(10)]), 'let it begin at 11'),
     (dict(phases=[phase(1, 24)]), 'let both be 25'), (dict(phases=[phase(1, 30)]), 'let both be 25'), (dict(phases=[phase(1, 0), phase(1)]), 'ends at 0'),
     (dict(phases=[phase(mix={'original': 0.5})]), 'sums to 0.5, not to 1'), (dict(phases=[phase(temperature=0)]), 'must be above 0'), (dict(phases=[phase(temperature=math.nan)]), 'must be finite'),
-    (dict(phases=[phase(temprature=1)]), "did you mean 'temperature'"), (dict(phases=[{'first': 1}]), 'last is missing'), (dict(phases=[1]), 'expected Phase, found int'),
+    (dict(phases=[phase(temprature=1)]), "did you mean 'temperature'"), (dict(phases=[{'first': 1}]), 'phases end at epoch 8'), (dict(phases=[1]), 'expected Phase, found int'),
 ]
 ALSO_IMPOSSIBLE = [
     dict(epochs=math.nan), dict(epochs=math.inf), dict(lambda_flops=math.inf), dict(phases='[{'), dict(weight_averaging='[0.5'), dict(phases=[phase(temperature='warm')]), dict(phases=[phase(temperature=True)]),
@@ -587,3 +588,36 @@ def test_a_model_saved_under_earlier_names_opens(tmp_path):
     assert {name: getattr(opened.settings, name) for name in changes} == changes
     after = encode(opened, tokens, texts)
     assert before.nnz and (before != after).nnz == 0
+
+
+# ---- settings files
+
+SHORT = ('training:\n  num_epochs: 14\n  learning_rate: 2e-5\nloss:\n  margin: 0.3\n  use_idf_weighting: true\n'
+         'curriculum_phases:\n  - {start_epoch: 1, end_epoch: 9}\n  - {start_epoch: 10, end_epoch: 14, temperature: 0.06}\n')
+
+
+def test_the_settings_file_of_the_designs_is_version_23(tmp_path):
+    written = tmp_path/'train_v23.yaml'
+    written.write_text(re.search(r'```yaml\n(.*?)```', section(GUIDE, '7.4'), re.S)[1])
+    values = read_overrides(str(written))
+    assert {'backbone', 'mlm_head', 'epochs', 'flops_form', 'phases'} <= values.keys() <= set(NAMES)
+    assert resolve_quietly('v23', 'original', 'full', **values) == ORIGINAL['v23']
+    assert resolve_quietly('v22', 'original', 'full', **values).learning_rate == ORIGINAL['v23'].learning_rate
+
+
+def test_a_phase_of_a_settings_file_keeps_what_it_does_not_name(tmp_path):
+    written = tmp_path/'mine.yml'
+    written.write_text(SHORT)
+    changed, before = resolve_quietly('v23', 'original', 'full', **read_overrides(str(written))).phases[:2], ORIGINAL['v23'].phases
+    assert [(one.first, one.last, one.temperature) for one in changed] == [(1, 9, before[0].temperature), (10, 14, 0.06)]
+    assert [(one.lambda_infonce, one.mix) for one in changed] == [(one.lambda_infonce, one.mix) for one in before[:2]]
+
+
+@pytest.mark.parametrize('text, said', [
+    ('loss: {margin: 0.3', 'no YAML: .*line 1'), ('loss: 3', 'loss=3: expected dict'), ('- 1', 'found list'),
+    ('loss:\n  margin: 0.3\n  margin: 0.5', 'margin is given twice'), ('margin: 0.3\nloss:\n  margin: 0.5', 'margin is given twice'),
+    ('[1]: 2', 'no YAML'), ('loss: {marginal: 1}', "did you mean 'margin'")])
+def test_a_wrong_settings_file_is_refused(text, said, tmp_path, capsys):
+    (tmp_path/'mine.yaml').write_text(text)
+    assert main(['train', 'v22', '--config', str(tmp_path/'mine.yaml'), '--check-settings']) == 2
+    assert re.search(said, capsys.readouterr().err)
