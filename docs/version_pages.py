@@ -10,13 +10,13 @@ import pandas as pd
 import readme_table
 from report_html import result_title
 from splade_nb.config import settings as config
-from splade_nb.config.files import revision
+from splade_nb.config.files import read_json, revision
 from splade_nb.evaluation import report
 from splade_nb.evaluation.figures import escape, shorten, source_line, write_svg
 from splade_nb.evaluation import compare as versions
-from splade_nb.config.versions import ABOUT, PARENTS, VERSIONS, differences, version_table
+from splade_nb.config.versions import ABOUT, PARENTS, SCALES, VERSIONS, differences, version_table
 from splade_nb.evaluation.metrics import marked
-from splade_nb.evaluation.study import revision_of
+from splade_nb.evaluation.study import KeptResults, revision_of
 from splade_nb.evaluation.compare import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,6 +125,18 @@ def rendered(version: str, goal: Path) -> str:
     return f'<a href="reports/{version}.html">The report of the run on the machine that built this site</a>, as `{command}` writes it.'
 
 
+def expansions(version: str) -> str:
+    "The heaviest terms of some queries before and after training from a pretrained encoder, of its first seed."
+    study = KeptResults('encoder')
+    runs = [record for part, record in study.results(f'{version}-corrected-*').items()]
+    if not runs: return ''
+    before, after = read_json(study.path('start'))['expansions'], min(runs, key=lambda record: record['seed'])
+    terms = lambda rows: ' '.join(term for term, _ in rows)
+    rows = [{'query': query, 'before training': terms(before[query]), version: terms(found)} for query, found in after['expansions'].items()]
+    source = source_line(after['command'], after['data'], [after['revision']], [after['date']])
+    return f'## Expansions\n\nFrom {SCALES["small"]["backbone"]}, at scale `small`, seed {after["seed"]}: the heaviest terms of each query. [What it is worth](../studies/encoder.ipynb).\n\n{cells(pd.DataFrame(rows), 400, source)}'
+
+
 def version_page(version: str, runs: list, goal: Path) -> str:
     title, backbone, data = ABOUT[version]
     mini = [run for run in runs if run.summary['data']['name'] == 'mini']
@@ -132,7 +144,7 @@ def version_page(version: str, runs: list, goal: Path) -> str:
     table = cells(pd.DataFrame(run_rows(runs)), source=source_of_all(runs)) if runs else 'Not run.'
     result = result_title(first['corrected'].folder) if 'corrected' in first else f'{version}, not run'
     return '\n\n'.join([titled(f'{result}. {title}'), f'# {version}', f'> {title}', f'At full scale: {backbone}, on {data}. The runs below are small models from random weights, on a CPU.', rendered(version, goal),
-                        '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()],
+                        '## What it changes', changed(version), '## Runs', table, *[shown_run(run, goal) for run in first.values()], *filter(None, [expansions(version)]),
                         '## What the corrected recipe mends', mended(version)]) + '\n'
 
 

@@ -3,7 +3,7 @@
     python docs/versions_page.py            write both pages and their figures
     python docs/versions_page.py --check    exit 1 if one is not what the versions and the kept results say
 """
-import sys, tempfile, textwrap
+import re, sys, tempfile, textwrap
 from pathlib import Path
 import pandas as pd
 import readme_table
@@ -37,6 +37,9 @@ TEXT = {
   small=('These are small models without pretraining, trained on a CPU, on the embedded set for {mini_steps} steps ({seeds} in recipe `corrected`), on the public collections for {public_steps} steps ({public_seeds}, one model for each version, learned from {taught} of them); '
          'the designs mean XLM-RoBERTa on a GPU. `corrected`, the default recipe, changes what in `earlier` had no effect or made training collapse. nDCG@10 in percent, test queries; - : not measured.'),
   seeds=('seed {}', 'mean of seeds {}'),
+  pretrained=('## From a pretrained encoder\n\nAs the designs mean them: every version from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores. '
+              'nDCG@10 of the test queries in percent; terms of a query / a document. Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
+  head=(), words={},
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
   line='> 버전마다 무엇을 더했고, BM25와 견주어 얼마나 좋아졌는지.',
@@ -56,6 +59,9 @@ TEXT = {
   small=('모두 사전학습 없이 CPU로 학습한 작은 모델입니다. 내장 데이터에서는 {mini_steps}스텝(레시피 `corrected`는 {seeds}), 공개 컬렉션에서는 {public_steps}스텝({public_seeds}, 버전마다 그 가운데 {taught}개에서 배운 모델 하나) 학습했습니다. '
          '설계 문서가 뜻하는 것은 GPU에서 학습한 XLM-RoBERTa입니다. 기본 레시피 `corrected`는 `earlier`에서 효과가 없거나 학습을 무너뜨린 설정을 고친 것입니다. nDCG@10은 시험 질의의 백분율이고, -는 재지 않은 것입니다.'),
   seeds=('시드 {}', '시드 {}의 평균'),
+  pretrained=('## 사전학습된 인코더에서\n\n설계 문서가 뜻하는 대로, 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 헤드에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. '
+              '시험 질의의 nDCG@10(백분율), 질의 / 문서의 용어 수입니다. V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
+  head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'dense,': '밀집,', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', '| steps | minutes | stopped |': '| 스텝 | 분 | 중단 |'},
   more='공개 컬렉션에는 여행 데이터가 없어서 V27은 V26과 같습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
 
 
@@ -190,7 +196,17 @@ def page(language: str) -> str:
     note = [said['none'].format(but=said['but'].format(', '.join(missing)) if known else '')] if missing else []
     source = source_of(runs, language)
     return '\n\n'.join([said['title'], said['line'], said['read'], f'![{said["alt"]}]({said["figure"]})', source, said['found'].format(**numbers(table)),
-                        *note, versions_table(language), source, said['small'].format(**trained(runs, language)), said['more']]) + '\n'
+                        *note, versions_table(language), source, said['small'].format(**trained(runs, language)), said['more'],
+                        said['pretrained'], pretrained_table(language)]) + '\n'
+
+
+def pretrained_table(language: str) -> str:
+    "The ranking of the study of a pretrained encoder, which names its own source."
+    (table,), said = readme_table.shown('ranking-table', 'text/markdown', 'encoder'), TEXT[language]
+    for old, new in zip(('system', 'seed'), said['head']): table = table.replace(f'| {old} |', f'| {new} |', 1)
+    for old, new in said['words'].items(): table = table.replace(old, new)
+    for old, new in (readme_table.SOURCE if language == 'ko' else {}).items(): table = re.sub(old, new, table)
+    return table.strip()
 
 
 def contents() -> dict:  # path -> its text
