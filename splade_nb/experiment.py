@@ -49,7 +49,8 @@ from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
-from .evaluation.retrieval import contract_metrics, evaluate_queries, index_facts, sparsity_result
+from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
+from .evaluation.retrieval import sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
@@ -228,6 +229,13 @@ def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search
                              observers=[shares], group=group, kept=Preparation(group))
     return found, shares.result(group, setup.model.special.device)
 
+# %% ../nbs/7_experiment.ipynb #encoder-beside
+def _encoder_beside(settings: Settings, collection, ids: list, stages: Preparation) -> dict:  # as of `encoder_systems`
+    "A pretrained teacher's own ranking; empty where the run has none at hand."
+    at_hand = needs_teacher(settings) or encoder_folder(settings.teacher).is_dir()
+    if settings.teacher in EMBEDDED_TEACHERS or not at_hand: return {}
+    return encoder_systems(collection, ids, settings.teacher, settings.teacher_max_length, stages)
+
 # %% ../nbs/7_experiment.ipynb #evaluate-run
 def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; the first one has the result
@@ -239,8 +247,10 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     shares, pairs = LanguageShares(tokenizer, setup.masks, size), Search(context_queries(collection), k=1)
     with stages('judging'): evaluation, korean = _on_test_queries(setup, shares, pairs, group)
     if group.rank: return {}, {}
-    with stages('baselines'): lexical, lexical_terms = baselines(collection, ids, Preparation(stages=stages))
-    systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical)
+    with stages('baselines'):
+        lexical, lexical_terms = baselines(collection, ids, Preparation(stages=stages))
+        dense = _encoder_beside(setup.settings, collection, ids, Preparation(stages=stages))
+    systems = dict(model=evaluation['per_query'], before_training=before['per_query'], **lexical, **dense)
     with stages('judging'): result = _compared(setup, evaluation, systems, shares, pairs)
     learned = dict(model=evaluation['active_terms']['doc'], before_training=before['active_terms']['doc'])
     result |= dict(index=index_facts(lexical_terms | learned, size), korean=korean)
@@ -266,8 +276,8 @@ def peak_memory(group: ProcessGroup = ProcessGroup()) -> dict:  # name -> MB
 def _quality(collection, result: dict, evaluation: dict) -> dict:
     "The part of `summary.json` that says how good the model is."
     context, korean = result['context'], result['korean']
-    scores = {key: contract_metrics(collection.name, evaluation['systems'][system]) for key, system in dict(
-        metrics='model', bm25='bm25', bm25_bigrams='bm25_bigrams', before_training='before_training').items()}
+    scores = {'metrics' if system == 'model' else system: contract_metrics(collection.name, rows)
+              for system, rows in evaluation['systems'].items()}
     return scores | dict(
         documents=len(collection.texts), index=result['index'], active_terms=evaluation['active_terms'],
         korean={key: korean[key]['mean'] for key in ('count_share', 'weight_share', 'noise')},

@@ -17,7 +17,8 @@ import numpy as np
 palette = dict(blue='#0072B2', orange='#E69F00', green='#009E73', red='#D55E00', sky='#56B4E9', purple='#CC79A7',
                yellow='#F0E442', black='#000000')
 SYSTEMS = {'model': ('after training', palette['blue']), 'before_training': ('before training', palette['sky']),
-           'bm25': ('BM25', palette['orange']), 'bm25_bigrams': ('BM25 + bigrams', '#8A5A00')}  # label, colour
+           'bm25': ('BM25', palette['orange']), 'bm25_bigrams': ('BM25 + bigrams', '#8A5A00'),
+           'dense': ('dense', palette['green']), 'hybrid': ('dense + BM25', palette['purple'])}  # label, colour
 CHANGES = dict(kept=palette['blue'], added=palette['green'], dropped=palette['orange'])  # of a text's terms
 
 # %% ../../nbs/4_evaluation/06_figures.ipynb #style

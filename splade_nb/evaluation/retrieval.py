@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LANGUAGE_FIGURES', 'retrieve', 'search_metrics', 'evaluate_queries', 'mean_terms', 'bm25_metrics', 'baselines',
-           'index_facts', 'compare_systems', 'context_queries', 'context_result', 'LanguageShares', 'sparsity_result',
-           'contract_metrics', 'evaluate_model', 'evaluate_language', 'evaluate_context']
+           'encoder_systems', 'index_facts', 'compare_systems', 'context_queries', 'context_result', 'LanguageShares',
+           'sparsity_result', 'contract_metrics', 'evaluate_model', 'evaluate_language', 'evaluate_context']
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
 import hashlib, sys
@@ -22,9 +22,10 @@ from ..model.encode import counted, cut_note, encode_collection, encode_queries,
 from ..model.load import load_encoder
 from ..model.static_embedding import check_hybrid
 from ..config.processes import ProcessGroup
+from ..training.teacher import teacher_vectors
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
-from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics
+from .hybrid import DensePart, TopicPart, added, collection_embedding, collection_topics, dense_run
 from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
 from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
 from .metrics import without_self
@@ -78,13 +79,13 @@ def mean_terms(search: Search, documents: np.ndarray) -> dict: # documents: [N] 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #baselines
 def bm25_metrics(collection, ids): # DataFrame, a row for each query
     "BM25 over Kiwi morphemes on some queries of a collection."
-    return _engine_metrics(BM25(collection.texts), collection, ids)
+    return _run_metrics(BM25(collection.texts).run, collection, ids)
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #baselines-part-1
-def _engine_metrics(engine, collection, ids, k: int = 100):
+def _run_metrics(run, collection, ids, k: int = 100):
     def part(some):
         queries = {id: collection.queries[id].text for id in some}
-        return _measured(collection, queries, engine.run(queries, k), k)
+        return _measured(collection, queries, run(queries, k), k)
     return pd.concat([part(ids[start:start + 500]) for start in range(0, max(1, len(ids)), 500)])
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #baselines-2
@@ -93,7 +94,7 @@ def _search_baselines(collection, ids: list, stages: Preparation) -> dict:
     fields = dict(bm25={'kiwi': 1.0}, bm25_bigrams={'kiwi': 1.0, 'bigrams': BIGRAM_SHARE})
     engines = {name: StoredBM25(collection.texts, weights, stages) for name, weights in fields.items()}
     return {name: dict(terms=engine.entries / len(engine.ids),
-                       metrics=_engine_metrics(engine, collection, ids, 1000).to_dict('list'))
+                       metrics=_run_metrics(engine.run, collection, ids, 1000).to_dict('list'))
             for name, engine in engines.items()}
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #baselines-3
@@ -116,6 +117,21 @@ def baselines(collection, ids,
     found, index = read_json(path), pd.Index(ids, name='query', dtype=object)
     return ({name: pd.DataFrame(each['metrics'], index) for name, each in found.items()},
             {name: each['terms'] for name, each in found.items()})
+
+# %% ../../nbs/4_evaluation/04_retrieval.ipynb #encoder-systems
+def encoder_systems(collection, ids, encoder: str,  # hub name, folder, or lsa
+                    max_length: int = 512,          # tokens
+                    stages: Preparation | None = None
+                   ) -> dict:                       # dense, hybrid -> DataFrame, a row for each query
+    "A dense encoder, and its ranking added to BM25 with bigrams. Raises `ConfigError` for one that cannot be loaded."
+    stages, texts = stages or Preparation(), collection.texts
+    words = StoredBM25(texts, {'kiwi': 1.0, 'bigrams': BIGRAM_SHARE}, stages)
+    def dense(queries, k):
+        asked = list(queries.values())
+        vectors = teacher_vectors(stages, encoder, asked, list(texts.values()), (), max_length, data=collection.hash)
+        return dense_run(*vectors, list(queries), list(texts), k)
+    runs = dict(dense=dense, hybrid=lambda queries, k: added(dense(queries, k), words.run(queries, k)))
+    return {name: _run_metrics(run, collection, list(ids), 1000) for name, run in runs.items()}
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #index-facts
 def index_facts(terms: dict,             # system -> active terms per document

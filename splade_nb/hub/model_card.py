@@ -108,7 +108,7 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #quality
 SYSTEMS = dict(metrics='this model', bm25='Kiwi-BM25', bm25_bigrams='with a bigram field',
-               before_training='before training')
+               before_training='before training', dense='dense encoder', hybrid='dense + BM25')
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #quality-cell
 def quality(facts: dict) -> str:
