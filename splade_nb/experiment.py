@@ -287,6 +287,7 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
 # %% ../nbs/7_experiment.ipynb #about-data
 def _about_data(collection, data, cut: str | None) -> dict: # cut: what was not read
     return dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
+                pair_types={key: len(rows) for key, rows in data.pools.items()},
                 notes=[*collection.notes, *data.notes, *few_pairs(len(data.pairs)), *filter(None, [cut])])
 
 # %% ../nbs/7_experiment.ipynb #about-training

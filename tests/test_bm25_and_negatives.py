@@ -9,8 +9,8 @@ from splade_nb.data.bm25 import BM25, TOKENIZERS, BigramBM25, StoredBM25, word_r
 from splade_nb.data.prepared import Preparation
 from splade_nb.training.negatives import bm25_candidates, draw, not_relevant
 
-PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'techdocs_ko': 47.1, 'parakqc': 83.2}
-FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'techdocs_ko': 47.7, 'parakqc': 84.2}
+PUBLISHED = {'tydiqa_ko_goldp': 79.7, 'question_pair': 43.6, 'ko_strategyqa_facts': 80.2, 'parakqc': 83.2}
+FLOOR = {'tydiqa_ko_goldp': 84.3, 'question_pair': 47.4, 'ko_strategyqa_facts': 83.4, 'parakqc': 84.2}
 POINTS = 0.55  # half a point, and the published figures' rounding to 0.1
 
 

@@ -167,3 +167,24 @@ def test_thirty_steps_from_an_encoder_gain_and_end_with_the_best_validation(make
     train(copies[1], setup.training_data, short, tmp_path/'parts', quiet=True, max_steps=2)
     resumed = train(copies[2], setup.training_data, short, tmp_path/'parts', quiet=True, resume=True)
     assert resumed.damping == whole.damping and resumed.model.decoder.weight.equal(whole.model.decoder.weight)
+
+
+def test_a_run_from_an_encoder_stands_beside_its_dense_vectors_and_both_together(tmp_path):
+    from splade_nb.data.bm25 import BigramBM25
+    from splade_nb.data.prepared import Preparation
+    from splade_nb.evaluation.metrics import retrieval_metrics
+    from splade_nb.experiment import _encoder_beside
+    from splade_nb.training.teacher import sentence_encoder
+    collection = two_languages(tmp_path/'data')
+    made_encoder(tmp_path/'encoder', [*collection.texts.values()])
+    ids, stages = list(collection.split('test')), Preparation(base=tmp_path/'kept')
+    settings = resolve_quietly('v22', scale='small', backbone=str(tmp_path/'encoder'), teacher=str(tmp_path/'encoder'))
+    encode_texts, asked = sentence_encoder(settings.teacher, settings.teacher_max_length), [collection.queries[id].text for id in ids]
+    cosines = encode_texts(asked, side='query') @ encode_texts([*collection.texts.values()]).T
+    counted = BigramBM25(collection.texts).scores(asked)
+    both = cosines / cosines.max(1, keepdims=True) + counted / np.maximum(counted.max(1, keepdims=True), 1e-9)
+    def ndcg(scores): return retrieval_metrics({id: collection.qrels[id] for id in ids}, {id: dict(zip(collection.texts, map(float, row))) for id, row in zip(ids, scores)})['ndcg@10']
+    found = _encoder_beside(settings, collection, ids, stages)
+    np.testing.assert_allclose(found['dense']['ndcg@10'], ndcg(cosines), atol=1e-6)
+    np.testing.assert_allclose(found['hybrid']['ndcg@10'], ndcg(both), atol=1e-6)
+    assert found['dense']['recall@1000'].notna().all() and not _encoder_beside(resolve_quietly('v28', scale='mini'), collection, ids, stages)

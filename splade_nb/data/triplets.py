@@ -25,8 +25,8 @@ from .stored import DistinctTexts, StoredCollection, open_stored, write_table
 # %% ../../nbs/1_data/05_triplets.ipynb #split-of
 def split_of(path: Path) -> str:
     "The split that a word in a file's name tells; '' where none does."
-    found = re.search('(?<![a-zA-Z])(train|validation|valid|val|dev|test)(?![a-zA-Z])', path.name)
-    return {'valid': 'dev', 'val': 'dev', **SPLITS}[found[1]] if found else ''
+    found = re.search('(?<![a-zA-Z])(train|augmented|validation|valid|val|dev|test)(?![a-zA-Z])', path.name)
+    return {'augmented': 'train', 'valid': 'dev', 'val': 'dev', **SPLITS}[found[1]] if found else ''
 
 # %% ../../nbs/1_data/05_triplets.ipynb #triplet-files
 def holds_documents(path: Path) -> bool:

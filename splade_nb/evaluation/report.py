@@ -34,7 +34,7 @@ def read_part(path: Path | str) -> object:
     path = Path(path)
     if not path.exists(): raise RunError(f'{path} is not there; `make train` writes it')
     try: value = read_json(path)
-    except ValueError as error: raise RunError(f'{path} is not JSON: {error}') from None
+    except ValueError as error: raise RunError(str(error)) from None
     if isinstance(value, dict) and 'recipe' in value: value['recipe'] = current_recipe(value['recipe'])
     _require(value, PARTS.get(path.name, ()), path)
     return value
@@ -426,6 +426,7 @@ def summary_table(run: Run):  # DataFrame, one column
     rows = {name: summary[name] for name in ('version', 'recipe', 'scale', 'seed', 'backbone')}
     rows |= {'parameters': f'{summary["parameters"]:,}',
              'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)', 'data hash': data['hash'][:16],
+             'pair types': ', '.join(f'{key} {number:,}' for key, number in data.get('pair_types', {}).items()) or '-',
              'teacher': summary.get('teacher', '-'), 'steps': summary['steps'],
              'time': f'{summary["seconds"] / 60:.1f} minutes of training', **_stage_row(summary),
              'memory': f'{summary["peak_memory_mb"]:,} MB at most', 'device': summary['device'],
