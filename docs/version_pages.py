@@ -128,7 +128,7 @@ def rendered(version: str, goal: Path) -> str:
 def expansions(version: str) -> str:
     "The heaviest terms of some queries before and after training from a pretrained encoder, of its first seed."
     study = KeptResults('encoder')
-    runs = [record for part, record in study.results(f'{version}-corrected-*').items()]
+    runs = [record for record in study.results(f'{version}-corrected-*').values() if record.get('rows') != 'all']
     if not runs: return ''
     before, after = read_json(study.path('start'))['expansions'], min(runs, key=lambda record: record['seed'])
     terms = lambda rows: ' '.join(term for term, _ in rows)

@@ -18,7 +18,7 @@ import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
-from .config.files import ENCODERS, alone, encoder_folder, root, sha256_of, writable, write_json
+from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly, scale_for
@@ -147,7 +147,7 @@ def _for_training(source: str):  # Collection
 def begin_run(version: str | int, recipe: str, scale: str,
               source: str,           # data: `mini`, `toy`, a path, a hub name, or several joined by commas
               seed: int, out: str,   # run folder; '': outputs/<version>
-              settings: dict | str,  # overrides: names and values, JSON text, or a JSON file
+              settings: dict | str,  # overrides: names and values, JSON text, or a JSON or YAML file
               rank: int = 0,         # only the first process writes
               resume: bool = False,  # keep the `config.json` that is there
               batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
@@ -231,10 +231,12 @@ def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search
 
 # %% ../nbs/7_experiment.ipynb #encoder-beside
 def _encoder_beside(settings: Settings, collection, ids: list, stages: Preparation) -> dict:  # as of `encoder_systems`
-    "A pretrained teacher's own ranking; empty where the run has none at hand."
+    "A pretrained teacher's own ranking; empty where the run has none at hand: no finished run is lost for want of it."
     at_hand = needs_teacher(settings) or encoder_folder(settings.teacher).is_dir()
     if settings.teacher in EMBEDDED_TEACHERS or not at_hand: return {}
-    return encoder_systems(collection, ids, settings.teacher, settings.teacher_max_length, stages)
+    try: return encoder_systems(collection, ids, settings.teacher, settings.teacher_max_length, stages)
+    except Exception as error: print(f'no ranking of {settings.teacher} beside this run: {reason(error)}', file=sys.stderr)
+    return {}
 
 # %% ../nbs/7_experiment.ipynb #evaluate-run
 def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
@@ -287,7 +289,7 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
 # %% ../nbs/7_experiment.ipynb #about-data
 def _about_data(collection, data, cut: str | None) -> dict: # cut: what was not read
     return dict(name=collection.name, hash=collection.hash, train_pairs=len(data.pairs),
-                pair_types={key: len(rows) for key, rows in data.pools.items()},
+                pair_types=data.pair_types,
                 notes=[*collection.notes, *data.notes, *few_pairs(len(data.pairs)), *filter(None, [cut])])
 
 # %% ../nbs/7_experiment.ipynb #about-training
@@ -319,6 +321,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, weights=sha256_of(run.folder/'model'/'model.safetensors'), revision=revision(),
         date=date.today().isoformat(), versions=packages())
+    if 'dense' in evaluation['systems']: summary['dense_encoder'] = teacher_label(settings.teacher)
     if stages: write_stages(stages, run.folder)
     write_json(run.folder/'summary.json', summary)
     return summary

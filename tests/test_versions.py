@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 from conftest import ROOT, real
-from splade_nb.cli import main
+from splade_nb.cli import main, sort_changes
 from splade_nb.config.files import SEED, ConfigError
 from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
@@ -616,8 +616,28 @@ def test_a_phase_of_a_settings_file_keeps_what_it_does_not_name(tmp_path):
 @pytest.mark.parametrize('text, said', [
     ('loss: {margin: 0.3', 'no YAML: .*line 1'), ('loss: 3', 'loss=3: expected dict'), ('- 1', 'found list'),
     ('loss:\n  margin: 0.3\n  margin: 0.5', 'margin is given twice'), ('margin: 0.3\nloss:\n  margin: 0.5', 'margin is given twice'),
-    ('[1]: 2', 'no YAML'), ('loss: {marginal: 1}', "did you mean 'margin'")])
+    ('[1]: 2', 'no YAML'), ('1: 2', 'the name 1 is int'), ('!!bool foo', 'no YAML'), ('loss: {marginal: 1}', "did you mean 'margin'")])
 def test_a_wrong_settings_file_is_refused(text, said, tmp_path, capsys):
     (tmp_path/'mine.yaml').write_text(text)
     assert main(['train', 'v22', '--config', str(tmp_path/'mine.yaml'), '--check-settings']) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize('name', ['mine.json', 'mine.yaml'])
+def test_a_settings_file_is_utf_8_with_or_without_its_mark(name, tmp_path):
+    (tmp_path/name).write_bytes(b'\xef\xbb\xbf{"top_k": 7}')
+    assert read_overrides(str(tmp_path/name)) == {'top_k': 7}
+    (tmp_path/name).write_bytes('{"teacher": "한"}'.encode('cp949'))
+    with pytest.raises(ConfigError, match=f'no {name[5:].upper()}: '): read_overrides(str(tmp_path/name))
+
+
+def test_a_settings_file_of_comments_changes_nothing(tmp_path):
+    (tmp_path/'mine.yaml').write_text('# later\n')
+    assert read_overrides(str(tmp_path/'mine.yaml')) == {}
+
+
+def test_phases_of_the_command_line_may_be_partial_and_a_whole_one_without_a_mix_has_none():
+    _, settings = sort_changes(['phases=[{"temperature": 0.1}, {}, {}]'])
+    assert [one.temperature for one in resolve_quietly('v22', 'original', 'full', **settings).phases] == [0.1, *(one.temperature for one in ORIGINAL['v22'].phases[1:])]
+    whole = {name: value for name, value in as_dict(ORIGINAL['v22'])['phases'][0].items() if name != 'mix'} | dict(last=30)
+    assert resolve_quietly('v22', 'original', 'full', phases=[whole]).phases[0].mix == ()

@@ -15,7 +15,7 @@ import json, math, warnings
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, repeat
 from pathlib import Path
-from .files import ConfigError, choose, no_repeats
+from .files import ConfigError, choose, no_repeats, reason
 
 # %% ../../nbs/0_config/03_settings.ipynb #phase
 @dataclass(frozen=True)
@@ -223,14 +223,14 @@ def _refuse(name, value, wanted):
 
 # %% ../../nbs/0_config/03_settings.ipynb #to-phase
 def _to_phase(value: Phase | dict, like: Phase | None = None) -> Phase:
-    "A phase from its JSON form, whose mix is a dictionary; what is not named is that of `like`. Raises `ConfigError`."
+    "A phase from its JSON form, whose mix is a dictionary; an incomplete one is filled up from `like`. Raises `ConfigError`."
     if isinstance(value, Phase): return value
     if not isinstance(value, dict): _refuse('phases', value, Phase)
     kinds = {field.name: field.type for field in fields(Phase)}
-    before = asdict(like) | dict(mix=dict(like.mix)) if like else {}
-    known = before | {choose('field of a phase', name, kinds): part for name, part in value.items()}
+    known = {choose('field of a phase', name, kinds): part for name, part in value.items()}
     missing = [name for name in kinds if name not in known and name != 'mix']
-    if missing: raise ConfigError(f'phases: {missing[0]} is missing in {value}')
+    if missing and like: known = asdict(like) | dict(mix=dict(like.mix)) | known
+    elif missing: raise ConfigError(f'phases: {missing[0]} is missing in {value}')
     mix = known.pop('mix', {})
     if not isinstance(mix, dict): _refuse('phases, mix', mix, dict)
     shares = tuple((key, cast(f'phases, mix, {key}', share, 0.0)) for key, share in mix.items())
@@ -317,6 +317,8 @@ def without_sections(values: dict) -> dict:  # name -> value
     for name, part in values.items():
         inside = {name: part} if name not in SECTIONS else {} if part is None else part
         if not isinstance(inside, dict): _refuse(name, part, dict)
+        for key in (name, *inside):
+            if not isinstance(key, str): raise ConfigError(f'settings: the name {key!r} is {type(key).__name__}, no text')
         named = {key: FILE_NAMES.get(f'{name}.{key}' if name in SECTIONS else key, key) for key in inside}
         pairs += [(named[key], _file_value(named[key], value)) for key, value in inside.items()]
     return no_repeats(pairs)
@@ -336,8 +338,9 @@ def _read_yaml(text: str) -> object:
     def mapping(loader, node):
         return no_repeats(tuple(loader.construct_object(part, deep=True) for part in pair) for pair in node.value)
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    try: return yaml.load(text, Loader)
-    except (yaml.YAMLError, TypeError) as error: raise ValueError(' '.join(str(error).split())) from None
+    try: return {} if (found := yaml.load(text, Loader)) is None else found
+    except ConfigError: raise
+    except Exception as error: raise ValueError(reason(error)) from None
 
 # %% ../../nbs/0_config/03_settings.ipynb #read-overrides
 def read_overrides(source: dict | str) -> dict:  # name -> value
@@ -347,13 +350,12 @@ def read_overrides(source: dict | str) -> dict:  # name -> value
     inline = source.lstrip().startswith('{')
     if not inline and not Path(source).is_file():
         raise ConfigError(f'settings {source!r}: neither JSON (a text that begins with {{) nor a file')
+    form = 'YAML' if not inline and Path(source).suffix.lower() in ('.yaml', '.yml') else 'JSON'
     try:
-        text = source if inline else Path(source).read_text(encoding='utf-8')
-        named = Path(source).suffix.lower() in ('.yaml', '.yml') and not inline
-        values = _read_yaml(text) if named else json.loads(text, object_pairs_hook=no_repeats)
+        text = source if inline else Path(source).read_text(encoding='utf-8-sig')
+        values = _read_yaml(text) if form == 'YAML' else json.loads(text, object_pairs_hook=no_repeats)
     except ConfigError: raise
-    except ValueError as error:
-        raise ConfigError(f'settings {source!r}: no {"YAML" if named else "JSON"}: {error}') from None
+    except ValueError as error: raise ConfigError(f'settings {source!r}: no {form}: {error}') from None
     if isinstance(values, dict): return without_sections(values)
     raise ConfigError(f'settings {source!r}: an object of names and values is expected, found {type(values).__name__}')
 

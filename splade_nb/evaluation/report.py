@@ -299,8 +299,9 @@ def quality_bars(run: Run) -> tuple:  # figure, caption
 def _quality_caption(run: Run) -> str:
     ndcg = {system: spell(values['ndcg@10']) for system, values in run.evaluation['systems'].items()}
     bigrams = f', with a bigram field {ndcg["bm25_bigrams"]}' if 'bm25_bigrams' in ndcg else ''
+    dense = f', the dense encoder {ndcg["dense"]}' if 'dense' in ndcg else ''
     return (f'nDCG@10 is {ndcg["model"]} on {run.summary["metrics"]["queries"]} test queries, before training it was '
-            f'{ndcg["before_training"]}, BM25 has {ndcg["bm25"]}{bigrams}: '
+            f'{ndcg["before_training"]}, BM25 has {ndcg["bm25"]}{bigrams}{dense}: '
             f'the model is {against_bm25(run.evaluation["difference"])}.')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars-3
@@ -311,7 +312,7 @@ def _grouped_bars(axis, heights,              # DataFrame, a column for each sys
     heights.set_axis(labels, axis=1).plot.bar(ax=axis, width=0.81, rot=0, color=colours, yerr=errors, ylim=(0, 1.08),
                                               error_kw=dict(ecolor='#444444', elinewidth=1, capsize=2.5))
     for bars in axis.containers:
-        if hasattr(bars, 'patches'): axis.bar_label(bars, fmt='{:.2f}', padding=3, fontsize=8)
+        if hasattr(bars, 'patches') and heights.size <= 24: axis.bar_label(bars, fmt='{:.2f}', padding=3, fontsize=8)
     axis.grid(axis='x', visible=False)
     axis.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2)
 
@@ -427,7 +428,7 @@ def summary_table(run: Run):  # DataFrame, one column
     rows |= {'parameters': f'{summary["parameters"]:,}',
              'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)', 'data hash': data['hash'][:16],
              'pair types': ', '.join(f'{key} {number:,}' for key, number in data.get('pair_types', {}).items()) or '-',
-             'teacher': summary.get('teacher', '-'), 'steps': summary['steps'],
+             'teacher': summary.get('teacher', '-'), 'dense': summary.get('dense_encoder', '-'), 'steps': summary['steps'],
              'time': f'{summary["seconds"] / 60:.1f} minutes of training', **_stage_row(summary),
              'memory': f'{summary["peak_memory_mb"]:,} MB at most', 'device': summary['device'],
              'stopped by the collapse guard': summary.get('stopped') or 'no',

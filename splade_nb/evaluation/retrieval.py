@@ -9,6 +9,7 @@ __all__ = ['LANGUAGE_FIGURES', 'retrieve', 'search_metrics', 'evaluate_queries',
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
 import hashlib, sys
+from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, choose, read_json, revision, write_json
@@ -124,14 +125,17 @@ def encoder_systems(collection, ids, encoder: str,  # hub name, folder, or lsa
                     stages: Preparation | None = None
                    ) -> dict:                       # dense, hybrid -> DataFrame, a row for each query
     "A dense encoder, and its ranking added to BM25 with bigrams. Raises `ConfigError` for one that cannot be loaded."
-    stages, texts = stages or Preparation(), collection.texts
-    words = StoredBM25(texts, {'kiwi': 1.0, 'bigrams': BIGRAM_SHARE}, stages)
-    def dense(queries, k):
-        asked = list(queries.values())
-        vectors = teacher_vectors(stages, encoder, asked, list(texts.values()), (), max_length, data=collection.hash)
-        return dense_run(*vectors, list(queries), list(texts), k)
-    runs = dict(dense=dense, hybrid=lambda queries, k: added(dense(queries, k), words.run(queries, k)))
-    return {name: _run_metrics(run, collection, list(ids), 1000) for name, run in runs.items()}
+    stages, texts, ids = stages or Preparation(), collection.texts, list(ids)
+    words, values = StoredBM25(texts, {'kiwi': 1.0, 'bigrams': BIGRAM_SHARE}, stages), texts.values()
+    values = values if isinstance(values, Sequence) else list(values)
+    def part(some): # dense, hybrid -> DataFrame
+        queries = {id: collection.queries[id].text for id in some}
+        vectors = teacher_vectors(stages, encoder, list(queries.values()), values, (), max_length, data=collection.hash)
+        dense = dense_run(*vectors, some, list(texts))
+        runs = dict(dense=dense, hybrid=added(dense, words.run(queries, 1000)))
+        return {name: _measured(collection, queries, run, 1000) for name, run in runs.items()}
+    parts = [part(ids[start:start + 500]) for start in range(0, len(ids), 500)]
+    return {name: pd.concat(each[name] for each in parts) for name in parts[0]} if parts else {}
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #index-facts
 def index_facts(terms: dict,             # system -> active terms per document

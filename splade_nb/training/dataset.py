@@ -149,6 +149,7 @@ class TrainingData:
     bags: tuple | None = None                  # (Q, N arrays of columns), where vectors have further terms
     frequencies: Frequencies | None = None     # document frequencies of the bags, or of the tokens
     notes: list = field(default_factory=list)  # for the summary of the run
+    pair_types: dict = field(default_factory=dict)  # how many pairs each type has, before the curriculum adopts any
     score_factor: float = 1.0                  # on all scores, see `score_spread`
 
     @functools.cached_property
@@ -229,10 +230,14 @@ def _codes_of(collection, rows: np.ndarray) -> np.ndarray:  # [Q] int8: places i
 
 # %% ../../nbs/3_training/07_dataset.ipynb #keys-of-pairs
 def _keys_of(codes: np.ndarray, pairs: np.ndarray, settings: Settings) -> Keys:
-    "The key of each pair, as the settings' curriculum has it."
+    "The key of each pair, as the settings' curriculum adopts it."
     names = adopt(list(CURRICULUM_KEYS), settings)
     places = np.array([names.index(name) for name in names], np.int8)
     return Keys(names, places[codes][pairs[:, 0]])
+
+def _type_counts(codes: np.ndarray, pairs: np.ndarray) -> dict:  # curriculum key -> pairs
+    counts = np.bincount(codes[pairs[:, 0]], minlength=len(CURRICULUM_KEYS)).tolist()
+    return {key: count for key, count in zip(CURRICULUM_KEYS, counts) if count}
 
 # %% ../../nbs/3_training/07_dataset.ipynb #language-weights
 def language_weights(groups: dict, settings: Settings) -> np.ndarray:  # [V] float32
@@ -305,7 +310,7 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     return TrainingData(tokenizer, questions, documents, pairs, keys, relevant, given,
                         *_vocabulary_tensors(frequencies, groups, settings, place),
                         _mine(stages, settings, texts, split, relevant, teacher, documents, place, of),
-                        teacher, collection.hash, bags, frequencies, notes), groups
+                        teacher, collection.hash, bags, frequencies, notes, _type_counts(codes, pairs)), groups
 
 # %% ../../nbs/3_training/07_dataset.ipynb #initial-directions
 def _initial_directions(settings: Settings, collection, rows: np.ndarray, data: TrainingData, seed: int,
