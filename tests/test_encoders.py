@@ -182,7 +182,11 @@ def test_a_run_from_an_encoder_stands_beside_its_dense_vectors_and_both_together
     encode_texts, asked = sentence_encoder(settings.teacher, settings.teacher_max_length), [collection.queries[id].text for id in ids]
     cosines = encode_texts(asked, side='query') @ encode_texts([*collection.texts.values()]).T
     counted = BigramBM25(collection.texts).scores(asked)
-    both = cosines / cosines.max(1, keepdims=True) + counted / np.maximum(counted.max(1, keepdims=True), 1e-9)
+    def places(row):  # between the least and the best that are ranked
+        kept, found = row > 0, np.zeros_like(row)
+        if kept.any(): found[kept] = (row[kept] - row[kept].min()) / np.ptp(row[kept]) if np.ptp(row[kept]) else 1
+        return found
+    both = np.array([places(first) + places(second) for first, second in zip(cosines, counted)])
     def ndcg(scores): return retrieval_metrics({id: collection.qrels[id] for id in ids}, {id: dict(zip(collection.texts, map(float, row))) for id, row in zip(ids, scores)})['ndcg@10']
     found = _encoder_beside(settings, collection, ids, stages)
     np.testing.assert_allclose(found['dense']['ndcg@10'], ndcg(cosines), atol=1e-6)

@@ -12,7 +12,7 @@ from conftest import MODULES, NOTEBOOKS, ROOT, name, read, text, tracked
 
 # A package imports only packages before it, a module only modules before it in its package: the order of the notebooks.
 PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli', 'api')
-OUTSIDE = {'config.settings': '', 'config.versions': '', 'training.losses': 'torch',
+OUTSIDE = {'config.settings': 'yaml', 'config.versions': '', 'training.losses': 'torch',
            'evaluation.metrics': 'numpy pandas scipy pytrec_eval'}  # modules that need little else
 FLAGS = {'slow', 'cuda', 'net'}
 DIRECTIVES = FLAGS | {'default_exp', 'export', 'exports', 'exporti', 'hide', 'hide_line', 'eval:'}

@@ -95,10 +95,10 @@ def dense_run(asked: np.ndarray,  # [Q, D] vectors of the queries
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #added
 def added(*runs: dict) -> dict:  # {query: {document: score}}
-    "Rankings added, the scores of each query divided by its best; a document that a ranking lacks has none there."
+    "Rankings added, each score by its place between the query's least, 0, and its best, 1 (relative score fusion)."
     def share(found):
-        best = max(found.values(), default=1.0)
-        return {document: score / best for document, score in found.items()}
+        least, best = min(found.values(), default=0.0), max(found.values(), default=0.0)
+        return {document: (score - least) / (best - least) if best > least else 1.0 for document, score in found.items()}
     def one(query):
         parts = [share(run.get(query, {})) for run in runs]
         total = {document: sum(part.get(document, 0.0) for part in parts) for document in chain(*parts)}
