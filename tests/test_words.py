@@ -86,7 +86,7 @@ def test_english_questions_stand_apart_and_claim_nothing():
 
 def test_sentence_and_table_are_of_one_result():
     block = readme_table.short()
-    sentence, row = block.splitlines()[1], next(line for line in block.splitlines() if line.startswith('| splade_ko |'))
+    sentence, row = readme_table.equal_start(), next(line for line in block.splitlines() if line.startswith('| splade_ko |'))
     before, after = re.search(r'`splade_ko`: (\S+) before, (\S+) after \d+ steps, ', sentence).groups()
     assert row.startswith(f'| splade_ko | {before} | {after} |')
     assert f', {readme_table.public_means()["mean of seeds"]} after ' in sentence, 'the models of the figure, too'
