@@ -186,8 +186,8 @@ def pretrained() -> str:
         r'learned terms of v26 .*?: (\S+) on (\w+), .*?over BM25 \+ bigrams \((\S+)\), .*?over dense, \S+ \((\S+)\), .*? alone (\S+)\.', finding).groups()
     first = read_json(KeptResults('encoder').path('v26-corrected-42'))
     added = [term.lstrip('▁') for term, _ in first['expansions'][query] if term.lstrip('▁') not in query]
-    return (f'From a pretrained encoder (`SCALE=small`, minutes on two cores), unseen `{unseen}`: V26 {alone}, in one index with BM25 + bigrams {both} (those alone {words}), '
-            f'dense {dense}; {query} gets {" ".join(added[:4])}.')
+    return (f'Trained for minutes on two cores from a pretrained encoder (`SCALE=small`), V26 has nDCG@10 {alone} on unseen `{unseen}`, {both} in one index '
+            f'with BM25 + bigrams, which alone has {words}; dense vectors have {dense}. It expands {query} with {" ".join(added[:4])}.')
 
 
 def documents_alone() -> str:
@@ -267,8 +267,8 @@ def short() -> str:
 
 
 KOREAN = {  # what the English block says: the same in Korean
-    r'From a pretrained encoder \(`SCALE=small`, minutes on two cores\), unseen `(\w+)`: V26 (\S+), in one index with BM25 \+ bigrams (\S+) \(those alone (\S+)\), dense (\S+); (.+?) gets (.+?)\.':
-        r'사전학습된 인코더에서(`SCALE=small`, 코어 두 개로 몇 분) 본 적 없는 `\1`: V26 \2, BM25 + 글자쌍과 한 색인에서 \3(그것만으로는 \4), 밀집 벡터 \5. ‘\6’에 더하는 말: \7.',
+    r'Trained for minutes on two cores from a pretrained encoder \(`SCALE=small`\), V26 has nDCG@10 (\S+) on unseen `(\w+)`, (\S+) in one index with BM25 \+ bigrams, which alone has (\S+); dense vectors have (\S+)\. It expands (.+?) with (.+?)\.':
+        r'사전학습된 인코더에서 코어 두 개로 몇 분 학습한 V26(`SCALE=small`)은 본 적 없는 `\2`에서 nDCG@10이 \1이고, BM25 + 글자쌍과 한 색인에 두면 \3입니다(BM25 + 글자쌍만으로는 \4, 밀집 벡터는 \5). ‘\6’을 확장한 말: \7.',
     r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
         '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
     r'nDCG@10 \(%\), test queries, recipe `corrected`\. Public: six collections, seed 42\. mini: training and test share documents; (.+) seeds each\. Terms, index: mini\. Untrained: pairs counted\. -: not measured\.':

@@ -38,7 +38,7 @@ TEXT = {
          'the designs mean XLM-RoBERTa on a GPU. `corrected`, the default recipe, changes what in `earlier` had no effect or made training collapse. nDCG@10 in percent, test queries; - : not measured.'),
   seeds=('seed {}', 'mean of seeds {}'),
   pretrained=('## From a pretrained encoder\n\nAs the designs mean them: every version from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores. '
-              'nDCG@10 of the test queries in percent; terms of a query / a document. Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
+              'nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval; terms of a query / a document; MB of the index. No run has seen parakqc. *start* is the model before training, *as written* the recipe `original`. Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
   head=(), words={},
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
@@ -60,7 +60,7 @@ TEXT = {
          '설계 문서가 뜻하는 것은 GPU에서 학습한 XLM-RoBERTa입니다. 기본 레시피 `corrected`는 `earlier`에서 효과가 없거나 학습을 무너뜨린 설정을 고친 것입니다. nDCG@10은 시험 질의의 백분율이고, -는 재지 않은 것입니다.'),
   seeds=('시드 {}', '시드 {}의 평균'),
   pretrained=('## 사전학습된 인코더에서\n\n설계 문서가 뜻하는 대로, 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 헤드에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. '
-              '시험 질의의 nDCG@10(백분율), 질의 / 문서의 용어 수입니다. V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
+              '시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간, 질의 / 문서의 용어 수, 색인의 MB입니다. parakqc는 어느 실행도 본 적이 없습니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
   head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '혼합, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', '| steps | minutes | stopped |': '| 스텝 | 분 | 중단 |'},
   more='공개 컬렉션에는 여행 데이터가 없어서 V27은 V26과 같습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
 

@@ -192,3 +192,4 @@ def test_a_run_from_an_encoder_stands_beside_its_dense_vectors_and_both_together
     np.testing.assert_allclose(found['dense']['ndcg@10'], ndcg(cosines), atol=1e-6)
     np.testing.assert_allclose(found['hybrid']['ndcg@10'], ndcg(both), atol=1e-6)
     assert found['dense']['recall@1000'].notna().all() and not _encoder_beside(resolve_quietly('v28', scale='mini'), collection, ids, stages)
+    assert _encoder_beside(settings.but(teacher=str(tmp_path/'data')), collection, ids, stages) == {}, 'what cannot be read costs no run its summary'

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
-from conftest import ROOT
+from conftest import ROOT, read
 
 sys.path.insert(0, str(ROOT/'docs'))
 import rent_page
@@ -40,6 +40,11 @@ def test_hours_follow_from_the_rate():
     faster, slower = rent_page.CARDS['H100 SXM'][1], rent_page.CARDS['A100'][1]
     assert rent_page.hours('A100', 96) / rent_page.hours('H100 SXM', 96) == pytest.approx(faster / slower)
     assert rent_page.hours('A100', 192) > 2 * rent_page.hours('A100', 96)  # attention grows with the length
+
+
+@pytest.mark.slow
+def test_the_plan_is_that_of_the_model():
+    assert rent_page.measured((1,))['1'] == read(rent_page.PLAN)['processes']['1'], 'run python docs/rent_page.py --measure'
 
 
 # The script

@@ -26,7 +26,8 @@ from ..config.processes import ProcessGroup
 from ..training.teacher import teacher_vectors
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
-from .hybrid import DensePart, TopicPart, added, collection_embedding, collection_topics, dense_run
+from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics, dense_run
+from .hybrid import relative_score_fusion
 from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
 from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
 from .metrics import without_self
@@ -132,7 +133,7 @@ def encoder_systems(collection, ids, encoder: str,  # hub name, folder, or lsa
         queries = {id: collection.queries[id].text for id in some}
         vectors = teacher_vectors(stages, encoder, list(queries.values()), values, (), max_length, data=collection.hash)
         dense = dense_run(*vectors, some, list(texts))
-        runs = dict(dense=dense, hybrid=added(dense, words.run(queries, 1000)))
+        runs = dict(dense=dense, hybrid=relative_score_fusion(dense, words.run(queries, 1000)))
         return {name: _measured(collection, queries, run, 1000) for name, run in runs.items()}
     parts = [part(ids[start:start + 500]) for start in range(0, len(ids), 500)]
     return {name: pd.concat(each[name] for each in parts) for name in parts[0]} if parts else {}
