@@ -11,6 +11,7 @@ from splade_nb.hub.model_card import FORMATS, push
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve_quietly
+from splade_nb.model.counted_terms import searched_model
 from splade_nb.model.encode import encode
 from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
 from splade_nb import load
@@ -30,7 +31,7 @@ from splade_nb.training.check_settings import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')
 SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)
-FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini')
+FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini', 'v28-counted')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
 # A graph takes seconds to make: the plainest form and the one that holds most are made by `make test` too.
 GRAPHS = [pytest.param(form, marks=[pytest.mark.slow] * (form in ('v22-mini', 'v28-mini'))) for form in FORMS]
@@ -46,11 +47,14 @@ def models(tmp_path_factory):
         with quiet():
             sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
             shares = dict(bigram_share=0.02) if version == 'splade_ko' else {}
-            setup = prepare(resolve_quietly(version, 'corrected', scale, **sizes, **shares), corpus, 42, place='cpu')
+            settings = resolve_quietly(version, 'corrected', scale.replace('counted', 'full'), **sizes, **shares)
+            setup = prepare(settings, corpus, 42, place='cpu')
         with torch.no_grad():
             for weight in setup.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-        known[form] = save(setup.model.eval(), folder/form)
-        save_tokenizer(setup.training_data.tokenizer, known[form])
+        more = dict(counted_terms=64, most_query_terms=8, most_document_terms=20) if scale == 'counted' else {}
+        model, tokenizer = searched_model(setup.model.eval(), setup.training_data.tokenizer, corpus.texts.values(), settings.but(**more))
+        known[form] = save(model, folder/form)
+        save_tokenizer(tokenizer, known[form])
         assert bool(setup.training_data.tokenizer.expansions) == (version == 'splade_ko')
         assert any(isinstance(part, FrequentBigrams) and part.frequent.any() for part in parts_of(setup.model, True)) == bool(shares)
         return known[form]

@@ -21,6 +21,7 @@ from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
 from ..model.encode import check_options, encode, encode_batches, encode_queries, factor_for, most_rows
 from ..model.encode import normalize_for_scoring, prepared_decoder, unread_tokens
 from ..config.processes import ProcessGroup
+from ..config.settings import reads_bags
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block
 BLOCK_BYTES, CHUNK = 2 ** 27, 20_000 # of the vectors of a block; texts that are tokenized together
@@ -64,7 +65,7 @@ def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, 
             kept: Preparation | None = None) -> tuple: # size, read
     "A function from a start to `size` texts with their token ids and bags; the last ones stay."
     size = max(1, min(CHUNK, -(-len(texts) // parts)))
-    tokens = _tokens_of(tokenizer, texts, document, bool(model.settings.min_input_logit), kept)
+    tokens = _tokens_of(tokenizer, texts, document, reads_bags(model.settings), kept)
     @functools.lru_cache(1)
     def read(start: int) -> tuple: return list(texts[start:start + size]), *tokens(slice(start, start + size))
     return size, read
@@ -196,6 +197,7 @@ class Search:
     best: BestLists | None = None
     mean_length: float = 0.0            # of the documents, where their vectors depend on it
     extra: Callable | None = None       # (queries [q], documents [n], sums of query weights [q]) -> [q, n], added
+    columns: np.ndarray | None = None   # [V] bool: the only ones of a query that score; None: all
 
     def run(self, queries: Iterable | None = None) -> dict: # {query: {document: score}}, best first
         places = {query: place for place, query in enumerate(self.queries)}
@@ -225,6 +227,7 @@ def _add_queries(search: Search, model, tokenizer, factor) -> None:
     for block in _query_blocks(model, tokenizer, list(search.queries.values()), factor):
         if factor is not None and not looked_up:
             block.vectors = block.vectors.multiply(factor.astype(np.float32)).tocsr()
+        if search.columns is not None: block.vectors = block.vectors.multiply(search.columns).astype(np.float32).tocsr()
         block.vectors.eliminate_zeros()
         search.statistics(block)
         search.vectors.add(Block(block.rows, normalize_for_scoring(block.vectors, model.settings.similarity)))

@@ -18,7 +18,9 @@ palette = dict(blue='#0072B2', orange='#E69F00', green='#009E73', red='#D55E00',
                yellow='#F0E442', black='#000000')
 SYSTEMS = {'model': ('after training', palette['blue']), 'before_training': ('before training', palette['sky']),
            'bm25': ('BM25', palette['orange']), 'bm25_bigrams': ('BM25 + bigrams', '#8A5A00'),
-           'dense': ('dense', palette['green']), 'hybrid': ('dense + BM25', palette['purple'])}  # label, colour
+           'dense': ('dense', palette['green']), 'hybrid': ('dense + BM25', palette['purple']),
+           'learned': ('learned terms alone', '#4C9BD6'), 'counted': ('counted terms alone', '#B89B5E'),
+           'model_hybrid': ('dense + after training', palette['red'])}  # label, colour
 CHANGES = dict(kept=palette['blue'], added=palette['green'], dropped=palette['orange'])  # of a text's terms
 
 # %% ../../nbs/4_evaluation/06_figures.ipynb #style

@@ -123,8 +123,9 @@ def baselines(collection, ids,
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #encoder-systems
 def encoder_systems(collection, ids, encoder: str,  # hub name, folder, or lsa
                     max_length: int = 512,          # tokens
-                    stages: Preparation | None = None
-                   ) -> dict:                       # dense, hybrid -> DataFrame, a row for each query
+                    stages: Preparation | None = None,
+                    search: Search | None = None    # of a model over the same queries, to which the ranking is added too
+                   ) -> dict:                       # dense, hybrid, model_hybrid -> DataFrame, a row for each query
     "A dense encoder, and its ranking added to BM25 with bigrams. Raises `ConfigError` for one that cannot be loaded."
     stages, texts, ids = stages or Preparation(), collection.texts, list(ids)
     words, values = StoredBM25(texts, {'kiwi': 1.0, 'bigrams': BIGRAM_SHARE}, stages), texts.values()
@@ -134,6 +135,7 @@ def encoder_systems(collection, ids, encoder: str,  # hub name, folder, or lsa
         vectors = teacher_vectors(stages, encoder, list(queries.values()), values, (), max_length, data=collection.hash)
         dense = dense_run(*vectors, some, list(texts))
         runs = dict(dense=dense, hybrid=relative_score_fusion(dense, words.run(queries, 1000)))
+        if search: runs['model_hybrid'] = relative_score_fusion(dense, search.run(queries))
         return {name: _measured(collection, queries, run, 1000) for name, run in runs.items()}
     parts = [part(ids[start:start + 500]) for start in range(0, len(ids), 500)]
     return {name: pd.concat(each[name] for each in parts) for name in parts[0]} if parts else {}
@@ -206,10 +208,11 @@ class LanguageShares:
         step = max(1, 2 ** 21 * len(kinds) // max(1, block.vectors.nnz))  # documents of two million weights
         for start in range(0, len(chosen), step): self._measure(block, chosen[start:start + step])
     def _measure(self, block: Block, some: list) -> None:
-        bags = self.tokenizer.bags([block.texts[i] for i in some], [block.ids[i] for i in some], document=False)
-        own = counted(bags, block.vectors.shape[1])
-        values = language_values(block.vectors[some], self.masks['korean'], self.masks['neutral'], own,
-                                 self.masks['allowed'])
+        columns = self.tokenizer.own_columns([block.texts[i] for i in some], [block.ids[i] for i in some])
+        learned = block.vectors.shape[1] - 2 * self.tokenizer.counted_terms  # what is counted stands in the text
+        korean, neutral, allowed = (self.masks[name][:learned] for name in ('korean', 'neutral', 'allowed'))
+        own = counted(columns, block.vectors.shape[1])[:, :learned]
+        values = language_values(block.vectors[some][:, :learned], korean, neutral, own, allowed)
         self.values[block.rows[some]] = values[list(LANGUAGE_FIGURES)]
     def result(self, group: ProcessGroup = ProcessGroup(), device='cpu') -> dict: # figure -> {"mean", "low", "high"}
         self.kinds = summed(self.kinds, group, device)

@@ -21,10 +21,11 @@ from torch.overrides import TorchFunctionMode
 from ..config.files import ConfigError, needs, write_json
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer, padded
-from ..model.splade_doc import query_weights, uses_count_factor
+from ..model.splade_doc import query_weights, sides_differ
 from .export import limits_of, register_export, whole_tokenizer
 from .model_card import FORMATS
-from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, measured, outside_network, traced
+from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, counted_left_out, measured, outside_network, traced
+from ..model.counted_terms import learned_part
 from .opensearch_model import write_script
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #kinds
@@ -192,7 +193,7 @@ class QueryTable(nn.Module):
 def sides_of(model: nn.Module, tokenizer: SpladeTokenizer) -> dict[str, nn.Module]: # each with `vectors`
     "What computes the vectors of documents and, where they are others, of queries."
     if model.query_shift is not None: query = dict(query=QueryTable(model, tokenizer))
-    else: query = dict(query=ServedModel(model, False)) if uses_count_factor(model, True) else {}
+    else: query = dict(query=ServedModel(model, False)) if sides_differ(model) else {}
     return dict(document=ServedModel(model)) | query
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #elastic-model
@@ -267,6 +268,7 @@ def to_elasticsearch(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
                      data: str = 'mini' # a judged collection on which tokens are compared and losses measured
                     ) -> list[str]:
     "A folder with which Elasticsearch runs the model itself; returns its limits. Raises `ConfigError`."
+    left_out, (model, tokenizer) = counted_left_out(model), learned_part(model, tokenizer)
     if outside := outside_network(model, tokenizer):
         raise ConfigError(f'Elasticsearch cannot run this model itself: {"; ".join(outside)}. {INSTEAD}')
     length, sides = model.settings.max_length, sides_of(model, tokenizer)
@@ -278,7 +280,7 @@ def to_elasticsearch(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
     for name, body in BODIES.items(): write_json(folder/f'{name}.json', body)
     write_script('import.sh', folder)
     factor = getattr(sides.get('query'), 'factor', 1.0)
-    return _elastic_limits(model, tokenizer, measured(model, tokenizer, data), factor, difference)
+    return _elastic_limits(model, tokenizer, measured(model, tokenizer, data), factor, difference) + left_out
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #card-use
 def _use_elasticsearch(name: str, folder: Path) -> str: # code of the model card

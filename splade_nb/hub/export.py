@@ -20,13 +20,14 @@ from torch import nn
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports-library
 from ..config.files import ConfigError, choose, needs, write_json
+from ..config.settings import reads_bags
 from ..data.text import RULES
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
 from ..model.prune_vocabulary import as_config_error, new_folder
 from ..model.load import save
 from ..model.splade import on_logits
-from ..model.splade_doc import parts_of, query_weights, uses_count_factor
-from ..model.term_weights import MASKED_LOGIT, CountFactor, Texts, apply_term_weights, scatter_counts
+from ..model.splade_doc import parts_of, query_weights, sides_differ, uses_count_factor
+from ..model.term_weights import MASKED_LOGIT, Texts, apply_term_weights, scatter_counts
 
 # %% ../../nbs/5_hub/03_export.ipynb #beyond
 def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
@@ -38,7 +39,10 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
         'the limit of expansions (expansion_limit)': settings.expansion_limit > 0,
-        'the count factor of documents (term_frequency)': uses_count_factor(model, True),
+        f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
+        f'the bound on the terms of a text (most_query_terms={settings.most_query_terms}, '
+        f'most_document_terms={settings.most_document_terms})': settings.most_query_terms + settings.most_document_terms > 0,
+        'the count factor of documents (term_frequency)': uses_count_factor(model, True) and not settings.counted_terms,
         f'the minimum logit of input tokens (min_input_logit={settings.min_input_logit:g}), '
         f'with {settings.hashed_bigrams} hashed bigrams and phonetic keys': settings.min_input_logit > 0,
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
@@ -193,11 +197,11 @@ def _graph_parts(model, counted: bool, mean_length=None): # of `parts_of`, for t
     parts = parts_of(model, counted)
     if mean_length is None: return parts
     mean = torch.where(mean_length > 0, mean_length, model.mean_length)
-    return [CountFactor(mean) if isinstance(part, CountFactor) else part for part in parts]
+    return [part.at_mean(mean) for part in parts]
 
 def _graph_counts(model, counted: bool, input_ids, attention_mask, bag, counts, member): # [B, V], None where no part reads them
     settings = model.settings
-    if not (counted or settings.min_input_logit or settings.expansion_limit): return None
+    if not (counted or reads_bags(settings) or settings.expansion_limit): return None
     columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
     own = scatter_counts(*columns, len(model.special))
     return member.float() @ own if bag is None and member is not None else own
@@ -207,7 +211,7 @@ class Graph(nn.Module): # every size free
     "What is traced: ids and masks of windows to the vectors of texts."
     def __init__(self, model):
         super().__init__()
-        self.model, self.counted = model, uses_count_factor(model, True)
+        self.model, self.counted, self.side = model, uses_count_factor(model, True), True
 
     def largest_logits(self, read, input_ids, attention_mask): # [W, R], `splade.text_logits` in operations of ONNX
         model = self.model
@@ -236,7 +240,8 @@ class Graph(nn.Module): # every size free
         logits = self.logits(input_ids, attention_mask, member)
         own = _graph_counts(self.model, self.counted, input_ids, attention_mask, bag, counts, member)
         size = None if own is None else own.sum(1)
-        vectors = apply_term_weights(_graph_parts(self.model, self.counted, mean_length), logits, Texts(True, own, size))[0]
+        parts = _graph_parts(self.model, self.counted, mean_length)
+        vectors = apply_term_weights(parts, logits, Texts(self.side, own, size))[0]
         if document is None: return vectors
         queries = apply_term_weights(_graph_parts(self.model, False), logits, Texts(False, own, size))[0]
         return torch.where(document, vectors, queries)
@@ -247,8 +252,8 @@ def _graph_inputs(model): # name -> example of two texts with three windows, nam
     inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), windows=torch.tensor([2, 1]))
     counted, table = uses_count_factor(model, True), model.query_shift is not None
     if counted: inputs['mean_length'] = torch.zeros(1)
-    if (counted or model.settings.expansion_limit) and not table: inputs['document'] = torch.tensor([True])
-    if model.settings.min_input_logit: inputs |= dict(bag=ids[:2, 1:], counts=torch.ones(2, 3))
+    if sides_differ(model) and not table: inputs['document'] = torch.tensor([True])
+    if reads_bags(model.settings): inputs |= dict(bag=ids[:2, 1:], counts=torch.ones(2, 3))
     sizes = dict(windows=('texts',), bag=('texts', 'own'), counts=('texts', 'own'), document=(), mean_length=())
     return inputs, {name: sizes.get(name, ('windows', 'tokens')) for name in inputs}
 

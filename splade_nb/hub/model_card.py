@@ -65,7 +65,7 @@ vectors = logits.amax(1).relu().log1p()  # [texts, vocabulary]"""
 # %% ../../nbs/5_hub/04_model_card.ipynb #onnx-use
 def _use_onnx(name, folder): # a graph of token ids alone needs neither torch nor transformers
     settings, text = read_json(folder/'splade.json'), read_json(folder/'text.json')
-    more = any(settings[name] for name in ('min_input_logit', 'inference_free_query', 'term_frequency'))
+    more = any(settings[name] for name in ('min_input_logit', 'inference_free_query', 'term_frequency', 'counted_terms'))
     if more or text['segment'] != 'none':
         kiwi = ', kiwipiepy' * (text['segment'] == 'kiwi')
         return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, safetensors, tokenizers, tqdm, onnxruntime{kiwi}
@@ -108,7 +108,8 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #quality
 SYSTEMS = dict(metrics='this model', bm25='Kiwi-BM25', bm25_bigrams='with a bigram field',
-               before_training='before training', dense='dense encoder', hybrid='dense + BM25')
+               before_training='before training', dense='dense encoder', hybrid='dense + BM25',
+               learned='its learned terms alone', counted='its counted terms alone', model_hybrid='this model + dense')
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #quality-cell
 def quality(facts: dict) -> str:

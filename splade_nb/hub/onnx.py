@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from ..config.files import ConfigError, read_json, reading, sha256_of
-from ..config.settings import bigram_columns, from_dict
+from ..config.settings import further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from ..model.encode import DENSE_BYTES, encode, require_finite, require_size
 
@@ -91,7 +91,7 @@ class OnnxModel(_Opened):
         "The columns that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
         if screen: raise ConfigError("screen=True: the int8 filter needs torch: pip install 'splade_nb[train]'")
         among = np.arange(len(self.special))
-        return np.isin(among, keep) | (among >= len(among) - bigram_columns(self.settings))
+        return np.isin(among, keep) | (among >= len(among) - further_columns(self.settings))
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,
                     mean_length: float = 0.0) -> sparse.csr_matrix: # [B, V]
@@ -106,7 +106,7 @@ class OnnxModel(_Opened):
 def open_onnx(folder: Path | str) -> tuple[OnnxModel, SpladeTokenizer]:
     "A model and its tokenizer. Raises `ConfigError` where one is missing or damaged, or they do not belong together."
     model, tokenizer = OnnxModel(folder), load_tokenizer(folder)
-    require_size(folder, tokenizer, len(model.special), bigram_columns(model.settings))
+    require_size(folder, tokenizer, len(model.special), further_columns(model.settings))
     if model.settings.inference_free_query: require_size(f'{folder}/queries.npy', tokenizer, len(model.query_table()))
     return model, tokenizer
 

@@ -12,7 +12,7 @@ from torch import nn
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
-from ..config.settings import bigram_columns
+from ..config.settings import further_columns, reads_bags
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, silent
 from ..model.encode import window_batch
 from ..model.load import open_checkpoint_folder, save
@@ -27,7 +27,7 @@ def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], doc
     without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]
     if model.query_shift is not None and not document:
         return bag_rows([[id for id in bag if id not in left_out] for bag, left_out in zip(bags, without)])
-    bags = bags if model.settings.min_input_logit else None
+    bags = bags if reads_bags(model.settings) else None
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
     rows |= dict(windows=np.array(spans), silent=silent(tokenizer, ids), bare=np.array(tokenizer.bare, np.int64))
     return {name: torch.from_numpy(values) for name, values in rows.items()}
@@ -45,7 +45,7 @@ def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) 
     if 'input_ids' not in features: return lookup_batch(model, scatter_counts(bag, counts, len(model.special)))[0]
     rows = features['input_ids'], features['attention_mask']
     vectors = model(*rows, document, features['windows'].tolist(), bag, counts)[0]
-    return _without_empty(vectors, len(model.special) - bigram_columns(model.settings), **features)
+    return _without_empty(vectors, len(model.special) - further_columns(model.settings), **features)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #module
 class _Columns: # a tokenizer that also names hashed bigrams, the columns after its tokens

@@ -18,7 +18,8 @@ from ..data.tokenizer import SpladeTokenizer
 from .elasticsearch_model import sides_of
 from .export import register_export, write_graph
 from .model_card import FORMATS
-from .opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, djl_limits, outside_network
+from .opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, counted_left_out, djl_limits, outside_network
+from ..model.counted_terms import learned_part
 from .opensearch_model import served_tokenizers, token_names, write_script
 
 # %% ../../nbs/5_hub/07_vespa_model.ipynb #vespa-model
@@ -97,6 +98,7 @@ def _write_application(sides, tokenizer, length, folder): # folder: does not exi
 @register_export('vespa')
 def to_vespa(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A folder with which Vespa runs the model itself; returns its limits. Raises `ConfigError`."
+    left_out, (model, tokenizer) = counted_left_out(model), learned_part(model, tokenizer)
     if outside := outside_network(model, tokenizer):
         raise ConfigError(f'Vespa cannot run this model itself: {"; ".join(outside)}. Encode outside with python -m '
                           'splade_nb.cli encode, and write the vectors into a field of type tensor<float>(token{})')
@@ -110,7 +112,7 @@ def to_vespa(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list
     divided = [f'Query weights are divided by {factor:g}: {HEAVIEST:g} is the heaviest.'] if factor > 1 else []
     return [*djl_limits(model), 'Documents and queries are both encoded by the server, from Vespa 8.320 on.',
             'Vespa finds no documents by these vectors: search-exact.json scores every document, search-rerank.json '
-            'the 100 that BM25 finds first.', *divided]
+            'the 100 that BM25 finds first.', *divided, *left_out]
 
 # %% ../../nbs/5_hub/07_vespa_model.ipynb #card-use
 def _use_vespa(name: str, folder: Path) -> str: # code of the model card

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, texts_of
+from ..config.settings import reads_bags
 from ..data.idf import Frequencies, collection_factor, count_factor
 from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded, silent
 
@@ -251,7 +252,7 @@ def encode(model,                      # `SpladeDoc`, or `hub.onnx.OnnxModel` wi
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
     ids = tokenizer.ids(texts)
     _report_cut(model, ids, most_windows, cut)
-    bags = tokenizer.bags(texts, ids, document) if model.settings.min_input_logit else None
+    bags = tokenizer.bags(texts, ids, document) if reads_bags(model.settings) else None
     if whole and texts and model.settings.idf_prior_documents: mean_length = float(np.mean(list(map(len, bags or ids))))
     rows, order = [sparse.csr_matrix((0, len(model.special)), dtype=np.float32)], []
     batches = encode_batches(model, decoder, tokenizer, ids, bags, document, budget, most_windows, precision, mean_length)
@@ -306,7 +307,9 @@ def factor_for(model,
     if not model.settings.idf_prior_documents: return None
     *counts, number = model.frequencies.tolist()
     seen = Frequencies(int(number), np.array(counts))
-    return collection_factor(postings, documents, seen, model.settings.idf_prior_documents)
+    factor = collection_factor(postings, documents, seen, model.settings.idf_prior_documents)
+    if model.settings.counted_terms: factor[:-2 * model.settings.counted_terms] = 1  # learned terms have no IDF
+    return factor
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-queries
 def encode_queries(model, tokenizer: SpladeTokenizer, queries: list,
@@ -328,7 +331,10 @@ def encode_collection(model, tokenizer: SpladeTokenizer, texts: dict,  # {docume
 # %% ../../nbs/2_model/08_encode.ipynb #input-terms
 def input_terms(tokenizer: SpladeTokenizer, texts: list): # [N, V] ones
     "The tokens of the texts themselves as vectors."
-    return lookup_queries(tokenizer, np.ones(len(tokenizer)), texts)
+    ids = tokenizer.ids(texts)
+    rows = counted(tokenizer.own_columns(texts, ids), len(tokenizer))
+    rows.data[:] = 1
+    return without_empty(rows, tokenizer, ids)
 
 # %% ../../nbs/2_model/08_encode.ipynb #require-whole
 def require_finite(source: Path | str, weights: Iterable) -> None: # (name, whether all its numbers are finite)
@@ -338,8 +344,9 @@ def require_finite(source: Path | str, weights: Iterable) -> None: # (name, whet
     raise ConfigError(f'{source}: NaN or infinite weights in {", ".join(wrong[:3])}: its training failed, or a file is damaged')
 
 def require_size(source: Path | str, tokenizer: SpladeTokenizer, columns: int, # of the model's vectors
-                 bigrams: int | None = None) -> None:                        # of them for hashed bigrams
+                 further: int | None = None) -> None:                        # of them after the tokens
     "Raises `ConfigError` for a tokenizer of another size than the model."
-    if len(tokenizer) == columns and bigrams in (None, tokenizer.hashed_bigrams): return
-    parts = f'{len(tokenizer.backend):,} tokens and {tokenizer.hashed_bigrams:,} columns of hashed bigrams'
-    raise ConfigError(f'{source}: the model has {columns:,} columns, {bigrams or 0:,} of hashed bigrams, its tokenizer {parts}: they do not belong together')
+    if len(tokenizer) == columns and further in (None, tokenizer.further): return
+    parts = f'{len(tokenizer.backend):,} tokens and {tokenizer.further:,} further columns'
+    raise ConfigError(f'{source}: the model has {columns:,} columns, {further or 0:,} of them after the tokens, its tokenizer '
+                      f'{parts}: they do not belong together')

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, Damaged, read_json, reading, replaced, texts_of, write_json, writing
+from ..config.settings import reads_bags
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, cut_note, encode, factor_for, normalize_for_scoring, precision_on
@@ -74,7 +75,7 @@ def count_collection(model, tokenizer: SpladeTokenizer, texts: Iterable[str],
     with tqdm(desc='counting', unit=' texts', mininterval=10, delay=5) as bar:
         for part in _in_parts(texts, size):
             texts_of(part, first=documents)
-            rows = tokenizer.bags(part) if model.settings.min_input_logit else tokenizer.ids(part)
+            rows = tokenizer.bags(part) if reads_bags(model.settings) else tokenizer.ids(part)
             documents, tokens = documents + len(part), tokens + sum(map(len, rows))
             hashes.append(_hash(part))
             bar.update(len(part))

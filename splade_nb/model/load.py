@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from ..config.files import ConfigError, Damaged, device, model_folder, out_of_reach, read_json, reading, reason, write_json
-from ..config.settings import ModelSettings, Settings, bigram_columns, from_dict
+from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import require_finite, require_size
 from .splade_doc import SpladeDoc
@@ -216,7 +216,7 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
     folder = _reached(source)
     if (folder/'splade.json').exists():
         model, tokenizer = load(folder), load_tokenizer(folder)
-        require_size(folder, tokenizer, len(model.special), bigram_columns(model.settings))
+        require_size(folder, tokenizer, len(model.special), further_columns(model.settings))
         return model, tokenizer
     sides = _routes(folder)
     encoder, twice = _pooling_of(sides['document'])

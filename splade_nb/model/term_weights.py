@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
            'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
-           'OutputIdf', 'CountFactor', 'ExpansionLimit', 'frequent_bigrams', 'FrequentBigrams', 'InferenceFreeQuery',
-           'register_term_weight', 'make_term_weight']
+           'OutputIdf', 'CountFactor', 'ExpansionLimit', 'frequent_bigrams', 'FrequentBigrams', 'LargestTerms',
+           'CountedTerms', 'InferenceFreeQuery', 'register_term_weight', 'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
 from dataclasses import dataclass
@@ -51,6 +51,7 @@ class TermWeight:
 
     def on_logits(self, logits: Tensor, texts: Texts) -> Tensor: return logits    # before log(1 + ReLU)
     def on_weights(self, weights: Tensor, texts: Texts) -> Tensor: return weights # after it
+    def at_mean(self, mean_length: Tensor): return self # the part for documents of another mean length
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #apply-parts
 def apply_term_weights(parts: list,     # in this order
@@ -111,6 +112,7 @@ class CountFactor(TermWeight):
     "`term_frequency`: BM25's factor on the weights of documents."
     def __init__(self, mean_length: Tensor): self.mean_length = mean_length # of the training texts
 
+    def at_mean(self, mean_length): return CountFactor(mean_length)
     def on_weights(self, weights, texts):
         return weights * count_factor(texts.counts, texts.lengths, texts.mean_length or self.mean_length)
 
@@ -141,6 +143,31 @@ class FrequentBigrams(TermWeight):
     reads_counts = False
     def __init__(self, frequent: Tensor): self.frequent = frequent # [V] bool
     def on_weights(self, weights, texts): return weights.masked_fill(self.frequent, 0) if texts.document else weights
+
+# %% ../../nbs/2_model/06_term_weights.ipynb #largest-terms
+class LargestTerms(TermWeight):
+    "`most_query_terms`, `most_document_terms`: only the largest weights of a text, and what equals the last of them."
+    reads_counts = False
+    def __init__(self, query: int, document: int): self.query, self.document = query, document # 0: all
+
+    def on_weights(self, weights, texts):
+        most = self.document if texts.document else self.query
+        if not 0 < most < weights.shape[1]: return weights
+        return weights.masked_fill(weights < weights.topk(most, dim=1).values[:, -1:], 0)
+
+# %% ../../nbs/2_model/06_term_weights.ipynb #counted-terms
+class CountedTerms(TermWeight):
+    "`counted_terms`: BM25 in the last columns."
+    def __init__(self, weights: Tensor,      # [C] of a query's terms
+                 mean_length: Tensor):       # of the texts they were counted in
+        self.weights, self.mean_length = weights, mean_length
+
+    def at_mean(self, mean_length): return CountedTerms(self.weights, mean_length)
+    def on_weights(self, weights, texts):
+        learned, counts = weights[:, :-len(self.weights)], texts.counts[:, -len(self.weights):]
+        counted = self.weights.expand(counts.shape)
+        if texts.document: counted = count_factor(counts, texts.lengths, texts.mean_length or self.mean_length)
+        return torch.cat([learned, counted.masked_fill(counts == 0, 0)], 1)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #query-table
 QUERY_LEARNING_RATE_FACTOR = 20.0

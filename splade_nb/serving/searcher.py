@@ -25,11 +25,13 @@ from tqdm import tqdm
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes, printable
 from ..config.files import ConfigError, Damaged, check_text, choose, installed, needs, read_json, root, write_json
+from ..config.settings import reads_bags
 from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
 from ..data.readers import read_source
 from ..data.records import Document
-from ..data.tokenizer import SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer, remembered
+from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer
+from ..data.tokenizer import morphemes, remembered
 from ..hub.onnx import open_onnx
 from ..model.encode import counted, encode, encode_queries, factor_for, input_terms
 from ..model.encode import normalize_for_scoring, prepared_decoder, windows
@@ -91,6 +93,9 @@ def open_encoder(folder: Path | str | Encoder) -> Encoder:
 def _hashed_columns(tokenizer, text): # {column: (name, kind)}
     ids = tokenizer.ids([text])
     pairs, sounds = hashed_names(tokenizer, [text], ids)[0]
+    if tokenizer.counted_terms:
+        named = [(pair, 'bigram') for pair in pairs] + [(name[len(WORD_MARK):], 'counted') for name in sounds]
+        return {tokenizer.column(name if kind == 'bigram' else f'{WORD_MARK}{name}'): (name, kind) for name, kind in named}
     words = {f'~{phonetic_key(word)}': word for word in join_words(tokenizer.words, ids[0])}
     columns = {tokenizer.column(name): (words[name], 'phonetic') for name in sounds}
     return columns | {tokenizer.column(pair): (pair, 'bigram') for pair in pairs}
@@ -106,7 +111,7 @@ def _name(tokenizer, column, hashed): # name, kind
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, bigram (of characters), phonetic, topic, dense; collision: another bigram has this column
+    kind: str              # word, part, counted (morpheme), bigram (of characters), phonetic, topic, dense; collision: another has this column
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query
@@ -134,10 +139,11 @@ def matched_terms(query: sparse.csr_matrix,  # [1, V]
                  ) -> list[Term]:            # largest part of the score first
     "The terms that a query and a text share."
     columns, i, j = np.intersect1d(query.indices, entry.columns, return_indices=True)
-    pairs, terms = set(bigrams([full_text(entry.title, entry.text)])[0]), []
+    text, terms = full_text(entry.title, entry.text), []
+    there = dict(bigram=set(bigrams([text])[0]), counted=set(morphemes([text])[0]) if tokenizer.counted_terms else ())
     for column, part, own in zip(columns.tolist(), query.data[i] * entry.weights[j], entry.own[j]):
         name, kind = _name(tokenizer, column, hashed)
-        if kind == 'bigram' and own and name not in pairs: kind = 'collision'
+        if own and name not in there.get(kind, (name,)): kind = 'collision'
         terms.append(Term(name, kind, float(part), not own, column not in query_tokens))
     return sorted(terms, key=lambda term: -term.weight)
 
@@ -160,7 +166,7 @@ def mean_length(store: DocumentStore, index: Index) -> float: # tokens; 0 where 
 # %% ../../nbs/6_serving/08_searcher.ipynb #length-slopes
 def _token_counts(model, tokenizer, texts): # [n, V] as the model's factor counts them, tokens of each text
     ids = tokenizer.ids(texts)
-    bags = tokenizer.bags(texts, ids) if model.settings.min_input_logit else None
+    bags = tokenizer.bags(texts, ids) if reads_bags(model.settings) else None
     def seen(row): return [token for part in windows(row, model.settings.max_length - 2) for token in (*part, tokenizer.begin, tokenizer.end)]
     return counted(bags or [seen(row) for row in ids], len(model.special)), [*map(len, bags or ids)]
 
@@ -170,13 +176,15 @@ def _length_slopes(model, tokenizer, texts, vectors): # slopes [n, V] of the vec
     times = np.asarray(counts[rows, vectors.indices], np.float64).reshape(-1, 1)
     tokens = np.asarray(counts.sum(1), np.float64).ravel()[rows]
     endless, one = (count_factor(times, tokens, mean)[:, 0] for mean in (math.inf, 1.0))
-    return sparse.csr_matrix((endless / one - 1, vectors.indices, vectors.indptr), vectors.shape), lengths
+    slopes = endless / one - 1
+    if model.settings.counted_terms: slopes[vectors.indices < len(tokenizer.backend)] = 0  # learned terms do not count
+    return sparse.csr_matrix((slopes, vectors.indices, vectors.indptr), vectors.shape), lengths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #doc-vectors
 def document_vectors(encoder: Encoder, texts: list[str]) -> tuple: # vectors, input tokens: [n, V]; slopes, lengths
     "What `write_vectors` takes: texts encoded for an endless mean length, where the model has one."
     model, tokenizer, settings = encoder.model, encoder.tokenizer, encoder.model.settings
-    measured = settings.idf_prior_documents and settings.term_frequency
+    measured = settings.idf_prior_documents and (settings.term_frequency or settings.counted_terms)
     with remembered({}):
         vectors = encode(model, tokenizer, texts, decoder=encoder.decoder, mean_length=math.inf if measured else 0.0)
         vectors = normalize_for_scoring(vectors, settings.similarity).tocsr()
@@ -280,7 +288,7 @@ def _search(searcher, query, k):
     tokenizer, store = searcher.encoder.tokenizer, searcher.store
     with remembered({}):
         vector, hashed = _query_vector(searcher, query), _hashed_columns(tokenizer, query)
-        tokens = set(tokenizer.bags([query], document=False)[0])
+        tokens = set(tokenizer.own_columns([query])[0])
         dense = hybrid_queries(searcher.embedding, [query], searcher.hybrid) if searcher.hybrid else None
         topics = searcher.topic_terms.queries([query], searcher.topics * vector.sum(axis=1)) if searcher.topics else None
         asked = vector if topics is None else sparse.hstack([vector, topics], 'csr')

@@ -1,0 +1,168 @@
+"""Counted and learned terms in one vector: training, files, search, exports."""
+import json
+import numpy as np
+import pytest
+import torch
+from conftest import real
+from splade_nb import load
+from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.versions import resolve, resolve_quietly
+from splade_nb.data.bm25 import BigramBM25
+from splade_nb.data.readers import load_collection
+from splade_nb.data.records import Document, toy_corpus
+from splade_nb.data.tokenizer import counted, masks
+from splade_nb.evaluation.metrics import retrieval_metrics
+from splade_nb.evaluation.retrieval import retrieve
+from splade_nb.experiment import run_version
+import splade_nb.hub.opensearch_model  # registers its form
+from splade_nb.hub.export import write_form
+from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model
+from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
+from splade_nb.serving.searcher import build_searcher
+from splade_nb.training.check_settings import quiet, tiny_checkpoint
+from splade_nb.training.dataset import AFTER_TRAINING, prepare
+
+COLUMNS = 2 ** 14
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+    "An untrained model of `small` on a tiny checkpoint, its tokenizer, its settings with counted terms, and its corpus."
+    corpus, folder = toy_corpus(), tmp_path_factory.mktemp('tiny')
+    with quiet():
+        settings = resolve_quietly('v28', scale='small', backbone=tiny_checkpoint(folder, list(corpus.texts.values()), 0), teacher='lsa',
+                                   max_length=48, initial_terms=20, gate_hidden=8, steps=4, batch_size=4, validations=1,
+                                   counted_terms=COLUMNS, most_document_terms=12, most_query_terms=6, bm25_negatives=0, dense_negatives=0)
+        setup = prepare(settings, corpus, 42, place='cpu')
+    return setup.model.eval(), setup.training_data.tokenizer, settings, corpus
+
+
+@pytest.fixture(scope='module')
+def joined(plain):
+    model, tokenizer, settings, corpus = plain
+    return join_counted(model, tokenizer, corpus.texts.values(), settings.but(counted_weight=0.5))
+
+
+def test_training_sees_learned_terms_alone(plain):
+    model, tokenizer, settings, _ = plain
+    assert {name: getattr(model.settings, name) for name in AFTER_TRAINING} == AFTER_TRAINING
+    assert tokenizer.counted_terms == 0 and len(model.special) == len(tokenizer) and settings.counted_terms == COLUMNS
+
+
+def test_the_counted_columns_are_bm25_with_bigrams(joined):
+    "On real documents the ranking by them alone is that of two fields, but for the length that they share and for collisions."
+    (model, tokenizer), collection = joined, load_collection(str(real('data/techdocs_ko')))
+    ids = [*collection.split('test')][:120]
+    queries, texts = {id: collection.queries[id].text for id in ids}, collection.texts
+    documents = encode_collection(model, tokenizer, {id: texts[id] for id in [*texts][:40]})[0]
+    bags = [tokenizer.bags([text])[0] for text in [*texts.values()]]
+    assert (documents[:, -2 * COLUMNS:] > 0).nnz == sum(len({*bag}) for bag in bags[:40]), 'every counted column, and no other'
+    vectors, factor = counted_alone(model, tokenizer, texts, bags)
+    asked = encode_queries(model, tokenizer, [*queries.values()], factor)[:, -2 * COLUMNS:]
+    assert asked.nnz == sum(len({*tokenizer.bags([query], document=False)[0]}) for query in queries.values())
+    qrels = {id: collection.qrels[id] for id in ids}
+    def ndcg(scores): return retrieval_metrics(qrels, {id: dict(zip(texts, row.tolist())) for id, row in zip(ids, scores)})['ndcg@10'].mean()
+    ours, theirs = (asked @ vectors.T).toarray(), BigramBM25(texts).scores([*queries.values()])
+    assert abs(ndcg(ours) - ndcg(theirs)) < 0.01
+    assert np.mean([np.corrcoef(one, two)[0, 1] for one, two in zip(ours, theirs)]) > 0.98
+
+
+def counted_alone(model, tokenizer, texts, bags):
+    "The counted columns of documents without a pass of the backbone, and the factor of the queries."
+    from splade_nb.model.encode import counted as counts_of, factor_for, saturated
+    counts = counts_of(bags, len(tokenizer))
+    return saturated(counts)[:, -2 * COLUMNS:], factor_for(model, counts.getnnz(axis=0), len(texts))
+
+
+def test_a_joined_model_is_saved_and_opened(joined, plain, tmp_path):
+    from splade_nb.model.load import load_encoder, save
+    from splade_nb.data.tokenizer import save_tokenizer
+    model, tokenizer = joined
+    save_tokenizer(tokenizer, save(model, tmp_path/'model'))
+    again, words = load_encoder(tmp_path)
+    texts = [*plain[3].texts.values()]
+    for document in (True, False):
+        one, two = encode(model, tokenizer, texts, document), encode(again, words, texts, document)
+        assert (one != two).nnz == 0 and one.shape[1] == len(words) == len(tokenizer)
+    assert again.settings.counted_weight == 0.5 and again.digest() == model.digest() != plain[0].digest()
+    (tmp_path/'model/text.json').write_text(json.dumps(read_json(tmp_path/'model/text.json') | dict(counted_terms=COLUMNS // 2)))
+    with pytest.raises(ConfigError, match='do not belong together'): load_encoder(tmp_path)
+
+
+def test_bounds_are_of_learned_terms(joined, plain):
+    (model, tokenizer), (_, learned, _, corpus) = joined, plain
+    for document, most in ((True, 12), (False, 6)):
+        vectors = encode(model, tokenizer, [*corpus.texts.values()], document)
+        assert 0 < vectors[:, :len(learned)].getnnz(axis=1).max() <= most
+    double = encode(reweighed(model, 2.0), tokenizer, ['서울 날씨'], document=False)
+    once = encode(model, tokenizer, ['서울 날씨'], document=False)
+    assert np.allclose(double[:, len(learned):].toarray(), 2 * once[:, len(learned):].toarray()) and once[:, len(learned):].nnz
+
+
+def test_own_terms_and_language_are_those_of_the_learned_part(joined, plain):
+    from splade_nb.evaluation.exact_search import Block
+    from splade_nb.evaluation.retrieval import LanguageShares
+    (model, tokenizer), (_, learned, _, corpus) = joined, plain
+    texts, groups, found = [*corpus.texts.values()], masks(learned) | dict(allowed=np.zeros(len(learned), bool)), []
+    for one, words in ((model, tokenizer), (*learned_part(model, tokenizer),)):
+        shares = LanguageShares(words, groups, len(texts))
+        shares(Block(np.arange(len(texts)), encode(one, words, texts), texts, words.ids(texts)))
+        found.append(shares.values)
+    assert np.allclose(*found, equal_nan=True) and np.isfinite(found[0]).any()
+    own = input_terms(tokenizer, texts[:1])
+    assert {*own.indices} >= {*tokenizer.bags(texts[:1])[0]} and (own.indices < len(learned)).any()
+
+
+def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
+    "Added one by one or together, in memory or on disk: the scores are those of all texts at once."
+    (model, tokenizer), corpus = joined, plain[3]
+    from splade_nb.model.load import save
+    from splade_nb.data.tokenizer import save_tokenizer
+    save_tokenizer(tokenizer, save(model, tmp_path/'model'))
+    texts, query = corpus.texts, next(iter(corpus.queries.values())).text
+    wanted = retrieve(model, tokenizer, {'q': query}, texts)[0]['q']
+    documents = [Document(id, '', text) for id, text in texts.items()]
+    with build_searcher(str(tmp_path/'model'), documents[:5], tmp_path/'searcher') as searcher:
+        for document in documents[5:]: searcher.add(document)
+        hits = searcher.search(query, 5)
+    for hit in hits:
+        assert hit.score == pytest.approx(wanted[hit.id], rel=1e-4)
+        assert sum(term.weight for term in hit.terms) == pytest.approx(hit.score, rel=1e-4)
+    counted_terms = [term for term in hits[0].terms if term.kind == 'counted']
+    assert counted_terms and all(term.name in texts[hits[0].id] and not term.added for term in counted_terms)
+
+
+def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path):
+    corpus = toy_corpus()
+    with quiet():
+        given = dict(backbone=tiny_checkpoint(tmp_path/'tiny', list(corpus.texts.values()), 0), teacher=tiny_checkpoint(tmp_path/'teacher', list(corpus.texts.values()), 1),
+                     max_length=48, initial_terms=20, gate_hidden=8, steps=4, batch_size=4, counted_terms=256, most_document_terms=30)
+        summary = run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given)
+    systems = 'metrics learned counted bm25 bm25_bigrams dense hybrid model_hybrid before_training'.split()
+    assert all(0 <= summary[name]['ndcg@10'] <= 1 for name in systems)
+    weights = summary['validation']['counted_weights']
+    assert len(weights) == 5 and weights[str(summary['validation']['counted_weight'])] == max(weights.values()) if isinstance([*weights][0], str) else max(weights.values()) == weights[summary['validation']['counted_weight']]
+    encoder = load(tmp_path/'run')
+    assert encoder.model.settings.counted_weight == summary['validation']['counted_weight'] and encoder.tokenizer.counted_terms == 256
+    assert read_json(tmp_path/'run/evaluation.json')['systems'].keys() >= {'learned', 'counted'}
+
+
+@pytest.mark.parametrize('settings', [dict(min_input_logit=5.0), dict(similarity='cosine'), dict(term_frequency=True), dict(expansion_limit=1.0)])
+def test_what_counts_tokens_itself_is_refused_beside_it(settings):
+    with pytest.raises(ConfigError, match='counted_terms=64: not beside'): resolve('v28', scale='small', counted_terms=64, **settings)
+
+
+def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp_path):
+    model, tokenizer = joined
+    (tmp_path/'served').mkdir(); (tmp_path/'alone').mkdir()
+    with quiet():
+        limits = write_form(model, tokenizer, 'opensearch', tmp_path/'served')
+        write_form(*learned_part(model, tokenizer), 'opensearch', tmp_path/'alone')
+    def of(name, folder='served'): return read_json(tmp_path/folder/name)
+    should = of('search-rank_features.json')['query']['bool']['should']
+    assert should[0] == of('search-rank_features.json', 'alone')['query']
+    assert {name: clause['boost'] for each in should[1:] for name, clause in each['match'].items()} == {'text': 1.1, 'text.bigrams': 0.44}
+    index = of('index-rank_features.json')
+    assert index['mappings']['properties']['text']['analyzer'] == 'nori' and 'bigrams' in index['settings']['analysis']['analyzer']
+    assert (tmp_path/'served/document.zip').read_bytes() == (tmp_path/'alone/document.zip').read_bytes()
+    assert any('nori' in limit for limit in limits) and (tmp_path/'served/query.zip').exists(), 'queries have another bound'
