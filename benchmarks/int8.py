@@ -16,7 +16,7 @@ from splade_nb.data.tokenizer import load_tokenizer, save_tokenizer
 from splade_nb.evaluation.retrieval import evaluate_queries
 from splade_nb.hub import onnx_int8  # adds its form
 from splade_nb.hub.export import write_form
-from splade_nb.hub.onnx import open_onnx
+from splade_nb.model.onnx import open_onnx
 from splade_nb.model.encode import encode, prepared_decoder
 from splade_nb.model.load import load_encoder, save
 from splade_nb.model.prune_vocabulary import tokenizer_state, write_tokenizer

@@ -16,7 +16,8 @@ from scipy import sparse
 from .config.files import ConfigError, clear_errors, texts_of
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
-from .serving.searcher import RELEASED, Hit, open_model, saved_searcher
+from .model.opened import RELEASED, open_model
+from .serving.searcher import Hit, saved_searcher
 from .cli import encode_texts
 
 # %% ../nbs/9_api.ipynb #encoder

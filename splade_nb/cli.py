@@ -60,7 +60,7 @@ def _shard_options(model, tokenizer, queries: bool = False, collection: str = ''
 # %% ../nbs/8_cli.ipynb #encode-command
 def _opened(folder: str, source: str, queries: bool, **options) -> tuple:  # model, tokenizer, texts, ids, options
     "What every process opens that encodes. Raises `ConfigError`, `DataError`."
-    from splade_nb.serving.searcher import open_model
+    from splade_nb.model.opened import open_model
     model, tokenizer = open_model(folder)
     return model, tokenizer, *_texts_of(source, queries), _shard_options(model, tokenizer, queries, **options)
 
@@ -149,7 +149,7 @@ def export_model(folder: str,
     from splade_nb.hub import elasticsearch_model, onnx_int8, opensearch_model, vespa_model  # each adds its forms to EXPORTS
     from splade_nb.hub.export import MEASURED, write_form
     from splade_nb.hub.model_card import card, facts_of, push
-    from splade_nb.serving.searcher import open_model
+    from splade_nb.model.opened import open_model
     if data and form not in MEASURED:
         raise ConfigError(f'data={data}: {", ".join(MEASURED)} measure on it, {form} does not')
     facts, title = facts_of(folder), name or Path(out).name
@@ -313,6 +313,8 @@ def _add_release_options(command) -> None:
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS),
                          help='The forms beside the model, joined by commas; nothing writes the model alone.')
+    command.add_argument('--rounded', action='store_true',
+                         help='Write the model as a graph of 8-bit integers, a quarter as large.')
 
 # %% ../nbs/8_cli.ipynb #written-options
 def _add_written_options(command) -> None:

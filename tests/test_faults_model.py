@@ -10,7 +10,7 @@ from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
 from splade_nb.data.passages import PackedSequences, packed_batch
 from splade_nb.model.load import fit, position_table, positions
-from splade_nb.serving.searcher import RELEASED, open_model
+from splade_nb.model.opened import RELEASED, open_model
 from splade_nb.training import batch, checkpoints, curriculum, masked_language, objective
 from splade_nb.training import trainer as training
 from splade_nb.training.dataset import fix_seeds, toy_training_data

@@ -16,7 +16,7 @@ from splade_nb.model.encode import encode
 from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
 from splade_nb import load
 from splade_nb.hub import onnx_int8
-from splade_nb.hub.onnx import OnnxEncoder
+from splade_nb.model.onnx import OnnxEncoder
 from splade_nb.training.dataset import prepare
 from splade_nb.model.load import save
 from splade_nb.model.initialization import toy_model

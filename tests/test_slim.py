@@ -7,9 +7,9 @@ from conftest import ROOT
 from splade_nb import api, cli
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import PlainTokenizer, SpladeTokenizer, load_tokenizer, masks, text_options
-from splade_nb.hub.onnx import OnnxModel
+from splade_nb.model.onnx import OnnxModel
 from splade_nb.model.encode import encode
-from splade_nb.serving.searcher import RELEASED, open_model
+from splade_nb.model.opened import RELEASED, open_model
 
 TEXTS = ['경복궁은 한복을 입으면 무료입니다', '택배 문자의 링크는 누르지 마세요', '', '제주도 올레길은 봄에 걷기 좋습니다. ' * 60]
 QUERIES = ['한복 입고 경복궁', '올레길']
@@ -98,7 +98,7 @@ def test_both_runtimes_give_one_vector(options, runtimes):
 def test_a_batch_is_divided_between_texts(runtimes, monkeypatch):
     (_, tokenizer), (model, _) = runtimes
     wanted = encode(model, tokenizer, TEXTS, most_windows=2, cut={})
-    monkeypatch.setattr('splade_nb.hub.onnx.DENSE_BYTES', 1)
+    monkeypatch.setattr('splade_nb.model.onnx.DENSE_BYTES', 1)
     assert abs(encode(model, tokenizer, TEXTS, most_windows=2, cut={}) - wanted).max() < 1e-5
 
 

@@ -11,7 +11,8 @@ from splade_nb.evaluation.systems import Index, WithDensePart, words_system
 from splade_nb.model.static_embedding import StaticEmbedding, idf_sums, save_embedding
 from splade_nb.model.topic_terms import DOCUMENT_TOPICS, QUERY_TOPICS, TOPICS, TopicTerms, load_topics, save_topics
 from splade_nb.model.topic_terms import sparse_codes, topic_centres
-from splade_nb.serving.searcher import RELEASED, build_searcher, open_encoder, open_searcher
+from splade_nb.model.opened import RELEASED
+from splade_nb.serving.searcher import build_searcher, open_encoder, open_searcher
 from splade_nb.training import span_contrast
 from splade_nb.training.span_contrast import learn_embedding, learn_topics
 from test_companion import SUBJECTS, made_texts

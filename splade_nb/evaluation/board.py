@@ -20,7 +20,7 @@ from ..config.files import ConfigError, alternatives, choose, listed, needs, rea
 from ..data.corpus import Corpus, Texts, text_of
 from ..data.readers import load_collection, own_cache
 from ..data.records import DataError
-from ..model.load import load_encoder
+from ..model.opened import open_model
 from .compare import percent
 from .exact_search import BestLists, Search, exact_search
 from .metrics import index_bytes
@@ -156,8 +156,8 @@ def model_meta(model, tokenizer, name: str): # `ModelMeta` of mteb
 # %% ../../nbs/4_evaluation/14_board.ipynb #search-model
 class SearchModel:
     "A saved model with the methods of mteb's `SearchProtocol`; `cost` is that of the last search."
-    def __init__(self, folder: str): # or a hub name, as `load_encoder` takes it
-        self.model, self.tokenizer = load_encoder(folder)
+    def __init__(self, folder: str): # or a hub name, as `open_model` takes it
+        self.model, self.tokenizer = open_model(folder)
         self.name, self.corpus, self.cost = system_name(folder), None, {}
         self.mteb_model_meta = model_meta(self.model, self.tokenizer, self.name)
 

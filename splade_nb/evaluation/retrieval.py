@@ -20,7 +20,7 @@ from ..data.prepared import Preparation, content_key, prepared_folder
 from ..data.readers import load_collection
 from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, token_kind
 from ..model.encode import counted, cut_note, encode_collection, encode_queries, heaviest, input_terms
-from ..model.load import load_encoder
+from ..model.opened import open_model
 from ..model.static_embedding import check_hybrid
 from ..config.processes import ProcessGroup
 from ..training.teacher import teacher_vectors
@@ -270,7 +270,7 @@ def evaluate_model(folder: str,           # of the saved model
     choose('split', split, ('test', 'all'))
     check_hybrid(hybrid)
     check_hybrid(topics, 'topics')
-    model, tokenizer = load_encoder(folder)
+    model, tokenizer = open_model(folder)
     collection = load_collection(source)
     ids = collection.judging(split)
     _tell_of_self(collection, ids)
@@ -291,7 +291,7 @@ def evaluate_model(folder: str,           # of the saved model
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-language
 def evaluate_language(folder: str, source: str) -> dict: # data, documents, figure -> {"mean", "low", "high"}
     "Korean share and noise of a saved model's vectors of the Korean documents of a collection."
-    model, tokenizer = load_encoder(folder)
+    model, tokenizer = open_model(folder)
     collection = load_collection(source)
     groups = masks(tokenizer) | {'allowed': allowed_mask(tokenizer, model.settings.language_allows)}
     shares = LanguageShares(tokenizer, groups, len(collection.texts))
@@ -303,5 +303,5 @@ def evaluate_context(folder: str, source: str) -> dict: # data, pairs, context: 
     "How far a saved model tells context pairs apart. Raises `ConfigError` for a collection without pairs."
     collection = load_collection(source)
     if not collection.context_pairs: raise ConfigError(f'{source}: no context pairs; the data set mini has some')
-    found = context_result(*load_encoder(folder), collection)
+    found = context_result(*open_model(folder), collection)
     return dict(data=collection.name, pairs=len(found.pop('pairs')), context=found, revision=revision())

@@ -25,7 +25,8 @@ from ..data.prepared import content_key, digest
 from ..data.tokenizer import kiwi_version, text_options, tokenizer_key
 from ..model.encode import encode_queries, factor_for, normalize_for_scoring, prepared_decoder
 from ..model.encode_shards import collection_frequencies, encode_shards, read_shards, shard_description
-from ..model.load import SAVED_SETTINGS, load_encoder, named_config
+from ..model.load import SAVED_SETTINGS, named_config
+from ..model.opened import open_model
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports-evaluation
 from ..training.dataset import dev_split, prepare, save_model_folder, training_rows
@@ -213,7 +214,7 @@ def model_key(model, tokenizer) -> str:  # 16 hex digits
 
 def model_system(folder: str) -> System:
     "A model of this package by its run or model folder, its vectors in shards. Raises `ConfigError`."
-    model, tokenizer = load_encoder(folder)
+    model, tokenizer = open_model(folder)
     def index(texts, work):
         encode_shards(model, tokenizer, texts.values(), work, total=len(texts))
         factor = factor_for(model, collection_frequencies(work, model, tokenizer).counts, len(texts))
@@ -278,7 +279,7 @@ def model_in(folder: Path | str, settings: Settings, collection, seed: int,
         save_model_folder(setup, folder)
         sizes = dict(parameters=sum(p.numel() for p in setup.model.parameters()), pairs=len(setup.training_data.pairs))
         write_json(folder/'facts.json', facts | sizes)
-    return *load_encoder(folder), read_json(folder/'facts.json')
+    return *open_model(folder), read_json(folder/'facts.json')
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #model-in-2
 def _learn(setup, seed: int, folder: Path, **options) -> dict: # from the last checkpoint where there is one

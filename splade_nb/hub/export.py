@@ -117,7 +117,7 @@ def _flat_source(module): # source with flat imports, modules it imports
     return re.sub(r'^(\s*from )(\.+|splade_nb\.)([\w.]+) import', flat, source, flags=re.M), imported
 
 # %% ../../nbs/5_hub/03_export.ipynb #copy-module
-def copy_module(module: str,   # of this package, such as `hub.onnx`
+def copy_module(module: str,   # of this package, such as `model.onnx`
                 folder: Path,  # created where missing
                 name: str      # of the copy
                ) -> list[str]: # names of all files
@@ -341,7 +341,7 @@ def to_onnx(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[
     "A graph for ONNX Runtime with tokenizer and the code of `OnnxEncoder`; returns its limits. Raises `ConfigError`."
     add_graph(model, save(model, folder))
     save_tokenizer(SpladeTokenizer(whole_tokenizer(tokenizer), **text_options(tokenizer)), folder)
-    copy_module('hub.onnx', folder/'splade_onnx', 'encoder')
+    copy_module('model.onnx', folder/'splade_onnx', 'encoder')
     return _collection_limits(model)
 
 # %% ../../nbs/5_hub/03_export.ipynb #measured-forms

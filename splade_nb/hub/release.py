@@ -14,6 +14,7 @@ from ..config.files import ConfigError, choose, listed, read_json, sha256_of, wr
 from ..evaluation.report import made_by
 from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
+from . import onnx_int8  # adds its form
 from .opensearch_model import CONNECTOR
 from ..model.load import load_encoder
 from ..model.prune_vocabulary import new_folder
@@ -22,12 +23,13 @@ from ..model.prune_vocabulary import new_folder
 def matching_facts(folder: Path | str) -> dict:  # of `facts_of`
     "What a run says of itself. Raises `ConfigError` for none, or for weights that its summary does not describe."
     folder, facts = Path(folder), facts_of(folder)
-    weights = folder/'model'/'model.safetensors'
-    absent = [name for name in FACTS if not facts[name]] + ['model/model.safetensors'] * (not weights.exists())
+    rounded = not (folder/'model'/'config.json').exists()  # a release in small integers, which lie in the graph
+    weights = folder/'model'/('model.onnx' if rounded else 'model.safetensors')
+    absent = [name for name in FACTS if not facts[name]] + [f'model/{weights.name}'] * (not weights.exists())
     if absent: raise ConfigError(f'{folder}: no finished run: {", ".join(absent)} missing or empty; make train writes one')
-    described, found = facts['summary'].get('weights', 'none'), sha256_of(weights)
+    described, found = facts['summary'].get('rounded' if rounded else 'weights', 'none'), sha256_of(weights)
     if described == found: return facts
-    raise ConfigError(f'{folder}: summary.json describes weights of SHA-256 {described}, model.safetensors has {found}: '
+    raise ConfigError(f'{folder}: summary.json describes weights of SHA-256 {described}, {weights.name} has {found}: '
                       'its figures are not those of this model; train it again')
 
 # %% ../../nbs/5_hub/09_release.ipynb #use-here
@@ -66,21 +68,31 @@ def _write_facts(facts: dict, folder: Path) -> None:  # facts: of `facts_of`
     published = facts | dict(evaluation=dict(difference=facts['evaluation'].get('difference')))
     for fact, values in published.items(): write_json(folder/f'{fact}.json', values)
 
+# %% ../../nbs/5_hub/09_release.ipynb #write-rounded
+def _write_rounded(model, tokenizer, folder: Path) -> str:  # SHA-256 of the graph
+    write_form(model, tokenizer, 'onnx-int8', folder)
+    shutil.rmtree(folder/'splade_onnx')  # this package is there
+    return sha256_of(folder/'model.onnx')
+
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def release(folder: Path | str,        # of a finished run
             out: Path | str,           # does not exist yet
             licence: str = 'unknown',  # of the weights, as the hub spells it
             name: str = '',            # empty: that of `out`
-            forms: str = ','.join(FORMS)  # empty: the model alone
+            forms: str = ','.join(FORMS), # empty: the model alone
+            rounded: bool = False      # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
            ) -> dict:                  # what `release.json` holds
     "Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights."
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
     config, data, wanted = facts['config'], facts['summary']['data'], listed(forms)
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
+        encoder = load_encoder(folder)
+        if rounded: facts['summary']['rounded'] = _write_rounded(*encoder, part/'model')
+        else:
+            shutil.copytree(folder/'model', part/'model')
+            add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
         _write_facts(facts, part)
-        shutil.copytree(folder/'model', part/'model')
-        add_graph(copy.deepcopy((encoder := load_encoder(folder))[0]).cpu().float(), part/'model')
         missing = _write_forms(encoder, facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing, files=_files_of(part),

@@ -229,7 +229,7 @@ def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; hashed bigrams sta
     return lookup_queries(tokenizer, weights, texts)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode
-def encode(model,                      # `SpladeDoc`, or `hub.onnx.OnnxModel` without PyTorch
+def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` without PyTorch
            tokenizer: SpladeTokenizer, texts: list[str],
            document: bool = True,     # False: queries, which take no count factor
            budget: int = 8192,        # padded tokens per batch

@@ -79,7 +79,7 @@ class DesignNames:
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #runtime
 class TorchRuntime:
-    "What `model.encode` asks of a model, answered by PyTorch; `hub.onnx.OnnxModel` answers it by ONNX Runtime."
+    "What `model.encode` asks of a model, answered by PyTorch; `model.onnx.OnnxModel` answers it by ONNX Runtime."
     def digest(self) -> str:  # 16 hex digits, of the weights by their names
         weights = hashlib.sha256()
         for name, value in self.state_dict().items():
