@@ -15,7 +15,6 @@ QUERY    =
 ENGINE   = exact
 INDEX    =
 HYBRID   =
-TOPICS   =
 HOST     =
 PORT     = 8000
 SETTINGS  =
@@ -51,10 +50,9 @@ SCALE_BATCH  = False
 TOKENS   =
 BACKBONE  =
 ENTRY    =
-GLOSSARY  =
 
 # A misspelt variable must not train something else in silence.
-known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID TOPICS HOST PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PACK PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY GLOSSARY
+known   := PYTHON VENV VERSION RECIPE SCALE DATA SEED OUT MODEL SPLIT WHAT QUERY ENGINE INDEX HYBRID HOST PORT SETTINGS PART FORCE DAYS FULL COLLECTIONS SAMPLE DENSE BOARD TASKS STUDY TEST SYSTEMS SEEDS STEPS RESULTS TO EXPORT PUSH LICENCE NAME FROM INTO TRIPLETS MINUTES STAGE DEVICE PACK PROCESSES SCALE_BATCH TOKENS BACKBONE ENTRY
 given   := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(filter-out $(known) SHELL MAKE% -%,$(given))
 
@@ -157,8 +155,8 @@ after-%: $(ready)
 	$(MAKE) --no-print-directory "train-$${name#*-}"
 
 $(if $(out_given),,$(eval fit: OUT = outputs/fit))
-fit: $(ready)  ## Make an untrained splade_ko from the documents in DATA alone, without questions (SEED, SETTINGS; GLOSSARY of texts with English in parentheses), into OUT
-	@"$(bin)/python" -m splade_nb.cli fit --data="$$typed_DATA" --out="$$typed_OUT" --seed="$$typed_SEED" $(call option,SETTINGS,settings) $(call option,GLOSSARY,glossary)
+fit: $(ready)  ## Make a model from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
+	@"$(bin)/python" -m splade_nb.cli fit --data="$$typed_DATA" --out="$$typed_OUT" --seed="$$typed_SEED" $(call option,SETTINGS,settings)
 
 report: $(ready)  ## Write OUT/report.html again, of a run by torchrun or the command line too
 	{ [ -e "$$typed_OUT/train.ipynb" ] && ! [ "$$typed_OUT/summary.json" -nt "$$typed_OUT/train.ipynb" ]; } || $(shown)
@@ -170,7 +168,7 @@ data: $(ready)  ## List the public sets, or get NAME (FROM a folder or address, 
 
 evaluate: $(ready)  ## Judge MODEL on the collection DATA; the last line is JSON
 	@"$(bin)/python" -m splade_nb.cli evaluate \
-	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what) $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
+	  --model="$$typed_MODEL" --data="$$typed_DATA" --split="$$typed_SPLIT" $(call option,WHAT,what) $(call option,HYBRID,hybrid)
 
 # One part of an evaluation of outputs/v28, or of OUT: make eval-v28-language, eval-v28-context.
 eval-%-language eval-%-context: export name = $*
@@ -224,14 +222,14 @@ rehearse: $(ready)  ## Rehearse full scale on a CPU with the triplets in DATA (e
 	  $(if $(data_given),$(call parameter,DATA,data)) $${typed_SETTINGS:+-y "$$typed_SETTINGS"}
 	$(report) outputs/studies/rehearsal.ipynb outputs/studies/rehearsal.html
 
-search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=0.2 adds a static embedding, TOPICS=0.5 topics of DATA); a second search encodes nothing
+search: $(ready)  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=1 adds dense vectors); a second search encodes nothing
 	@[ -n "$$typed_QUERY" ] || { echo 'there is no QUERY: make search QUERY="한복 입고 경복궁"' >&2; exit 2; }
 	@"$(bin)/python" -m splade_nb.serving.searcher --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --query="$$typed_QUERY" $(call option,HYBRID,hybrid)
 
-serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, TOPICS, PORT) on this machine, or on its address HOST
+serve: $(ready)  ## Open the search page over DATA with MODEL (ENGINE, HYBRID, PORT) on this machine, or on its address HOST
 	@"$(bin)/python" -m splade_nb.serving.web --model="$$typed_MODEL" --data="$$typed_DATA" \
-	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HOST,host) $(call option,HYBRID,hybrid) $(call option,TOPICS,topics)
+	  --engine="$$typed_ENGINE" --index="$$typed_INDEX" --port="$$typed_PORT" $(call option,HOST,host) $(call option,HYBRID,hybrid)
 
 export: $(ready)  ## Write MODEL for sentence-transformers, mlm, onnx, onnx-int8, opensearch, elasticsearch or vespa (TO; losses on DATA) into EXPORT; PUSH=user/model takes it to the hub (LICENCE of the weights)
 	@"$(bin)/python" -m splade_nb.cli export --model="$$typed_MODEL" --to="$$typed_TO" \

@@ -16,6 +16,7 @@ from scipy import sparse
 from .config.files import ConfigError, clear_errors, texts_of
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
+from .model.dense import ENCODER
 from .model.opened import RELEASED, open_model
 from .serving.searcher import Hit, saved_searcher
 from .cli import encode_texts
@@ -97,12 +98,12 @@ def evaluate(model: str | Path,   # as `load` takes it
              data: str = 'mini',  # a judged collection: mini, toy, folders joined by commas, or a hub data set
              split: str = 'test', # or all: every judged query
              windows: int = 8,    # of a document that are read; 0: all
-             hybrid: float = 0.0, # weight of a static embedding, judged beside the model; 0: none
-             topics: float = 0.0  # weight of topics of the documents, likewise; 0: none
+             hybrid: float = 0.0, # weight of dense vectors, judged beside the model; 0: none
+             dense_encoder: str = ENCODER # that makes them: a hub name, or a folder
             ) -> dict:            # the JSON object of `make evaluate`
     "Retrieval metrics of a model, beside BM25 and BM25 with bigrams. Raises `ConfigError`, `DataError`."
     from splade_nb.evaluation.retrieval import evaluate_model
-    return evaluate_model(str(model), str(data), split, windows, hybrid, topics)
+    return evaluate_model(str(model), str(data), split, windows, hybrid, dense_encoder)
 
 # %% ../nbs/9_api.ipynb #check-named
 def _check_named(model, texts) -> None:
@@ -135,22 +136,20 @@ def search(model: str | Path, # as `load` takes it
            query: str,
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
-           hybrid: float = 0.0, # weight of a static embedding of these texts beside the model, such as 0.2
-           topics: float = 0.0  # weight of topics of these texts, terms of the same index, such as 0.5
+           hybrid: float = 0.0  # weight of dense vectors beside the model, such as 1
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
-    with saved_searcher(str(model), str(data), engine, index, hybrid, topics) as searcher: return searcher.search(query, k)
+    with saved_searcher(str(model), str(data), engine, index, hybrid) as searcher: return searcher.search(query, k)
 
 # %% ../nbs/9_api.ipynb #fit
 @clear_errors()
 def fit(data: str,                      # a text file, a folder with `corpus.jsonl`, or a collection, whose questions are not read
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
-        settings: dict | None = None,   # of `splade_ko`, by name
-        seed: int = 42,
-        glossary: str = '') -> SparseEncoder: # texts with English in parentheses, as 장애 조치(failover)
-    "The model of `splade_ko` before training, from documents alone. Raises `ConfigError`, `DataError`."
+        settings: dict | None = None,   # of scale small, by name
+        seed: int = 42) -> SparseEncoder:
+    "A model from documents alone: a pretrained encoder and counted terms. Raises `ConfigError`, `DataError`."
     from splade_nb import experiment
-    return load(experiment.fit(str(data), out, settings, seed, str(glossary))['out'])
+    return load(experiment.fit(str(data), out, settings, seed)['out'])
 
 # %% ../nbs/9_api.ipynb #train
 @clear_errors()

@@ -254,12 +254,12 @@ def _check_part(what: str, evaluate: Callable, **given) -> None:  # given: optio
     for name, value in given.items():
         if value != defaults[name].default: raise ConfigError(f'{name}={value}: --what {what} does not take it, leave --{name} out')
 
-def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float, topics: float) -> dict:
+def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float) -> dict:
     "`evaluate_model` or one part of an evaluation, its figures as a table first. Raises `ConfigError`."
     from splade_nb.evaluation import retrieval
     from splade_nb.evaluation.report import spell
-    if what not in PARTS: return retrieval.evaluate_model(model, data, split, windows, hybrid, topics)
-    _check_part(what, retrieval.evaluate_model, split=split, windows=windows, hybrid=hybrid, topics=topics)
+    if what not in PARTS: return retrieval.evaluate_model(model, data, split, windows, hybrid)
+    _check_part(what, retrieval.evaluate_model, split=split, windows=windows, hybrid=hybrid)
     result = getattr(retrieval, f'evaluate_{what}')(model, data)
     figures = {name: value for name, value in result[what].items() if isinstance(value, dict) and 'low' in value}
     width = max(map(len, figures))
@@ -277,9 +277,7 @@ def _add_evaluate_options(command) -> None:
                          help='What is measured: the quality of rankings, or one part of an evaluation.')
     command.add_argument('--windows', type=int, default=8, help=ENCODE_NUMBERS['windows'][1])
     command.add_argument('--hybrid', type=float, default=0.0,
-                         help='The weight of a static embedding beside the model. The default is none.')
-    command.add_argument('--topics', type=float, default=0.0,
-                         help='The weight of topics of the documents beside the model. The default is none.')
+                         help='The weight of dense vectors beside the model, such as 1. The default is none.')
 
 # %% ../nbs/8_cli.ipynb #convert-options
 def _add_convert_options(command) -> None:
@@ -328,8 +326,7 @@ def _add_fit_options(command) -> None:
     command.add_argument('--data', required=True, help=f'The documents: {TEXT_SOURCES}.')
     command.add_argument('--out', default='outputs/fit', help='The folder that is written. The default is outputs/fit.')
     command.add_argument('--seed', type=int, default=42, help='The seed of what is drawn. The default is 42.')
-    command.add_argument('--settings', default='', help='Settings of splade_ko as JSON, or a file with them.')
-    command.add_argument('--glossary', default='', metavar='TEXTS', help='Texts that give English in parentheses, for English questions; the documents themselves, or others.')
+    command.add_argument('--settings', default='', help='Settings as JSON, or a file with them.')
 
 def _add_data_options(command) -> None:
     "What `make_data` takes."
@@ -351,7 +348,7 @@ def _add_serve_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #commands
 COMMANDS = {  # name: what adds its options, what it does, and the module and the extra that it needs
     'train': (_add_train_options, 'Train a version and judge it on test queries.', 'torch', 'train'),
-    'fit': (_add_fit_options, 'Make an untrained model from documents alone, without questions.', 'torch', 'train'),
+    'fit': (_add_fit_options, 'Make a model from documents alone, without questions.', 'torch', 'train'),
     'evaluate': (_add_evaluate_options, 'Judge a model on a collection, beside BM25.', 'torch', 'train'),
     'encode': (_add_encode_options, 'Write the vectors of texts into shards; an interrupted call goes on.', '', ''),
     'search': (_add_search_options, 'Print the best texts for a query and why they matched.', '', ''),
@@ -373,10 +370,10 @@ def parser() -> CommandLine:
     return top
 
 # %% ../nbs/8_cli.ipynb #run-train
-def _fit(data: str, out: str, seed: int, settings: str, glossary: str) -> dict:
+def _fit(data: str, out: str, seed: int, settings: str) -> dict:
     "`fit` as the command line gives it."
     from splade_nb.experiment import fit
-    return fit(data, out, read_overrides(settings), seed, glossary)
+    return fit(data, out, read_overrides(settings), seed)
 
 def _train(version: str, set: list, resume: bool, resume_from: str, check_settings: bool) -> dict:
     "`run_version` as the command line gives it."

@@ -102,6 +102,14 @@ def made_tokenizer() -> Path:
     return folder
 
 
+@pytest.fixture(scope='session')
+def tiny_encoder(tmp_path_factory) -> str:
+    "A small random masked language model and its tokenizer in a folder, as the hub has them."
+    from splade_nb.data.records import toy_corpus
+    from splade_nb.training.check_settings import quiet, tiny_checkpoint
+    with quiet(): return tiny_checkpoint(tmp_path_factory.mktemp('encoder'), [*toy_corpus().texts.values()], 0)
+
+
 @pytest.fixture(scope='session', autouse=True)
 def prepared_data(tmp_path_factory):
     "Prepared training data of the tests, in a folder of their own that all workers share: what one has made, none makes again."

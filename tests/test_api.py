@@ -129,52 +129,39 @@ def python(*arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
     return done
 
 
-SMALL = dict(hidden=64, layers=1, vocabulary=2000)
+@pytest.fixture(scope='module')
+def own(tiny_encoder) -> dict: return dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=1024)
+
+
+def load_settings(folder: Path) -> tuple:
+    settings = splade_nb.load(folder).model.settings
+    return settings.counted_terms, settings.counted_weight
 
 
 def weights(folder: Path) -> bytes: return (folder/'model'/'model.safetensors').read_bytes()
 
 
-def test_fit_reads_documents_and_nothing_else(tmp_path):
-    "With questions beside the documents, and without: one model, and another for another seed or other documents."
+def test_fit_reads_documents_and_nothing_else(tmp_path, own):
+    "With questions beside the documents, and without: one model, and another for other documents."
     judged, alone = made_collection(), tmp_path/'alone'
     alone.mkdir()
     (alone/'corpus.jsonl').write_bytes((judged/'corpus.jsonl').read_bytes())
-    for name, source, seed in (('one', judged, 42), ('two', alone, 42), ('seed', alone, 7)):
-        splade_nb.fit(source, tmp_path/name, SMALL, seed)
-    assert weights(tmp_path/'one') == weights(tmp_path/'two') != weights(tmp_path/'seed')
+    for name, source in (('one', judged), ('two', alone)): splade_nb.fit(source, tmp_path/name, own)
+    assert weights(tmp_path/'one') == weights(tmp_path/'two')
     lines = (alone/'corpus.jsonl').read_text(encoding='utf-8').splitlines(keepends=True)
     (alone/'corpus.jsonl').write_text(''.join(lines[:len(lines) // 2]), encoding='utf-8')
-    encoder = splade_nb.fit(alone, tmp_path/'two', SMALL)
+    encoder = splade_nb.fit(alone, tmp_path/'two', own)
     assert weights(tmp_path/'two') != weights(tmp_path/'one') and encoder.encode_document(TEXTS).nnz
     assert sorted(path.name for path in (tmp_path/'two').iterdir()) == ['.lock', 'fit.json', 'model'], 'replaced whole'
 
 
-def test_fit_by_command(tmp_path, capsys):
+def test_fit_by_command(tmp_path, own, capsys):
     (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
-    assert main(['fit', '--data', str(tmp_path/'texts.txt'), '--out', str(tmp_path/'own'), '--settings', json.dumps(SMALL)]) == 0
+    assert main(['fit', '--data', str(tmp_path/'texts.txt'), '--out', str(tmp_path/'own'), '--settings', json.dumps(own)]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts['documents'] == 3 and facts['out'] == str(tmp_path/'own') and facts['seed'] == 42
+    assert facts['documents'] == 3 and load_settings(tmp_path/'own') == (1024, 2.0) and facts['out'] == str(tmp_path/'own') and facts['seed'] == 42
     hits = splade_nb.search(tmp_path/'own', str(tmp_path/'texts.txt'), '한복 입고 경복궁')
     assert hits[0].text == TEXTS[0]
-
-
-def test_fit_learns_english_from_parentheses(tmp_path):
-    "Of its own texts or of others: an English question finds a text that holds the Korean alone."
-    own = ['서버가 멈추면 장애 조치를 시작합니다', '새 버전은 금요일 밤에 배포합니다', '비밀번호는 석 달마다 바꿉니다', '회의는 매주 월요일입니다']
-    more = ['자동 장애 조치(failover)를 켠다', '수동 장애 조치(failover)는 느리다', '계획된 장애 조치(failover)', '무중단 배포(deployment)', '점진적 배포(deployment)']
-    for name, texts in (('own', own), ('more', more), ('both', own + more)): (tmp_path/f'{name}.txt').write_text('\n'.join(texts), encoding='utf-8')
-    def scores(data, glossary):
-        encoder = splade_nb.fit(tmp_path/f'{data}.txt', tmp_path/'model', SMALL, glossary=glossary and tmp_path/f'{glossary}.txt')
-        vectors = encoder.encode_document(own)
-        return encoder.similarity(encoder.encode_query(['failover'], vectors), vectors)[0]
-    assert scores('own', '').max() < 0.01
-    for data, glossary in (('own', 'more'), ('both', 'both')):
-        found = scores(data, glossary)
-        assert found.argmax() == 0 and found[0] > 1.5 * max(found[1:]), glossary
-    assert json.loads((tmp_path/'model'/'fit.json').read_text())['glossary']['terms'] == 3
-    with pytest.raises(DataError, match='own.txt.*no English in parentheses'): splade_nb.fit(tmp_path/'own.txt', tmp_path/'none', SMALL, glossary=tmp_path/'own.txt')
-    assert not (tmp_path/'none'/'model').exists()
 
 
 def test_fit_refuses_and_writes_nothing(tmp_path):

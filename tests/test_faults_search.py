@@ -75,15 +75,16 @@ def test_after_any_changes_a_searcher_gives_what_a_fresh_build_gives(engine, enc
     with build_searcher(encoder, TEXTS[:8], tmp_path/'first', engine, at(server, engine, 'first')) as first: assert same(found, shown(first))
 
 
-def test_topics_and_a_dense_part_are_those_of_the_texts_that_are_there(encoder, tmp_path):
-    options = dict(hybrid=0.3, topics=0.5)
+def test_a_dense_part_is_that_of_the_texts_that_are_there(encoder, tiny_encoder, tmp_path):
+    options = dict(hybrid=0.3, dense_encoder=tiny_encoder)
     with build_searcher(encoder, TEXTS[:8], tmp_path/'old', **options) as searcher:
         for change, some, texts in drawn_changes(5, 3): getattr(searcher, change)(some)
         found = shown(searcher)
-        with pytest.raises(ConfigError, match='words'): searcher.delete([text.id for text in texts])
-        assert same(shown(searcher), found), 'what cannot be learned from changes nothing'
+        hits = searcher.search(QUERIES[0], 50)
+    assert any(term.kind == 'dense' and term.weight > 0 for hit in hits for term in hit.terms)
     with build_searcher(encoder, texts[::-1], tmp_path/'fresh', **options) as fresh: assert same(found, shown(fresh))
     with open_searcher(tmp_path/'old', encoder) as searcher: assert same(shown(searcher), found)
+    with pytest.raises(ConfigError, match='made with dense_encoder='): build_searcher(encoder, texts, tmp_path/'old', hybrid=0.3, dense_encoder=f'{tiny_encoder}/')
 
 
 @every
@@ -109,11 +110,11 @@ HOSTILE = ["O'Brien", "x'] or id not in ['zzz", '"], "a": ["', "' OR 1=1 --", 'a
 
 @every
 @pytest.mark.parametrize('hybrid', (0.0, 0.3))
-def test_ids_are_opaque(engine, hybrid, encoder, server, tmp_path):
+def test_ids_are_opaque(engine, hybrid, encoder, tiny_encoder, server, tmp_path):
     if hybrid and engine in ('seismic', 'opensearch'): pytest.skip(f'{engine} holds no dense vectors here')
     words = [f'{text.text} 배' for text in TEXTS]
     texts = [Document(id, '', f'{words[place % len(words)]} {place}') for place, id in enumerate(HOSTILE)]
-    with build_searcher(encoder, texts, tmp_path, engine, at(server, engine), hybrid=hybrid) as searcher:
+    with build_searcher(encoder, texts, tmp_path, engine, at(server, engine), hybrid=hybrid, dense_encoder=tiny_encoder) as searcher:
         assert {hit.id: hit.text for hit in searcher.search('배', 100)} == {text.id: text.text for text in texts}
         searcher.delete(HOSTILE[::2])
         assert {hit.id for hit in searcher.search('배', 100)} == {*HOSTILE[1::2]}

@@ -112,19 +112,19 @@ def wanted(value: dict) -> list[list[str]]:
         EXPORT, train, report('OUT', 'train'), EXPORT, [*train, '-p', 'resume', 'True'], report('OUT', 'train'),
         EXPORT, *distributed(), report('OUT', 'train'), EXPORT, *distributed('--resume'), report('OUT', 'train'),
         finished, report('OUT', 'train'),
-        ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT', what='WHAT', hybrid='HYBRID', topics='TOPICS')],
+        ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT', what='WHAT', hybrid='HYBRID')],
         judge, report('FULL', 'evaluate_full'), on_board, report('BOARD', 'evaluate'),
         study, shown(value['STUDY']), board, shown('leaderboard'),
         ['python', 'docs/records_page.py', f'--entry={value["ENTRY"]}'],
         ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
-        ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID', topics='TOPICS')],
-        ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', host='HOST', hybrid='HYBRID', topics='TOPICS')],
+        ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID')],
+        ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', host='HOST', hybrid='HYBRID')],
         ['python', '-m', 'splade_nb.cli', 'export', *written],
         ['python', '-m', 'splade_nb.cli', 'release', *given(model='MODEL', licence='LICENCE', out='EXPORT')],
         ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
         ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE', pack='PACK'), '--force'],
         EXPORT, pretrain, report('OUT', 'pretrain'), EXPORT, [*pretrain, '-p', 'resume', 'True'], report('OUT', 'pretrain'),
-        ['python', '-m', 'splade_nb.cli', 'fit', *given(data='DATA', out='OUT', seed='SEED', settings='SETTINGS', glossary='GLOSSARY')]]
+        ['python', '-m', 'splade_nb.cli', 'fit', *given(data='DATA', out='OUT', seed='SEED', settings='SETTINGS')]]
 
 
 def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}

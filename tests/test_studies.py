@@ -83,37 +83,6 @@ def test_variants_are_trained_judged_and_cut(tmp_path, small):
     assert 0 < record['terms']['bigrams'] == pytest.approx(terms['all'] - terms['without bigrams'])
     assert study['overall']['tokens']['mean'] == pytest.approx(study['ndcg']('tokens', 'taught').mean() - study['ndcg']('all', 'taught').mean())
 
-    study = run_cells('studies/companion.ipynb', models=str(tmp_path/'models'/'short-{seed}'), data=f'{source},{other}', seeds='42', learned='own,topics,start', weights='0.1,-1000', topic_weights='0.5,-9',
-                      fits=str(tmp_path/'fits'), results=str(tmp_path/'companion'), measure=True)
-    found = read_json(tmp_path/'companion'/'sparse-own'/'taught-42.json')['found']
-    assert set(found) == {'dev', 'test'} and [*found['test']] == ['0', '0.1', '-1000'] and study['asked'] == ['taught']
-    system = 'sparse+own'
-    assert study['CHOSEN'][system] == max(found['dev'], key=lambda weight: study['mean'](system, weight, 'dev'))
-    alone, summed = (study['ndcg'](system, 'new', weight) for weight in ('0', '-1000'))
-    assert (alone != summed).any() and study['mean'](system, '0', 'test') == pytest.approx(np.mean([alone.mean(), study['ndcg'](system, 'taught', '0').mean()]))
-    assert read_json(tmp_path/'fits'/'taught-42'/'fit.json')['documents'] and (tmp_path/'companion'/'fit-own'/'taught-42.json').exists()
-    topics, before = (read_json(tmp_path/'companion'/f'fit-{kind}'/'taught-42.json') for kind in ('topics', 'start'))
-    assert [*topics['found']['test']] == ['0', '0.5', '-9'] and topics['found']['test']['-9'] != topics['found']['test']['0'] == before['found']['test']['0']
-    assert topics['cost']['alone']['doc'] < topics['cost']['sum']['doc'] <= topics['cost']['alone']['doc'] + 32 and topics['cost']['alone'] == before['cost']['alone']
-    assert study['over_bm25']('floor+own', '0')['mean'] == 0 and study['over_bm25']('fit+own', '-1000')['mean'] != study['over_bm25']('fit+own', '0')['mean']
-
-
-@pytest.mark.slow
-def test_the_study_of_unseen_collections_makes_them_of_pairs(tmp_path, small):
-    texts = toy_corpus().texts
-    rows = [dict(query=text.split()[0], positive=text, kind='title_body') for text in texts.values()]
-    rows += [rows[0], dict(query='다른 종류', positive='이것은 남는 쌍이다', kind='reply')]
-    with lzma.open(tmp_path/'few.jsonl.xz', 'wt', encoding='utf-8') as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
-    given = dict(pairs=str(tmp_path), made='few', seeds='42', documents=12, queries=5, work=str(tmp_path/'work'), results=str(tmp_path/'kept'))
-    study = run_cells('studies/unseen.ipynb', **given, measure=True)
-    record = read_json(tmp_path/'kept'/'few'/'42.json')
-    assert (record['kind'], record['documents'], record['queries']) == ('title_body', 12, 5) and set(record['found']) == set(study['SYSTEMS'])
-    found = {name: one['terms'] for name, one in record['found'].items()}
-    assert found['bm25'] < found['bigrams'] and found['fit'] < found['topics'] <= found['fit'] + 32
-    assert study['overall']['topics over fit']['mean'] == pytest.approx(study['mean']('topics') - study['mean']('fit'))
-    with pytest.raises(ConfigError, match='none.jsonl.xz: no such file'): run_cells('studies/unseen.ipynb', **given | dict(made='none'), measure=True)
-
 
 @pytest.mark.slow
 def test_the_study_of_searches_measures_every_system(tmp_path, small):
@@ -253,3 +222,21 @@ def test_values_joined_by_commas_are_read_by_one_function(notebook):
 def test_a_list_of_one_may_be_a_number():
     given = dict(sizes=10_000, seeds=3, versions='v28', variants={})
     assert [*run_cells('studies/scale.ipynb', **given)['parts']()] == ['near_identity/10000-v28-3']
+
+
+def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_encoder):
+    from splade_nb.experiment import fit
+    source = made_collection()
+    fit(str(source), tmp_path/'own', dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=1024))
+    given = dict(models=str(tmp_path/'own'), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
+    study = run_cells('studies/one_index.ipynb', **given, measure=True)
+    [name] = study['beside']
+    assert set(study['beside'][name]['found'][name]) == {*study['LEXICAL'], 'dense', 'hybrid'}
+    record = read_json(tmp_path/'kept'/'own'/f'{name}.json')
+    assert set(record['found'][name]) == {'model', 'model_hybrid', 'learned', 'counted'} and record['weight'] == 2.0
+    own, floor = study['values']('model', name, 'own').mean(), max(study['values'](system, name).mean() for system in study['LEXICAL'])
+    assert study['GAINS']['model', 'own']['mean'] == pytest.approx(own - floor)
+    assert study['values']('counted', name, 'own').mean() == pytest.approx(study['values']('kiwi+bigrams', name).mean(), abs=0.1)
+    before = (tmp_path/'kept'/'own'/f'{name}.json').read_bytes()
+    run_cells('studies/one_index.ipynb', **given, measure=True)
+    assert (tmp_path/'kept'/'own'/f'{name}.json').read_bytes() == before, 'measured once'

@@ -46,20 +46,12 @@ class CommandLine(argparse.ArgumentParser):
         super().__init__(*arguments, **options)
         for name, action in ((None, Once), ('store', Once), ('extend', Several)): self.register('action', name, action)
 
-# %% ../../nbs/0_config/02_command_line.ipynb #weight-options
-_WEIGHTS = {'--hybrid': 'a static embedding beside the model, such as 0.2',
-            '--topics': 'topics of these texts, terms of the same index, such as 0.5'}
-
-def _add_weights(parser) -> None: # --hybrid, --topics
-    for name, of in _WEIGHTS.items():
-        parser.add_argument(name, type=float, default=0.0, help=f'The weight of {of}. The default is none.')
-
 # %% ../../nbs/0_config/02_command_line.ipynb #text-sources
 TEXT_SOURCES = ('a .txt file with one on each line, a .jsonl, .csv or .tsv file, one as .xz or .gz, a folder of '
                 'them or with corpus.jsonl, or a collection by its name')
 
 # %% ../../nbs/0_config/02_command_line.ipynb #search-options
-def add_search_options(parser) -> None: # --model, --data, --engine, --index, --hybrid, --topics
+def add_search_options(parser) -> None: # --model, --data, --engine, --index, --hybrid
     "The options that name a saved searcher."
     parser.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
                                                     'this package brings.')
@@ -68,7 +60,8 @@ def add_search_options(parser) -> None: # --model, --data, --engine, --index, --
                                                           'opensearch. The default is exact.')
     parser.add_argument('--index', default='', help='The address of a server for the vectors, such as '
                                                     'http://localhost:9200/name.')
-    _add_weights(parser)
+    parser.add_argument('--hybrid', type=float, default=0.0,
+                        help='The weight of dense vectors beside the model, such as 1. The default is none.')
 
 def add_query_options(parser) -> None: # --query, --results
     "What one search takes besides."

@@ -119,7 +119,7 @@ class RankingSettings:
 @dataclass(frozen=True)
 class DistillationSettings:
     "What is learned from a dense teacher (design 2, section 7)."
-    teacher: str = 'BAAI/bge-m3'        # hub name, folder, or embedded: lsa, static
+    teacher: str = 'BAAI/bge-m3'        # hub name, folder, or lsa, learned from the training data
     teacher_max_length: int = 512       # tokens
     teacher_normalise: bool = True      # cosine of the teacher's vectors
     lambda_kd: float = 0.0              # where no phase sets one
@@ -378,7 +378,7 @@ def _distils(settings: Settings) -> bool:
     return _lambda_kd(settings) and settings.alpha_kl + settings.alpha_mse > 0
 
 # %% ../../nbs/0_config/03_settings.ipynb #needs-teacher
-EMBEDDED_TEACHERS = ('lsa', 'static')  # learned from the training data
+EMBEDDED_TEACHERS = ('lsa',)  # learned from the training data
 
 def needs_teacher(settings: Settings) -> bool:
     "Whether a run computes the teacher's vectors at all."

@@ -21,12 +21,12 @@ from ..data.readers import load_collection
 from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, token_kind
 from ..model.encode import counted, cut_note, encode_collection, encode_queries, heaviest, input_terms
 from ..model.opened import open_model
-from ..model.static_embedding import check_hybrid
+from ..model.dense import ENCODER, check_hybrid
 from ..config.processes import ProcessGroup
 from ..training.teacher import teacher_vectors
 from .exact_search import Block, Search, exact_search
 from .exact_search import sparsity_of, summed
-from .hybrid import DensePart, TopicPart, collection_embedding, collection_topics, dense_run
+from .hybrid import DensePart, dense_run
 from .hybrid import relative_score_fusion
 from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
 from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
@@ -241,15 +241,12 @@ def contract_metrics(name: str, rows) -> dict: # rows: DataFrame, a row for each
     return dict(data=name, queries=len(rows), **rows.mean().round(5).to_dict())
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #hybrid-search
-def _added_parts(collection, hybrid: float, topics: float) -> dict:  # name -> part; weights, 0: none
-    texts = collection.texts.values()
-    dense = {'hybrid': DensePart(collection_embedding(collection), texts, hybrid)} if hybrid else {}
-    return dense | ({'topics': TopicPart(collection_topics(collection), texts, topics)} if topics else {})
-
-def _search_with(part: DensePart, collection, ids: list) -> Search:
-    "The same queries with the scores of a part added."
-    queries = {id: collection.queries[id].text for id in ids}
-    return Search(queries, 1000, extra=part.part_of(list(queries.values())))
+def _dense_search(collection, ids: list, weight: float, encoder: str) -> Search:
+    "The same queries with the scores of a dense encoder added. Raises `ConfigError` for one that cannot be loaded."
+    queries, texts = {id: collection.queries[id].text for id in ids}, collection.texts.values()
+    texts = texts if isinstance(texts, Sequence) else list(texts)
+    vectors = teacher_vectors(Preparation(), encoder, [*queries.values()], texts, (), data=collection.hash)
+    return Search(queries, 1000, extra=DensePart(*vectors, weight))
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #tell-of-self
 def _tell_of_self(collection, ids: list) -> None:
@@ -263,25 +260,22 @@ def evaluate_model(folder: str,           # of the saved model
                    source: str,           # name or folder of the collection
                    split: str = 'test',   # or all: every judged query, for data the model has not seen
                    windows: int = 8,      # of a document; 0: all of it is read
-                   hybrid: float = 0.0,   # weight of a static embedding beside the model; 0: none
-                   topics: float = 0.0    # weight of topics of the documents beside the model; 0: none
+                   hybrid: float = 0.0,   # weight of dense vectors beside the model; 0: none
+                   dense_encoder: str = ENCODER # that makes them: a hub name, or a folder
                   ) -> dict:              # with `cut` where documents were cut
     "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`. Raises `DataError`."
     choose('split', split, ('test', 'all'))
     check_hybrid(hybrid)
-    check_hybrid(topics, 'topics')
     model, tokenizer = open_model(folder)
     collection = load_collection(source)
     ids = collection.judging(split)
     _tell_of_self(collection, ids)
-    parts = _added_parts(collection, hybrid, topics)
-    others = {name: _search_with(part, collection, ids) for name, part in parts.items()}
+    others = {'hybrid': _dense_search(collection, ids, hybrid, dense_encoder)} if hybrid else {}
     result = evaluate_queries(model, tokenizer, collection, ids, windows, 1000, [*others.values()])
     words, terms = baselines(collection, ids)
     systems = words | {name: search_metrics(search, collection) for name, search in others.items()}
     systems = {name: contract_metrics(collection.name, rows) for name, rows in systems.items()}
     terms |= dict(model=result['active_terms']['doc'])
-    if topics: terms |= dict(topics=terms['model'] + parts['topics'].documents.nnz / len(collection.texts))
     index = index_facts(terms, len(collection.texts))
     line = contract_metrics(collection.name, result['per_query']) | systems
     line |= dict(active_terms=result['active_terms'], index=index, revision=revision())

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['LSA_MOST', 'rank_parts', 'Index', 'System', 'words_system', 'bm25_systems', 'dense_system', 'fitted_on',
-           'pretrained_system', 'system_name', 'sparse_system', 'model_key', 'model_system', 'Hybrid', 'WithDensePart',
-           'model_in']
+           'pretrained_system', 'system_name', 'sparse_system', 'model_key', 'model_system', 'Hybrid', 'model_in']
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #imports
 import functools, time
@@ -33,8 +32,6 @@ from ..training.dataset import dev_split, prepare, save_model_folder, training_r
 from ..training.teacher import fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from .metrics import rank, reciprocal_rank_fusion, tie_key, weighted_fusion
-from .exact_search import weight_sums
-from .hybrid import DensePart
 from .retrieval import encode_collection
 from .validation import make_validator
 
@@ -243,27 +240,6 @@ class Hybrid:
     def cost(self, texts: list) -> dict:
         costs = [part.cost(texts) for part in self.parts]
         return {name: (min if name == 'dead' else sum)(cost[name] for cost in costs) for name in costs[0]}
-
-# %% ../../nbs/4_evaluation/10_systems.ipynb #with-dense-part
-@dataclass
-class WithDensePart:
-    "An index with the scores of a static embedding or of topics added."
-    index: object    # Index, or of `words_system`
-    dense: DensePart # of the same documents, in the same order
-
-    def scores(self, texts: list) -> np.ndarray:  # [Q, N]
-        totals = weight_sums(sparse.csr_matrix(self.index.encode(texts))) if isinstance(self.index, Index) else None
-        return self.index.scores(texts) + self.dense.scores(texts, totals)
-
-    def run(self, queries: dict, k: int = 100) -> dict: # {query: {document: score}}, best first
-        return rank(self.scores(list(queries.values())), list(queries), self.index.ids, k)
-
-    def search(self, text: str, k: int = 100) -> dict:
-        return _best_documents(self.index.ids, self.scores([text])[0], k)
-
-    def cost(self, texts: list) -> dict:
-        more = _index_cost(Index(self.index.ids, self.dense.queries, lambda: [self.dense.documents]), texts)
-        return {name: value + more[name] if name != 'dead' else 0. for name, value in self.index.cost(texts).items()}
 
 # %% ../../nbs/4_evaluation/10_systems.ipynb #model-in
 def model_in(folder: Path | str, settings: Settings, collection, seed: int,

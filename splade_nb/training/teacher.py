@@ -23,14 +23,11 @@ from ..data.prepared import Preparation, content_key, file_hash
 from ..model.blocks import blocks_of, take_blocks, through_blocks
 from ..model.head import fast_bf16
 from ..model.load import positions
-from ..model.static_embedding import embedding_bytes, load_embedding
-from .span_contrast import learn_embedding
 
 # %% ../../nbs/3_training/05_teacher.ipynb #teacher-label
 def teacher_label(name: str) -> str:  # for a report
     "The hub name, the name of the folder, or a description of the built-in teacher."
     if name == 'lsa': return 'embedded: latent semantic analysis over character 2- to 4-grams, cross-language'
-    if name == 'static': return 'embedded: static embedding of the training documents, by span contrast'
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 # %% ../../nbs/3_training/05_teacher.ipynb #fit-lsa
@@ -209,21 +206,12 @@ def shards(texts: Sequence,        # a shard of them is read at a time
     with tqdm(total=len(texts), initial=done, desc='teacher', unit=' texts', delay=5, mininterval=10) as bar:
         for path, start in starts.items(): yield _cached(path, lambda: encode(texts[start:start + size], bar.update))
 
-# %% ../../nbs/3_training/05_teacher.ipynb #static-encoder
-def _static_encoder(stages: Preparation, documents, normalise, of: dict) -> Callable:
-    "Texts and their side to vectors by a static embedding that the first process learns."
-    def make(_, file): file.write(embedding_bytes(learn_embedding(documents)))
-    path, = stages.paths('static teacher', 1, make, 'safetensors', **of)
-    opened = functools.cache(lambda: load_embedding(path))
-    return lambda texts, side: opened().encode(texts, normalise)
-
 # %% ../../nbs/3_training/05_teacher.ipynb #encoder
 def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_length, normalise, of: dict) -> Callable:
     "Texts and their side to vectors; the embedded teacher is fitted by the first process."
     if name not in EMBEDDED_TEACHERS:
         encode = sentence_encoder(name, max_length, normalise)
         return lambda texts, side: encode(texts, side=side)
-    if name == 'static': return _static_encoder(stages, documents, normalise, of)
     def make(_, file): _save_lsa(file, fit_teacher(queries, documents, pairs))
     path, = stages.paths('lsa', 1, make, 'npz', **of)
     opened = functools.cache(lambda: _opened_lsa(path, normalise))  # 200 MB, only where a part is missing
@@ -231,7 +219,7 @@ def _encoder(stages: Preparation, name: str, queries, documents, pairs, max_leng
 
 # %% ../../nbs/3_training/05_teacher.ipynb #teacher-vectors
 def teacher_vectors(stages: Preparation,
-                    name: str,              # lsa, static, a hub name, or a folder
+                    name: str,              # lsa, a hub name, or a folder
                     queries: Sequence, documents: Sequence,  # texts
                     pairs,                  # [(query index, document index)] of the training pairs, for lsa
                     max_length: int = 512,  # tokens; lsa reads whole texts
