@@ -74,7 +74,7 @@ With [`SpladeMaxPooling`](xlmr_one_gpu.md) in place of `SpladePooling`, in a ste
 
 ## Encoding by ONNX Runtime
 
-`make export TO=onnx` and `TO=onnx-int8` (weights and inputs of products as 8-bit integers, [how](../nbs/5_hub/10_onnx_int8.ipynb)), beside PyTorch:
+`make export TO=onnx` and `TO=onnx-int8` (weights and inputs of products as 8-bit integers, [how](../nbs/5_hub/04_onnx_int8.ipynb)), beside PyTorch:
 
 {int8}
 

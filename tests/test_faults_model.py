@@ -8,12 +8,14 @@ import torch
 import faults
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
+from splade_nb.data.records import toy_corpus
 from splade_nb.data.passages import PackedSequences, packed_batch
 from splade_nb.model.load import fit, position_table, positions
-from splade_nb.model.opened import RELEASED, open_model
+from splade_nb.hub.export import add_graph
+from splade_nb.model.opened import open_model
 from splade_nb.training import batch, checkpoints, curriculum, masked_language, objective
 from splade_nb.training import trainer as training
-from splade_nb.training.dataset import fix_seeds, toy_training_data
+from splade_nb.training.dataset import fix_seeds, prepare, save_model_folder, toy_training_data
 
 
 # The folder
@@ -147,11 +149,20 @@ DAMAGES = [('text.json', Path.unlink, 'text.json is missing'), ('text.json', of_
            ('queries.npy', cut_short, 'queries.npy: damaged')]
 
 
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "A model with a table of queries, for both libraries."
+    setup = prepare(resolve('splade_ko', hidden=64, layers=1, vocabulary=300), toy_corpus(), 42, place='cpu')
+    folder = save_model_folder(setup, tmp_path_factory.mktemp('whole'))
+    add_graph(setup.model.eval(), folder)
+    return folder
+
+
 @pytest.mark.parametrize('runtime', ('torch', 'onnx'))
 @pytest.mark.parametrize('name, damage, said', DAMAGES)
-def test_a_model_that_is_not_whole_does_not_open(name, damage, said, runtime, tmp_path):
+def test_a_model_that_is_not_whole_does_not_open(name, damage, said, runtime, whole, tmp_path):
     if runtime == 'torch' and name in ('model.onnx', 'queries.npy'): pytest.skip('PyTorch reads the weights alone')
-    for path in (RELEASED/'model').iterdir(): shutil.copyfile(path, tmp_path/path.name)
+    for path in whole.iterdir(): shutil.copyfile(path, tmp_path/path.name)
     damage(tmp_path/name)
     with pytest.raises(ConfigError, match=re.escape(said)) as caught: open_model(tmp_path, runtime)
     assert str(tmp_path) in str(caught.value) and '\n' not in str(caught.value)
