@@ -16,13 +16,10 @@ from .exact_search import BestLists, Search, tie_order
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #dense-part
 class DensePart:
     "Dense vectors of queries and documents, and their part of scores: the `extra` of `exact_search.Search`."
-    def __init__(self, queries: np.ndarray, documents, # [Q, D], [N, D] of unit length; documents may lie on disk
-                 weight: float):                       # w; 0 or more
+    def __init__(self, queries: np.ndarray, documents, weight: float): # [Q, D], [N, D] of unit length; w
         self.queries, self.documents, self.weight = queries, documents, weight
 
-    def __call__(self, places: np.ndarray, rows: np.ndarray, # [q], [n] of queries and of documents
-                 totals: np.ndarray                          # [q] sums of the weights of the sparse queries
-                ) -> np.ndarray:                             # [q, n]
+    def __call__(self, places: np.ndarray, rows: np.ndarray, totals: np.ndarray) -> np.ndarray: # -> [q, n]
         return dense_queries(self.queries[places], totals, self.weight) @ np.asarray(self.documents[rows]).T
 
 # %% ../../nbs/4_evaluation/03_hybrid.ipynb #dense-run

@@ -245,10 +245,12 @@ def measured(model: nn.Module, tokenizer: SpladeTokenizer,
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning
 def _pruning(ratio): return dict(prune_type='max_ratio', prune_ratio=ratio) if ratio else dict(prune_type='none')
 
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning-2
 ANALYSIS = dict(analyzer=dict(bigrams=dict(tokenizer='bigrams', filter=['lowercase'])),
                 tokenizer=dict(bigrams=dict(type='ngram', min_gram=2, max_gram=2, token_chars=['letter', 'digit'])))
 WORDS = dict(type='text', analyzer='nori', fields=dict(bigrams=dict(type='text', analyzer='bigrams')))
 
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning-3
 def index_bodies(facts: dict) -> dict[str, dict]: # of `measured`
     "The request that makes an index, for each field."
     text, settings = dict(type='text'), dict(index=dict(default_pipeline='{pipeline}'))
@@ -284,6 +286,7 @@ def search_bodies(facts: dict) -> dict[str, dict]: # of `measured`
         queries[field] = dict(bool=dict(should=[queries[field], *words]))
     return {field: dict(_source=['text'], query=query) for field, query in queries.items()}
 
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #search-bodies-2
 def counted_boosts(model: nn.Module) -> dict[str, float]: # field of the server -> boost; empty without counted terms
     "What the server's BM25, which leaves the factor k1 + 1 out, counts beside learned terms."
     settings = model.settings
@@ -291,6 +294,7 @@ def counted_boosts(model: nn.Module) -> dict[str, float]: # field of the server 
     words = (1 + K1) * settings.counted_weight
     return {'text': round(words, 4), 'text.bigrams': round(words * settings.bigram_query_weight, 4)}
 
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #search-bodies-3
 def counted_left_out(model: nn.Module) -> list[str]: # a limit, or none
     "What is said where a server takes the learned terms alone."
     boosts = ' and '.join(f'{boost:g} of {field}' for field, boost in counted_boosts(model).items())
@@ -350,6 +354,7 @@ def _loss_lines(facts): # sentences of the card
             f'{lost("rank_features", ratio):+.4f} with prune_ratio={ratio:g}, which the pipeline sets, and '
             f'{lost("sparse_vector", ratio):+.4f} by sparse_vector where its clusters act, with ceilings of {ceilings}.']
 
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #server-limits-2
 COUNTED_BY_SERVER = ('The server counts words itself: nori (plugin analysis-nori) and bigrams in the fields text and text.bigrams, which '
                      'search-rank_features.json adds to the learned terms. Its words are those of nori, ours those of Kiwi.')
 
@@ -359,6 +364,7 @@ def djl_limits(model: nn.Module) -> list[str]:
     if model.settings.max_length <= SERVER_TOKENS: return limits
     return [f'Of a text, the first {SERVER_TOKENS} tokens are read.', *limits[1:]]
 
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #server-limits-3
 def _server_limits(model, facts, factor, refused):
     limits = [*djl_limits(model), *_loss_lines(facts)]
     if model.query_shift is not None: limits += [f'Of a query, the first {SERVER_TOKENS} tokens are read.']

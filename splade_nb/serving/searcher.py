@@ -138,6 +138,7 @@ def _token_counts(model, tokenizer, texts): # [n, V] as the model's factor count
     def seen(row): return [token for part in windows(row, model.settings.max_length - 2) for token in (*part, tokenizer.begin, tokenizer.end)]
     return counted(bags or [seen(row) for row in ids], len(model.special)), [*map(len, bags or ids)]
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #length-slopes-2
 def _length_slopes(model, tokenizer, texts, vectors): # slopes [n, V] of the vectors' terms, tokens of each text
     counts, lengths = _token_counts(model, tokenizer, texts)
     rows = np.repeat(np.arange(len(texts)), np.diff(vectors.indptr))
@@ -166,6 +167,7 @@ def dense_size(name: str) -> int: # a hub name, or a folder
     from splade_nb.model.load import named_config
     return named_config('dense_encoder', name, 'leave hybrid at 0').hidden_size
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #embedding-2
 def _dense_encoder(name): # (texts, side) -> [n, D] of unit length; None for ''
     if not name: return None
     from splade_nb.training.teacher import sentence_encoder
@@ -232,6 +234,7 @@ def _query_vector(searcher, query): # [1, V]
     decoder = None if encoder.model.settings.inference_free_query else encoder.decoder
     return encode_queries(encoder.model, encoder.tokenizer, [query], searcher.factor, decoder).tocsr()
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #search-index-2
 def _search(searcher, query, k):
     tokenizer, store = searcher.encoder.tokenizer, searcher.store
     with remembered({}):
