@@ -7,6 +7,7 @@ __all__ = ['FACTS', 'EMBEDDED', 'FORMATS', 'SYSTEMS', 'facts_of', 'data_licences
            'push']
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #imports
+from itertools import takewhile
 from pathlib import Path
 from ..config.files import ConfigError, listed, read_json, root
 from ..config.settings import current_names
@@ -28,14 +29,22 @@ def facts_of(folder: Path | str) -> dict[str, dict]:
     return {name: read_json(run/f'{name}.json') if run and (run/f'{name}.json').exists() else {} for name in FACTS}
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #data-licence
+def _sources_of(page: Path) -> dict:  # source: its licence, and whose texts they are
+    "From the table on the card of triplets that `make data NAME=triplets` writes."
+    lines = page.read_text(encoding='utf-8').splitlines() if page.exists() else []
+    start = next((place for place, line in enumerate(lines) if line.startswith('| source | from | licence |')), len(lines))
+    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in takewhile(lambda line: line.startswith('|'), lines[start + 2:])]
+    return {name: f'{licence} ({origin})' for name, origin, licence, *_ in rows}
+
 def data_licences(source: str  # as `DATA` names sets, joined by commas
                  ) -> dict:    # name of a set: its licence, and whose set it is
-    "From the file SOURCE that `make data` leaves in a set's folder; that of any other set is unknown."
+    "From the file SOURCE or the card that `make data` leaves in a set's folder; that of any other set is unknown."
     found = {}
     for part in listed(source):
-        name, label = Path(part).name, root()/part/'SOURCE'
-        found[name] = 'CC0 1.0' if name in EMBEDDED else 'unknown: ask its source'
+        name, label, sources = Path(part).name, root()/part/'SOURCE', _sources_of(root()/part/'README.md')
         if label.exists(): found[name] = '{licence} ({origin}, {revision})'.format(**read_json(label))
+        elif sources: found |= sources
+        else: found[name] = 'CC0 1.0' if name in EMBEDDED else 'unknown: ask its source'
     return found
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #uses
