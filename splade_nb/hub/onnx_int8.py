@@ -136,7 +136,7 @@ def _excess(node, value, scale, zero, channels): # what the channels exceed the 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #quantize-products
 def quantize_products(nodes: list, inputs: dict) -> None: # of `products`, `inputs_of`
     "Replace the products by those of integers."
-    known = {}
+    known, parts_of = {}, {}  # a matrix may be read by several products
     for node in nodes:
         value, stored = node.inputs
         graph, name, matrix = node.graph, stored.name, _matrix(stored)
@@ -145,11 +145,13 @@ def quantize_products(nodes: list, inputs: dict) -> None: # of `products`, `inpu
             scale, zero, channels = range_of(inputs[value.name], key[1])
             known[key] = *_integers(node, value, scale, zero), channels, _excess(node, value, scale, zero, channels)
         step, middle, integers, channels, excess = known[key]
-        parts = zip(('codes', 'scales'), codes_of(matrix, 0))
-        codes, scales = (_constant(graph, f'{name}_{part}', each) for part, each in parts)
+        if name not in parts_of:
+            parts = zip(('codes', 'scales'), codes_of(matrix, 0))
+            parts_of[name] = [_constant(graph, f'{name}_{part}', each) for part, each in parts]
+        codes, scales = parts_of[name]
         product = _before(node, 'MatMulIntegerToFloat', integers, codes, step, scales, middle, domain='com.microsoft')
         if excess is not None:
-            rows = _constant(graph, f'{name}_rows', matrix[channels])
+            rows = _constant(graph, f'{value.name}_{name}_rows', matrix[channels])
             product = _before(node, 'Add', product, _before(node, 'MatMul', excess, rows))
         _replace(node, product)
 
