@@ -36,7 +36,7 @@ WORD_END = rf'(?=(?:{"|".join(sorted(PARTICLES | ENDINGS))})?(?!\w))'
 def term_spans(text: str, term: Term) -> list[tuple[int, int]]: # (begin, end)
     "Where a term's letters are in a text, in upper or lower case."
     letters = term.name.lstrip('-▁')
-    if not letters or term.kind in ('collision', 'dense', 'topic') or (term.kind == 'part' and len(letters) == 1): return []
+    if not letters or term.kind in ('collision', 'dense') or (term.kind == 'part' and len(letters) == 1): return []
     pattern = PREFIX[term.kind] + re.escape(letters) + WORD_END * (len(letters) == 1)
     return [match.span() for match in re.finditer(pattern, text, re.I)]
 
