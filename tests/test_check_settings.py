@@ -232,7 +232,7 @@ def readers() -> list[str]:
 # Settings that V28 switches off are tried in a version that uses them.
 ELSEWHERE = {
     **dict.fromkeys(('gradient_cache', 'teacher_max_length', 'teacher_normalise', 'calibration'), ('v28', 'corrected', 'full')),
-    **dict.fromkeys(('vocabulary_rows', 'initial_terms'), ('v28', 'corrected', 'small')),
+    **dict.fromkeys(('vocabulary_rows', 'initial_terms', 'counted_terms'), ('v28', 'corrected', 'small')),
     **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
     **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'bigram_share', 'phonetic_keys', 'lead_boost', 'model1_threshold',
                      'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),
@@ -240,8 +240,9 @@ ELSEWHERE = {
     **dict.fromkeys(('df_cutoff', 'df_steepness', 'df_steps'), ('v29', 'corrected', 'mini')),
     'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
-# No constant stands for a backbone, which is another folder in every check; tuples of names have a test above.
-EXCEPT = 'phases', 'backbone', *checks.name_tuples(Settings())
+# No constant stands for a backbone, which is another folder in every check; tuples of names have a test above. No version has
+# counted terms, so that their weight has a test in tests/test_counted_terms.py.
+EXCEPT = 'phases', 'backbone', 'counted_weight', *checks.name_tuples(Settings())
 NAMES = [field.name for field in fields(Settings) if field.name not in EXCEPT]
 
 

@@ -166,3 +166,10 @@ def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp
     assert index['mappings']['properties']['text']['analyzer'] == 'nori' and 'bigrams' in index['settings']['analysis']['analyzer']
     assert (tmp_path/'served/document.zip').read_bytes() == (tmp_path/'alone/document.zip').read_bytes()
     assert any('nori' in limit for limit in limits) and (tmp_path/'served/query.zip').exists(), 'queries have another bound'
+
+
+def test_every_setting_of_counted_terms_acts():
+    from splade_nb.training.check_settings import check_settings
+    names = ['counted_terms', 'counted_weight', 'bigram_query_weight', 'most_query_terms', 'most_document_terms']
+    settings = resolve_quietly('v28', scale='small', counted_terms=COLUMNS, most_query_terms=32, most_document_terms=100)
+    assert {found.name: found.state for found in check_settings(settings, names, False)} == dict.fromkeys(names, 'live')

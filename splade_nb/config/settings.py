@@ -424,6 +424,7 @@ OFF |= {
                             'no table of query weights, or no columns of bigrams'),
     'counted_terms': (lambda s: not counts_otherwise(s), 'tokens are counted in their own columns, or scores are cosines'),
     'counted_weight': (lambda s: s.counted_terms, 'no counted terms'),
+    'most_query_terms': (lambda s: not s.inference_free_query, 'a table of query weights is not bounded'),
     'lambda_initialization': (lambda s: s.inference_free_query, 'no table of query weights'),
     'query_length': (lambda s: not s.inference_free_query, 'a table of query weights reads the whole query'),
 }

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 # %% ../../nbs/2_model/18_counted_terms.ipynb #imports-library
-from ..config.settings import Settings
+from ..config.settings import Settings, counts_otherwise
 from ..data.idf import Frequencies, idf
 from ..data.tokenizer import SpladeTokenizer, text_options
 from .splade_doc import SpladeDoc
@@ -71,7 +71,7 @@ def join_counted(model: SpladeDoc, tokenizer: SpladeTokenizer, # both stay as th
 # %% ../../nbs/2_model/18_counted_terms.ipynb #searched-model
 def searched_model(model: SpladeDoc, tokenizer: SpladeTokenizer, texts: Iterable, settings: Settings) -> tuple: # model, tokenizer
     "A trained model as it is searched: with the bounds on its terms and the counted terms that the settings name."
-    if settings.counted_terms: return join_counted(model, tokenizer, texts, settings)
+    if settings.counted_terms and not counts_otherwise(settings): return join_counted(model, tokenizer, texts, settings)
     if not (settings.most_query_terms or settings.most_document_terms): return model, tokenizer
     bounded = copy.copy(model)  # with the same weights
     bounded.settings = settings
