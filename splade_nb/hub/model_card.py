@@ -36,6 +36,7 @@ def _sources_of(page: Path) -> dict:  # source: its licence, and whose texts the
     rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in takewhile(lambda line: line.startswith('|'), lines[start + 2:])]
     return {name: f'{licence} ({origin})' for name, origin, licence, *_ in rows}
 
+# %% ../../nbs/5_hub/04_model_card.ipynb #data-licence-2
 def data_licences(source: str  # as `DATA` names sets, joined by commas
                  ) -> dict:    # name of a set: its licence, and whose set it is
     "From the file SOURCE or the card that `make data` leaves in a set's folder; that of any other set is unknown."
