@@ -238,7 +238,7 @@ def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search
     return found, shares.result(group, setup.model.special.device), alone
 
 # %% ../nbs/7_experiment.ipynb #encoder-beside
-def _encoder_beside(settings: Settings, collection, ids: list, stages: Preparation, search: Search) -> dict:
+def _encoder_beside(settings: Settings, collection, ids: list, stages: Preparation, search: Search | None = None) -> dict:
     "`encoder_systems` of a pretrained teacher; empty where the run has none at hand: no finished run is lost for want of it."
     at_hand = needs_teacher(settings) or encoder_folder(settings.teacher).is_dir()
     if settings.teacher in EMBEDDED_TEACHERS or not at_hand: return {}
