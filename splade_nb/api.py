@@ -136,10 +136,12 @@ def search(model: str | Path, # as `load` takes it
            query: str,
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
-           hybrid: float = 0.0  # weight of dense vectors beside the model, such as 1
+           hybrid: float = 0.0, # weight of dense vectors beside the model, such as 1
+           dense_encoder: str = ENCODER # that makes them: a hub name, or a folder
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
-    with saved_searcher(str(model), str(data), engine, index, hybrid) as searcher: return searcher.search(query, k)
+    with saved_searcher(str(model), str(data), engine, index, hybrid, dense_encoder) as searcher:
+        return searcher.search(query, k)
 
 # %% ../nbs/9_api.ipynb #fit
 @clear_errors()

@@ -49,7 +49,7 @@ from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
 from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
-from .evaluation.retrieval import search_metrics, sparsity_result
+from .evaluation.retrieval import part_searches, search_metrics, sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
@@ -221,17 +221,10 @@ def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: Lan
         worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
 
 # %% ../nbs/7_experiment.ipynb #on-test-queries
-def _parts_alone(model, queries: dict) -> dict:  # name -> Search; none for a model without counted terms
-    "Searches by the learned and by the counted terms of a model alone."
-    columns = 2 * model.settings.counted_terms
-    learned = np.arange(len(model.special)) < len(model.special) - columns
-    parts = dict(learned=learned, counted=~learned) if columns else {}
-    return {name: Search(queries, 1000, columns=chosen) for name, chosen in parts.items()}
-
 def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search, group: ProcessGroup) -> tuple:
     "What `evaluate_queries` finds with the test queries, the language of the terms, and rankings by parts of the vectors."
     ids = list(setup.collection.split('test'))
-    parts = _parts_alone(setup.model, {id: setup.collection.queries[id].text for id in ids})
+    parts = part_searches(setup.model, {id: setup.collection.queries[id].text for id in ids})
     found = evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids, k=1000,
                              others=[pairs, *parts.values()], observers=[shares], group=group, kept=Preparation(group))
     alone = {name: search_metrics(search, setup.collection) for name, search in parts.items()}
@@ -435,7 +428,7 @@ FIT = dict(counted_terms=16_384, counted_weight=2.0, most_query_terms=32, most_d
 
 def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
-        settings: dict | None = None,   # of `splade_v2` at scale small, by name
+        settings: dict | None = None,   # by name, beside `FIT`; the others are those of `splade_v2` at scale small
         seed: int = 42
        ) -> dict:                       # data, documents, vocabulary, parameters, seconds, out
     """A model from documents alone; queries and judgments of a collection are not read.

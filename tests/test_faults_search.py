@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fake_opensearch import serving
 from scipy import sparse
-from splade_nb.config.files import ConfigError, needs
+from splade_nb.config.files import ConfigError, needs, read_json, write_json
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.retrieval import retrieve
 from splade_nb.serving import document_store, embedded_engines, saved_copies, searcher as searchers
@@ -84,7 +84,16 @@ def test_a_dense_part_is_that_of_the_texts_that_are_there(encoder, tiny_encoder,
     assert any(term.kind == 'dense' and term.weight > 0 for hit in hits for term in hit.terms)
     with build_searcher(encoder, texts[::-1], tmp_path/'fresh', **options) as fresh: assert same(found, shown(fresh))
     with open_searcher(tmp_path/'old', encoder) as searcher: assert same(shown(searcher), found)
-    with pytest.raises(ConfigError, match='made with dense_encoder='): build_searcher(encoder, texts, tmp_path/'old', hybrid=0.3, dense_encoder=f'{tiny_encoder}/')
+    with pytest.raises(ConfigError, match='made with dense_encoder .*, not .*; take another folder'): build_searcher(encoder, texts, tmp_path/'old', hybrid=0.3, dense_encoder=f'{tiny_encoder}/')
+
+
+@pytest.mark.parametrize('earlier', [dict(topics=0.5), dict(hybrid=0.2)])
+def test_a_searcher_with_parts_that_are_gone_is_refused(earlier, encoder, tmp_path):
+    build_searcher(encoder, TEXTS[:3], tmp_path).close()
+    saved = read_json(tmp_path/'searcher.json')
+    write_json(tmp_path/'searcher.json', {name: value for name, value in saved.items() if name != 'dense_encoder'} | earlier)
+    for again in (lambda: open_searcher(tmp_path, encoder), lambda: build_searcher(encoder, TEXTS[:3], tmp_path, hybrid=earlier.get('hybrid', 0.0))):
+        with pytest.raises(ConfigError, match='earlier revision, with topics or a static embedding'): again()
 
 
 @every

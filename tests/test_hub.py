@@ -174,6 +174,24 @@ def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match='config.json'): load(folder, runtime='torch')
 
 
+def test_a_matrix_that_two_products_read_is_rounded_once(tmp_path):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+    rng, shape = np.random.default_rng(0), ['rows', 32]
+    given = {name: rng.normal(size=(16, 32)).astype(np.float32) for name in 'ab'}
+    nodes = [helper.make_node('MatMul', [name, 'weight'], [f'{name}_out'], name=name) for name in 'ab'] + [helper.make_node('Add', ['a_out', 'b_out'], ['sum'])]
+    weight = rng.normal(size=(32, 32)).astype(np.float32)
+    graph = helper.make_graph(nodes, 'two', [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in 'ab'],
+                              [helper.make_tensor_value_info('sum', TensorProto.FLOAT, shape)], [numpy_helper.from_array(weight, 'weight')])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9), tmp_path/'model.onnx')
+    onnx_int8.quantize(tmp_path, given)
+    held = [each for each in onnx.load(tmp_path/'model.onnx').graph.initializer if each.data_type == TensorProto.INT8]
+    import onnxruntime
+    found, = onnxruntime.InferenceSession(str(tmp_path/'model.onnx'), providers=['CPUExecutionProvider']).run(None, given)
+    wanted = (given['a'] + given['b']) @ weight
+    assert len(held) == 1 and 0 < abs(found - wanted).max() < 0.05 * abs(wanted).max()
+
+
 @pytest.mark.parametrize('form', ('v26-full', pytest.param('splade_ko-mini', marks=pytest.mark.slow)))
 def test_onnx_runs_by_its_card_without_torch(form, graphs):
     folder, _ = graphs(form)

@@ -605,8 +605,9 @@ def _impossible_numbers(settings: Settings) -> list:  # messages
 # %% ../../nbs/0_config/03_settings.ipynb #beside-counted
 def _beside_counted(settings: Settings) -> list:  # messages
     others = counts_otherwise(settings) if settings.counted_terms else []
-    return [f'counted_terms={settings.counted_terms}: not beside {name}={getattr(settings, name)}, which weighs the tokens '
-            'of a text itself; take counted_terms=0, or scale small, which has neither' for name in others[:1]]
+    return [f'counted_terms={settings.counted_terms}: not beside {name}={getattr(settings, name)}, which weighs the tokens of a '
+            'text itself or gives scores no unit. Leave counted_terms at 0, or take scale small, where no version has that'
+            for name in others[:1]]
 
 # %% ../../nbs/0_config/03_settings.ipynb #impossible
 def impossible(settings: Settings) -> list:  # messages

@@ -232,7 +232,8 @@ class SpladeTokenizer(_Vocabulary):
         return self.backend(self.prepare(texts), add_special_tokens=False, verbose=False)['input_ids']
 
     def bags(self, texts: list, ids: list | None = None, document: bool = True) -> list:  # lists of columns
-        "Tokens (`ids`, where known), expansions of a document, bigrams and phonetic keys; the beginning twice. Or what is counted."
+        """Tokens (`ids`, where known), expansions of a document, bigrams and phonetic keys; the beginning twice.
+        With `counted_terms` the morphemes and bigrams that are counted, and nothing else."""
         ids, bags = self.ids(texts) if ids is None else ids, []
         for row, names in zip(ids, hashed_names(self, texts, ids)):
             hashed = [[self.column(n) for n in part] for part in names]

@@ -22,10 +22,10 @@ from ..config.files import ConfigError, needs, write_json
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer, padded
 from ..model.splade_doc import query_weights, sides_differ
+from ..model.counted_terms import learned_part
 from .export import limits_of, register_export, whole_tokenizer
 from .model_card import FORMATS
 from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, counted_left_out, measured, outside_network, traced
-from ..model.counted_terms import learned_part
 from .opensearch_model import write_script
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #kinds

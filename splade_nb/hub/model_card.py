@@ -28,15 +28,16 @@ def facts_of(folder: Path | str) -> dict[str, dict]:
     run = next((place for place in (Path(folder), Path(folder).parent) if is_run(place)), None)
     return {name: read_json(run/f'{name}.json') if run and (run/f'{name}.json').exists() else {} for name in FACTS}
 
-# %% ../../nbs/5_hub/04_model_card.ipynb #data-licence
+# %% ../../nbs/5_hub/04_model_card.ipynb #sources-of
 def _sources_of(page: Path) -> dict:  # source: its licence, and whose texts they are
     "From the table on the card of triplets that `make data NAME=triplets` writes."
     lines = page.read_text(encoding='utf-8').splitlines() if page.exists() else []
     start = next((place for place, line in enumerate(lines) if line.startswith('| source | from | licence |')), len(lines))
-    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in takewhile(lambda line: line.startswith('|'), lines[start + 2:])]
+    table = takewhile(lambda line: line.startswith('|'), lines[start + 2:])
+    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in table]
     return {name: f'{licence} ({origin})' for name, origin, licence, *_ in rows}
 
-# %% ../../nbs/5_hub/04_model_card.ipynb #data-licence-2
+# %% ../../nbs/5_hub/04_model_card.ipynb #data-licences
 def data_licences(source: str  # as `DATA` names sets, joined by commas
                  ) -> dict:    # name of a set: its licence, and whose set it is
     "From the file SOURCE or the card that `make data` leaves in a set's folder; that of any other set is unknown."

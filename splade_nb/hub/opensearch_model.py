@@ -6,7 +6,7 @@
 __all__ = ['CONNECTOR', 'SERVER_TOKENS', 'RATIOS', 'MOST_LOST', 'ANALYSIS', 'WORDS', 'EXAMPLE', 'COUNTED_BY_SERVER', 'BATCH',
            'FORMATS', 'outside_network', 'served_tokenizers', 'token_names', 'idf_table', 'ServedModel', 'traced',
            'write_zip', 'registration', 'as_rank_features', 'as_bytes', 'by_max_ratio', 'best_ceiling', 'measured',
-           'index_bodies', 'pipeline_body', 'search_bodies', 'counted_boosts', 'counted_left_out', 'too_many_tokens',
+           'counted_boosts', 'counted_left_out', 'index_bodies', 'pipeline_body', 'search_bodies', 'too_many_tokens',
            'write_script', 'djl_limits', 'to_opensearch', 'connector_body', 'to_connector']
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports
@@ -242,15 +242,29 @@ def measured(model: nn.Module, tokenizer: SpladeTokenizer,
                 prune_ratio=float(bearable.max()) if len(bearable) else 0.0, ceilings=ceilings,
                 top_n=int(np.quantile(np.diff(queries.indptr), 0.95)))
 
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning
-def _pruning(ratio): return dict(prune_type='max_ratio', prune_ratio=ratio) if ratio else dict(prune_type='none')
-
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning-2
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #analysis
 ANALYSIS = dict(analyzer=dict(bigrams=dict(tokenizer='bigrams', filter=['lowercase'])),
                 tokenizer=dict(bigrams=dict(type='ngram', min_gram=2, max_gram=2, token_chars=['letter', 'digit'])))
 WORDS = dict(type='text', analyzer='nori', fields=dict(bigrams=dict(type='text', analyzer='bigrams')))
 
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning-3
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #counted-boosts
+def counted_boosts(model: nn.Module) -> dict[str, float]: # field of the server -> boost; empty without counted terms
+    "What the server's BM25, which leaves the factor k1 + 1 out, counts beside learned terms."
+    settings = model.settings
+    if not settings.counted_terms: return {}
+    words = (1 + K1) * settings.counted_weight
+    return {'text': round(words, 4), 'text.bigrams': round(words * settings.bigram_query_weight, 4)}
+
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #counted-left-out
+def counted_left_out(model: nn.Module) -> list[str]: # a limit, or none
+    "What is said where a server takes the learned terms alone."
+    boosts = ' and '.join(f'{boost:g} of {field}' for field, boost in counted_boosts(model).items())
+    return [f'Counted terms are left to the server: add its own BM25 with the boosts {boosts}.'] * bool(boosts)
+
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning
+def _pruning(ratio): return dict(prune_type='max_ratio', prune_ratio=ratio) if ratio else dict(prune_type='none')
+
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #index-bodies
 def index_bodies(facts: dict) -> dict[str, dict]: # of `measured`
     "The request that makes an index, for each field."
     text, settings = dict(type='text'), dict(index=dict(default_pipeline='{pipeline}'))
@@ -285,20 +299,6 @@ def search_bodies(facts: dict) -> dict[str, dict]: # of `measured`
     for field in ('rank_features', 'sparse_vector') if words else ():
         queries[field] = dict(bool=dict(should=[queries[field], *words]))
     return {field: dict(_source=['text'], query=query) for field, query in queries.items()}
-
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #search-bodies-2
-def counted_boosts(model: nn.Module) -> dict[str, float]: # field of the server -> boost; empty without counted terms
-    "What the server's BM25, which leaves the factor k1 + 1 out, counts beside learned terms."
-    settings = model.settings
-    if not settings.counted_terms: return {}
-    words = (1 + K1) * settings.counted_weight
-    return {'text': round(words, 4), 'text.bigrams': round(words * settings.bigram_query_weight, 4)}
-
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #search-bodies-3
-def counted_left_out(model: nn.Module) -> list[str]: # a limit, or none
-    "What is said where a server takes the learned terms alone."
-    boosts = ' and '.join(f'{boost:g} of {field}' for field, boost in counted_boosts(model).items())
-    return [f'Counted terms are left to the server: add its own BM25 with the boosts {boosts}.'] * bool(boosts)
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #too-many-tokens
 def too_many_tokens(model: nn.Module, tokenizer: SpladeTokenizer) -> str: # '' where they are few enough
@@ -344,7 +344,7 @@ def _write_bodies(facts, refused, folder): # refused: why there is no sparse_vec
         write_json(folder/f'{name}.json', body)
     write_script('register.sh', folder)
 
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #server-limits
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #loss-lines
 def _loss_lines(facts): # sentences of the card
     losses = pd.DataFrame(facts['losses'])
     def lost(field, ratio): return losses[(losses['field'] == field) & (losses['prune_ratio'] == ratio)]['lost'].item()
@@ -354,7 +354,7 @@ def _loss_lines(facts): # sentences of the card
             f'{lost("rank_features", ratio):+.4f} with prune_ratio={ratio:g}, which the pipeline sets, and '
             f'{lost("sparse_vector", ratio):+.4f} by sparse_vector where its clusters act, with ceilings of {ceilings}.']
 
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #server-limits-2
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #djl-limits
 COUNTED_BY_SERVER = ('The server counts words itself: nori (plugin analysis-nori) and bigrams in the fields text and text.bigrams, which '
                      'search-rank_features.json adds to the learned terms. Its words are those of nori, ours those of Kiwi.')
 
@@ -364,7 +364,7 @@ def djl_limits(model: nn.Module) -> list[str]:
     if model.settings.max_length <= SERVER_TOKENS: return limits
     return [f'Of a text, the first {SERVER_TOKENS} tokens are read.', *limits[1:]]
 
-# %% ../../nbs/5_hub/05_opensearch_model.ipynb #server-limits-3
+# %% ../../nbs/5_hub/05_opensearch_model.ipynb #server-limits
 def _server_limits(model, facts, factor, refused):
     limits = [*djl_limits(model), *_loss_lines(facts)]
     if model.query_shift is not None: limits += [f'Of a query, the first {SERVER_TOKENS} tokens are read.']

@@ -17,13 +17,14 @@ from .model_card import FACTS, FORMATS, card, data_licences, facts_of
 from . import onnx_int8  # adds its form
 from .opensearch_model import CONNECTOR
 from ..model.load import load_encoder
+from ..model.opened import is_rounded
 from ..model.prune_vocabulary import new_folder
 
 # %% ../../nbs/5_hub/09_release.ipynb #matching-facts
 def matching_facts(folder: Path | str) -> dict:  # of `facts_of`
     "What a run says of itself. Raises `ConfigError` for none, or for weights that its summary does not describe."
     folder, facts = Path(folder), facts_of(folder)
-    rounded = not (folder/'model'/'config.json').exists()  # a release in small integers, which lie in the graph
+    rounded = is_rounded(folder/'model')
     weights = folder/'model'/('model.onnx' if rounded else 'model.safetensors')
     absent = [name for name in FACTS if not facts[name]] + [f'model/{weights.name}'] * (not weights.exists())
     if absent: raise ConfigError(f'{folder}: no finished run: {", ".join(absent)} missing or empty; make train writes one')

@@ -44,10 +44,12 @@ def file_stamp(paths: Iterable[Path]) -> str: # 16 hex digits
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #copy-folder
 def copies_folder() -> Path: return root()/'outputs'/'.search'
 
-def copy_folder(label: Label, source: str, engine: str, address: str, hybrid: bool = False) -> Path:
+def copy_folder(label: Label, source: str, engine: str, address: str,
+                dense_encoder: str = '' # of a hybrid
+               ) -> Path:
     "Where the texts of a source and their vectors are saved; the folder's name begins with the source's."
     key = json.dumps([label.model, label.vocabulary, source_name(source), engine, without_password(address)]
-                     + ['hybrid'] * hybrid)
+                     + [dense_encoder] * bool(dense_encoder))
     words = re.sub(r'[^\w.-]+', '-', Path(source).name)[:40]
     return copies_folder()/f'{words}-{engine}-{hashlib.sha256(key.encode()).hexdigest()[:16]}'
 
