@@ -232,8 +232,7 @@ class SpladeTokenizer(_Vocabulary):
         return self.backend(self.prepare(texts), add_special_tokens=False, verbose=False)['input_ids']
 
     def bags(self, texts: list, ids: list | None = None, document: bool = True) -> list:  # lists of columns
-        """Tokens (`ids`, where known), expansions of a document, bigrams and phonetic keys; the beginning twice.
-        With `counted_terms` the morphemes and bigrams that are counted, and nothing else."""
+        "Tokens, expansions of a document, bigrams and phonetic keys, the beginning twice; or counted terms alone."
         ids, bags = self.ids(texts) if ids is None else ids, []
         for row, names in zip(ids, hashed_names(self, texts, ids)):
             hashed = [[self.column(n) for n in part] for part in names]
