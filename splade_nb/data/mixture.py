@@ -32,6 +32,7 @@ SHARES = {'original': 1.0, 'single_term': 0.3, 'multi_term': 0.3, 'hard_neg': 0.
 class Rules:
     "How a mixture is made."
     triplets: int = 0        # about so many; 0: of all pairs
+    balance: float = 0.5     # pairs of a source grow with its size to this power; 1: the same share of each
     block: int = 20_000      # pairs of one source that are mined together
     judged: float = 0.005    # share of the components in val, and again in test
     seed: int = SEED
@@ -157,7 +158,7 @@ def _begin(out: Path, files: dict, rules: Rules, blocked: int) -> None:
 def _write_blocks(files: dict, out: Path, rules: Rules, blocked: np.ndarray, said: Callable) -> Iterator[dict]:  # notes
     "Every block that has no note yet, with the rate and the time that is left."
     of_a_pair, done = sum(SHARES.values()), 0
-    surveyed = survey(files, rules.triplets, of_a_pair, blocked, judged=rules.judged, seed=rules.seed)
+    surveyed = survey(files, rules.triplets, of_a_pair, rules.balance, blocked, judged=rules.judged, seed=rules.seed)
     total, start = sum(int((split != LEFT_OUT).sum()) for split, _ in surveyed.values()), time.time()
     for block in blocks(files, surveyed, rules):
         note = out/'.parts'/f'{block.source}_{block.number:03}.json'
