@@ -58,12 +58,23 @@ def draw_dev_split(queries: list, seed: int, share: float = 0.1, most: int = DEV
     return set(np.random.default_rng(seed).choice(sorted(queries), size=size, replace=False).tolist())
 
 # %% ../../nbs/3_training/07_dataset.ipynb #dev-split
+def _by_source(collection, split: str) -> dict:  # source -> query ids; of a collection that isn't merged one source, ''
+    names, found = collection.name.split('+'), {}
+    for id in collection.split(split):
+        source = id.partition('/')[0]
+        found.setdefault(source if source in names else '', []).append(id)
+    return found
+
 def dev_split(collection, seed: int) -> tuple:  # ids, notes
-    "The collection's own dev queries, at most `DEV_QUERIES` of them; without any, some of its training queries."
-    own = list(collection.split('dev'))
-    if not own: return draw_dev_split(list(collection.split('train')), seed), []
-    drawn = draw_dev_split(own, seed, share=1.0)
-    return drawn, [f'validations: {len(drawn):,} of the {len(own):,} dev queries of the data']
+    "Of each source the same number, together `DEV_QUERIES` at most: its own dev queries, else some of its training queries."
+    train, own = _by_source(collection, 'train'), _by_source(collection, 'dev')
+    sources, drawn = sorted(train | own), set()
+    for source in sources:
+        queries, share = (own[source], 1.0) if source in own else (train[source], 0.1)
+        drawn |= draw_dev_split(queries, seed, share, DEV_QUERIES // len(sources))
+    given = sum(map(len, own.values()))
+    used = sum(len(drawn.intersection(ids)) for ids in own.values())
+    return drawn, [f'validations: {used:,} of the {given:,} dev queries of the data'] * bool(given)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-rows
 def training_rows(collection, dev_queries: set) -> np.ndarray:  # [Q] int32
