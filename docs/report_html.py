@@ -73,12 +73,24 @@ def found_title(notebook) -> str:
     return ': '.join(filter(None, [head.splitlines()[0][2:], ', '.join(str(given[name]) for name in GIVEN if given.get(name)), *result]))
 
 
+def answer_first(cells: list) -> list:
+    "The sections whose heading is tagged `answer` stand behind the title; then how the answer came about."
+    sections = [[]]
+    for cell in cells:
+        if cell.cell_type == 'markdown' and cell.source.startswith('## '): sections.append([])
+        sections[-1].append(cell)
+    head, *others = sections
+    answers = [section for section in others if 'answer' in section[0].metadata.get('tags', [])]
+    return sum(answers, head) + sum((section for section in others if section not in answers), [])
+
+
 def read(notebook: Path, title: str):
-    "The notebook as the report shows it: code hidden but for cells tagged `show-input`, its heading the result."
+    "The notebook as the report shows it: the answer first, code hidden but for cells tagged `show-input`, its heading the result."
     found = nbformat.read(notebook, as_version=4)
     for cell in found.cells:
         tags = cell.metadata.setdefault('tags', [])
         if cell.cell_type == 'code' and not {'show-input', 'hide-input'} & set(tags): tags.append('hide-input')
+    found.cells = answer_first(found.cells)
     first = next((cell for cell in found.cells if cell.cell_type == 'markdown' and cell.source.startswith('# ')), None)
     if first and title: first.source = f'# {title}\n\n> Trained, evaluated and written by `{notebook.name}`.'
     return found

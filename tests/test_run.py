@@ -91,6 +91,8 @@ def test_the_report_opens_offline(page):
     html = page.read_text(encoding='utf-8')
     assert html.count('data:image/png;base64') > 5 and 'src="http' not in html and '<script' not in html
     assert [part for part in REPORT if f'>{part}<' not in html] == []
+    headings = re.findall('<h2 id="([^"]+)"', html)
+    assert headings[:3] == ['Quality', 'What-the-vectors-say', 'Success-criteria'] and headings.index('Losses') < headings.index('Settings-and-machine')
     assert re.findall(r'href="(?!#|[a-z]+:)[^"]*"', html) == [], 'a report lies elsewhere than the files that it names'
 
 
