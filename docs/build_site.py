@@ -26,6 +26,7 @@ HOST = f'{CONFIG.doc_host}{CONFIG.doc_baseurl}'.rstrip('/') + '/'
 GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path.name}' for path in tracked('docs/*.md')},
           'docs/results.md': 'experiments/results.md', 'docs/versions.md': 'experiments/versions.md', 'docs/versions_ko.md': 'korean/versions.md',
           'docs/walks.md': 'walks.md', 'docs/commands.md': 'commands.md',
+          'docs/names.md': 'reference/design_names.md',  # `reference` writes names.md, those of the library
           'data/mini/README.md': 'reference/mini.md', 'CONTRIBUTING.md': 'reference/contributing.md', 'CHANGELOG.md': 'reference/changelog.md'}  # file of the project: its page
 
 COMPARE = Path('compare.ipynb')
