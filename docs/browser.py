@@ -11,7 +11,8 @@ from splade_nb.config.files import DataError, read_json, replaced, write_json
 
 LESSONS = sorted(path.relative_to(NOTEBOOKS) for path in (NOTEBOOKS/'tutorials').glob('*.ipynb'))
 COPIED = [Path('train.ipynb'), Path('evaluate.ipynb'), Path('pretrain.ipynb'), *LESSONS]
-NEEDS = {'evaluate': ('board',), 'search_in_five_minutes': ('train,engines',), 'idf_and_stopwords': ('train', 'ipywidgets')}  # extras, other packages; else train
+NEEDS = {'evaluate': ('board',), 'search_in_five_minutes': ('train,engines',), 'idf_and_stopwords': ('train', 'ipywidgets'),
+         'coming_from_elsewhere': ('train', 'sentence-transformers>=6.2')}  # extras, other packages; else train
 GIVEN = {'train': dict(scale='mini'), 'pretrain': dict(scale='mini'), 'evaluate': dict(model='', tasks='mini')}  # minutes, also without a GPU
 BRANCH = f'{CONFIG.git_url.removeprefix("https://github.com/")}/blob/notebooks'
 PLACES = {'Colab': f'https://colab.research.google.com/github/{BRANCH}', 'Kaggle': f'https://kaggle.com/kernels/welcome?src=https://github.com/{BRANCH}'}

@@ -31,7 +31,7 @@ GUIDES = {'README.ko.md': 'korean.md', **{f'docs/{path.name}': f'reference/{path
 
 COMPARE = Path('compare.ipynb')
 TOUR = ('why', 'how', 'my_data')  # the Korean pages in the order to read them in
-LESSONS = ('search_in_five_minutes', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow
+LESSONS = ('search_in_five_minutes', 'coming_from_elsewhere', 'read_a_vector', 'idf_and_stopwords', 'bring_your_own_data', 'add_a_version')  # the order to read them in; others follow
 STUDIES = ('searches', 'leaderboard', 'training', 'initialization', 'gates', 'vocabulary', 'hybrid')  # likewise
 LINK = re.compile(r'\]\((?!#)([^)\s#]+)(#[^)\s]*)?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.M | re.S)

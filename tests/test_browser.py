@@ -170,7 +170,8 @@ def folder(tmp_path_factory) -> Path:
 
 def brought(package: str, extras: set, seen: set) -> set:
     "Names of a package and of all that pip installs with it; a package is seen once with the same extras."
-    name, key = canonicalize_name(package), (canonicalize_name(package), frozenset(extras))
+    name = canonicalize_name(Requirement(package).name)
+    key = name, frozenset(extras)
     if key in seen: return set()
     seen.add(key)
     found = {name}
