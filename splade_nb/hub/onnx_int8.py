@@ -78,10 +78,14 @@ def _matrix(value): # [n, m] of a constant of the graph, None for any other valu
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #turn
 def turn(graph) -> None:
-    "Turn matrices here that the graph turns around when it is opened."
+    "Turn matrices here that the graph turns around when it is opened; products with a bias become a product and a sum."
     for node in list(graph):
-        if node.op_type != 'Transpose' or (stored := _matrix(node.inputs[0])) is None: continue
-        _replace(node, _constant(graph, f'{node.inputs[0].name}_turned', stored.T))
+        if node.op_type == 'Transpose' and (stored := _matrix(node.inputs[0])) is not None:
+            _replace(node, _constant(graph, f'{node.inputs[0].name}_turned', stored.T))
+        if node.op_type == 'Gemm' and (stored := _matrix(node.inputs[1])) is not None:  # of the gate, which reads one row a text
+            stored = stored.T if 'transB' in node.attributes and node.attributes['transB'].value else stored
+            product = _before(node, 'MatMul', node.inputs[0], _constant(graph, f'{node.inputs[1].name}_turned', stored))
+            _replace(node, _before(node, 'Add', product, node.inputs[2]))
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #products
 KEPT = '.value.' # in the name of a bias: products that stay in float32

@@ -416,7 +416,7 @@ class TrainingSetup:
     dev_queries: set     # ids
 
 # %% ../../nbs/3_training/07_dataset.ipynb #prepare
-AFTER_TRAINING = dict(counted_terms=0, most_query_terms=0, most_document_terms=0)  # what a trained model gets, of `counted_terms`
+AFTER_TRAINING = dict(counted_terms=0, counted_weight=0.0, most_query_terms=0, most_document_terms=0)  # see `counted_terms`
 
 def prepare(settings: Settings, collection, seed: int,
             cache: Path | str | None = None,  # folder of prepared stages; None: the one that all runs share

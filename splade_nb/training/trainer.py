@@ -32,7 +32,7 @@ from .checkpoints import healthy, link_best, load_checkpoint, load_initial, save
 from .checkpoints import save_initial, set_aside, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
-from .dataset import TrainingData
+from .dataset import AFTER_TRAINING, TrainingData
 from .losses import DocumentCounts, as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
@@ -287,10 +287,10 @@ def checkpoint(run: Run) -> None:
 
 # %% ../../nbs/3_training/14_trainer.ipynb #difference
 def difference(state: dict, run: Run) -> str: # empty for a checkpoint of this run
-    "Data, seed and settings that a checkpoint's state has other than the run."
+    "Data, seed and settings that a checkpoint's state has other than the run, but for those that act after training."
     def values(state): return dict(data=state.get('data'), seed=state.get('seed')) | (state.get('settings') or {})
     there, here = values(state), values(json.loads(json.dumps(run_state(run))))
-    other = [name for name in here if there.get(name) != here[name]]
+    other = [name for name in here if there.get(name) != here[name] and name not in AFTER_TRAINING]
     return '; '.join(f'{name}={there.get(name)!r} there, {here[name]!r} here' for name in other)[:500]
 
 # %% ../../nbs/3_training/14_trainer.ipynb #refuse-other
