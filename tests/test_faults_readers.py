@@ -142,15 +142,36 @@ def test_a_folder_of_ones_own(encoding, capsys):
     rows('own/docs.jsonl', {'id': 7, 'text': '글 하나'}, {'text': '글 둘'})
     Path('own/._notes.txt').write_bytes(b'\0\5')
     assert dict(iterate_texts('own')) == {
-        'docs.jsonl:7': '글 하나', 'docs.jsonl:2': '글 둘', 'faq.csv:2': '환불 환불은\n사흘', 'faq.csv:5': '교환', 'help.md:1': '도움말 # 도움말\n비밀번호를 바꾼다',
+        'docs.jsonl:7': '글 하나', 'docs.jsonl:2': '글 둘', 'faq.csv:2': '환불 환불은\n사흘', 'faq.csv:5': '교환', 'help.md:1': '도움말 비밀번호를 바꾼다',
         'notes.txt:1': '쌀을 씻는다', 'notes.txt:3': '밥을 짓는다'}
     with pytest.raises(DataError, match='documents alone'): load('own/docs.jsonl')
 
 
-@pytest.mark.parametrize('content, said', [('한글'.encode('cp949'), 'CP949'), ('한글'.encode('utf-16'), 'UTF-16'), (b'\xff\xff\xff', 'allowed: UTF-8$'), (('가' * 100_001).encode(), '100,001 characters')])
+@pytest.mark.parametrize('content, said', [(b'\xff\xff\xff', 'allowed: UTF-8$'), (('가' * 100_001).encode(), '100,001 characters')])
 def test_a_text_that_cannot_be_read_is_named(content, said):
     Path('a.txt').write_bytes(content)
     with pytest.raises(DataError, match=f'a.txt, line 1.*{said}'): [*read_source('a.txt')]
+
+
+@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16', 'cp949', 'euc-kr'])
+@pytest.mark.parametrize('name, content, expected', [('a.txt', '환불\n교환', ['환불', '교환']), ('a.md', '# 환불\n사흘', ['환불 사흘']), ('a.csv', '질문,답변\n환불은?,사흘', ['환불은? 사흘'])])
+def test_texts_of_windows_are_read_as_they_are(encoding, name, content, expected):
+    Path(name).write_bytes(content.encode(encoding))
+    assert [document.full for document in read_source(name)] == expected
+
+
+def test_an_encoding_that_changes_inside_a_file_is_refused():
+    Path('a.txt').write_bytes('환불\n'.encode('cp949') * 200_000 + '환불\n'.encode('utf-8') + b'\xff\xff')
+    with pytest.raises(DataError, match='CP949 in all of the file'): [*read_source('a.txt')]
+
+
+def test_what_a_folder_holds_and_is_not_read_is_said(capsys):
+    Path('own/older').mkdir(parents=True)
+    for name in ('table.xlsx', 'letter.hwp'): Path('own', name).write_bytes(b'0')
+    with pytest.raises(DataError, match='own, files: found letter.hwp, older/, table.xlsx; allowed: texts as .txt'): [*read_source('own')]
+    Path('own/notes.txt').write_text('글', encoding='utf-8')
+    assert [document.text for document in read_source('own')] == ['글']
+    assert 'own: not read: letter.hwp, older/, table.xlsx; ' in capsys.readouterr().err
 
 
 def test_a_table_without_a_text_column_names_its_columns():
