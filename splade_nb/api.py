@@ -132,7 +132,7 @@ def encode(model: str | Path | SparseEncoder, # as `load` takes it; without `out
 # %% ../nbs/9_api.ipynb #search
 @clear_errors()
 def search(model: str | Path, # as `load` takes it
-           data: str,         # a text file, a folder with `corpus.jsonl`, or a collection
+           data: str,         # a file or folder of texts (.txt, .md, .csv, .tsv, .jsonl), or a collection
            query: str,
            k: int = 10,       # texts at most
            engine: str = 'exact', index: str = '', # of `serving.engines`; the address of a server
@@ -145,7 +145,7 @@ def search(model: str | Path, # as `load` takes it
 
 # %% ../nbs/9_api.ipynb #fit
 @clear_errors()
-def fit(data: str,                      # a text file, a folder with `corpus.jsonl`, or a collection, whose questions are not read
+def fit(data: str,                      # a file or folder of texts, or a collection, whose questions are not read
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # of scale small, by name
         seed: int = 42) -> SparseEncoder:

@@ -362,9 +362,11 @@ def _weights_tried(setup: TrainingSetup, group: ProcessGroup) -> dict:  # weight
     "The validation queries under each weight of the counted terms, in one pass over the documents."
     validator, model = make_validator(setup, group), setup.model
     learned = np.arange(len(model.special)) < len(model.special) - 2 * setup.settings.counted_terms
-    searches = {weight: replace(validator.search(), columns=np.where(learned, 1.0, weight)) for weight in COUNTED_WEIGHTS}
-    exact_search(model, setup.training_data.tokenizer, validator.texts, [*searches.values()], group=group, kept=Preparation(group))
-    return {weight: search_metrics(search, setup.collection)['ndcg@10'].to_numpy() for weight, search in searches.items()}
+    def weighed(weight): return replace(validator.search(), columns=np.where(learned, 1.0, weight))
+    searches, tokenizer = {weight: weighed(weight) for weight in COUNTED_WEIGHTS}, setup.training_data.tokenizer
+    exact_search(model, tokenizer, validator.texts, [*searches.values()], group=group, kept=Preparation(group))
+    def found(search): return search_metrics(search, setup.collection)['ndcg@10'].to_numpy()
+    return {weight: found(search) for weight, search in searches.items()}
 
 def _chosen_weight(tried: dict) -> float:
     "The largest weight whose mean is at most one standard error of the difference below the best mean."

@@ -605,6 +605,13 @@ def test_the_settings_file_of_the_designs_is_version_23(tmp_path):
     assert resolve_quietly('v22', 'original', 'full', **values).learning_rate == ORIGINAL['v23'].learning_rate
 
 
+def test_names_of_design_2_stand_for_settings_inside_a_section_and_without(tmp_path):
+    written = tmp_path/'mine.yaml'
+    for text in ('beta: 0.2\nteacher_model: lsa\n', 'loss: {beta: 0.2}\nmodel: {teacher_model: lsa}\n'):
+        written.write_text(text)
+        assert read_overrides(str(written)) == {'flops_beta': 0.2, 'teacher': 'lsa'}
+
+
 def test_a_phase_of_a_settings_file_keeps_what_it_does_not_name(tmp_path):
     written = tmp_path/'mine.yml'
     written.write_text(SHORT)

@@ -312,18 +312,19 @@ def override(settings: Settings, changes: dict) -> Settings:  # changes: name ->
 # %% ../../nbs/0_config/03_settings.ipynb #without-sections
 SECTIONS = 'model', 'data', 'loss', 'training'  # of a settings file
 FILE_NAMES = {'model.name': 'backbone', 'model.use_expansion': 'mlm_head', 'training.num_epochs': 'epochs',
-              'loss.use_idf_weighting': 'flops_form', 'curriculum_phases': 'phases'}
+              'loss.use_idf_weighting': 'flops_form', 'curriculum_phases': 'phases',
+              'beta': 'flops_beta', 'teacher_model': 'teacher'}  # of design 2
 PHASE_NAMES = {'start_epoch': 'first', 'end_epoch': 'last'}
 
 def without_sections(values: dict) -> dict:  # name -> value
-    "Settings that may stand in the sections of design 4, section 7.4, and under its names. Raises `ConfigError`."
+    "Settings that may stand in the sections of design 4, section 7.4, and under the designs' names. Raises `ConfigError`."
     pairs = []
     for name, part in values.items():
         inside = {name: part} if name not in SECTIONS else {} if part is None else part
         if not isinstance(inside, dict): _refuse(name, part, dict)
         for key in (name, *inside):
             if not isinstance(key, str): raise ConfigError(f'settings: the name {key!r} is {type(key).__name__}, no text')
-        named = {key: FILE_NAMES.get(f'{name}.{key}' if name in SECTIONS else key, key) for key in inside}
+        named = {key: FILE_NAMES.get(f'{name}.{key}' * (name in SECTIONS), FILE_NAMES.get(key, key)) for key in inside}
         pairs += [(named[key], _file_value(named[key], value)) for key, value in inside.items()]
     return no_repeats(pairs)
 

@@ -66,7 +66,7 @@ def _fraction(keys: np.ndarray, seed: int) -> np.ndarray:  # from 0 to 1, the sa
 
 # %% ../../nbs/1_data/16_pairs.ipynb #splits
 def splits(queries: np.ndarray, documents: np.ndarray,  # [pairs] keys of texts
-           share: float | np.ndarray = 1.0, # of the components that are kept; one for each pair where sources differ
+           share: float | np.ndarray = 1.0, # of the components that are kept; one for each pair
            judged: float = 0.005,   # of the components in val, and again in test
            seed: int = SEED) -> tuple:  # [pairs] place in SPLIT, component
     "The split of each pair; a pair that stands there a second time, or is beyond the share, is left out."

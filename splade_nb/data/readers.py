@@ -379,7 +379,8 @@ def _decoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
         with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding) as file:
             yield from ((line, text.rstrip('\n')) for line, text in enumerate(file, 1) if text.strip())
     except UnicodeDecodeError as error:
-        raise DataError(path, None, 'encoding', f'byte 0x{error.object[error.start]:02x}', f'{encoding.upper()} in all of the file') from None
+        found, allowed = f'byte 0x{error.object[error.start]:02x}', f'{encoding.upper()} in all of the file'
+        raise DataError(path, None, 'encoding', found, allowed) from None
 
 def _own_lines(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:
     "The lines of a text in UTF-8, UTF-16 or CP949, which holds EUC-KR. Raises DataError."
@@ -449,8 +450,10 @@ def _is_own(path: Path) -> bool: return kind_of(path) in TEXTS and (kind_of(path
 def _passed_over(folder: Path) -> list:  # names
     "What stands in a folder of one's own texts and is not read: files of other kinds, and folders."
     read = {path.name for path in visible(folder, TEXTS)}
-    return sorted(path.name + '/' * path.is_dir() for path in folder.iterdir() if path.name[0] != '.' and path.name not in read)
+    others = (path for path in folder.iterdir() if path.name[0] != '.' and path.name not in read)
+    return sorted(path.name + '/' * path.is_dir() for path in others)
 
+# %% ../../nbs/1_data/07_readers.ipynb #own-files-of-2
 def _own_files(source: str) -> dict[str, Path]:  # what ids begin with: file; none where the source is a collection
     "The files of one's own texts that a source names."
     files = []
@@ -467,16 +470,21 @@ def _own_files(source: str) -> dict[str, Path]:  # what ids begin with: file; no
 # %% ../../nbs/1_data/07_readers.ipynb #read-lines-2
 READ = 'texts as .txt, .md, .csv, .tsv or .jsonl'
 
+def _say_passed_over(folder: Path, files: dict) -> None:  # files: of `_own_files`
+    "What of a folder is not read; raises DataError where that is all it holds."
+    if not (others := _passed_over(folder)): return
+    named = ', '.join(others[:5]) + ' and more' * (len(others) > 5)
+    if files: _tell(f'{folder.name}: not read: {named}; {READ} are')
+    elif visible(folder) and not visible(folder, (*TEXTS, '.json')): raise DataError(folder, None, 'files', named, READ)
+
+# %% ../../nbs/1_data/07_readers.ipynb #read-lines-2-2
 def read_source(source: str) -> Iterator[Document]:
     "The documents of a source, as they are read; of a BEIR folder `corpus.jsonl` alone is read. Raises `DataError`."
     faults, parts, files = Faults(), parts_of(source), _own_files(source)
     corpus = parts[0].path/'corpus.jsonl' if len(parts) == 1 and parts[0].path else None
-    folders = [part.path for part in parts if part.path and part.path.is_dir() and not is_snapshot(part.path)]
-    for folder in folders:
-        if not visible(folder, (*TEXTS, '.json')) and visible(folder): raise DataError(folder, None, 'files', ', '.join(_passed_over(folder)[:5]), READ)
+    for folder in (part.path for part in parts if part.path and part.path.is_dir() and not is_snapshot(part.path)):
+        _say_passed_over(folder, files)
     if files:
-        for folder in folders:
-            if others := _passed_over(folder): _tell(f'{folder.name}: not read: {", ".join(others[:5])}{" and more" * (len(others) > 5)}; {READ} are')
         for start, file in files.items(): yield from own_documents(file, start, faults)
     elif corpus and corpus.is_file(): yield from read_documents(read_rows(corpus, faults), faults).values()
     else: yield from load_collection(source).documents.values()

@@ -9,9 +9,10 @@ __all__ = ['FACTS', 'EMBEDDED', 'FORMATS', 'SYSTEMS', 'facts_of', 'data_licences
 # %% ../../nbs/5_hub/04_model_card.ipynb #imports
 from itertools import takewhile
 from pathlib import Path
-from ..config.files import ConfigError, listed, read_json, root
+from ..config.files import ConfigError, DataError, listed, read_json
 from ..config.settings import current_names
 from ..config.versions import ABOUT, PARENTS
+from ..data.readers import locate
 from ..evaluation.compare import from_parent, markdown_table, short
 from ..evaluation.report import against_bm25
 from ..model.prune_vocabulary import as_config_error
@@ -38,12 +39,18 @@ def _sources_of(page: Path) -> dict:  # source: its licence, and whose texts the
     return {name: f'{licence} ({origin})' for name, origin, licence, *_ in rows}
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #data-licences
+def _place_of(part: str) -> Path:  # of a set, which may be gone by now
+    try: return locate(part) or Path(part)
+    except DataError: return Path(part)
+
+# %% ../../nbs/5_hub/04_model_card.ipynb #data-licences-2
 def data_licences(source: str  # as `DATA` names sets, joined by commas
                  ) -> dict:    # name of a set: its licence, and whose set it is
     "From the file SOURCE or the card that `make data` leaves in a set's folder; that of any other set is unknown."
     found = {}
     for part in listed(source):
-        name, label, sources = Path(part).name, root()/part/'SOURCE', _sources_of(root()/part/'README.md')
+        name, folder = Path(part).name, _place_of(part)
+        label, sources = folder/'SOURCE', _sources_of(folder/'README.md')
         if label.exists(): found[name] = '{licence} ({origin}, {revision})'.format(**read_json(label))
         elif sources: found |= sources
         else: found[name] = 'CC0 1.0' if name in EMBEDDED else 'unknown: ask its source'

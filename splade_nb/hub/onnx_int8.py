@@ -84,7 +84,8 @@ def turn(graph) -> None:
             _replace(node, _constant(graph, f'{node.inputs[0].name}_turned', stored.T))
         if node.op_type == 'Gemm' and (stored := _matrix(node.inputs[1])) is not None:  # of the gate, which reads one row a text
             stored = stored.T if 'transB' in node.attributes and node.attributes['transB'].value else stored
-            product = _before(node, 'MatMul', node.inputs[0], _constant(graph, f'{node.inputs[1].name}_turned', stored))
+            matrix = _constant(graph, f'{node.inputs[1].name}_turned', stored)
+            product = _before(node, 'MatMul', node.inputs[0], matrix)
             _replace(node, _before(node, 'Add', product, node.inputs[2]))
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #products

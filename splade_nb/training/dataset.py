@@ -65,16 +65,14 @@ def _by_source(collection, split: str) -> dict:  # source -> query ids; of a col
         found.setdefault(source if source in names else '', []).append(id)
     return found
 
+# %% ../../nbs/3_training/07_dataset.ipynb #dev-split-2
 def dev_split(collection, seed: int) -> tuple:  # ids, notes
-    "Of each source the same number, together `DEV_QUERIES` at most: its own dev queries, else some of its training queries."
-    train, own = _by_source(collection, 'train'), _by_source(collection, 'dev')
-    sources, drawn = sorted(train | own), set()
-    for source in sources:
-        queries, share = (own[source], 1.0) if source in own else (train[source], 0.1)
-        drawn |= draw_dev_split(queries, seed, share, DEV_QUERIES // len(sources))
-    given = sum(map(len, own.values()))
-    used = sum(len(drawn.intersection(ids)) for ids in own.values())
-    return drawn, [f'validations: {used:,} of the {given:,} dev queries of the data'] * bool(given)
+    "Of each source the same number, `DEV_QUERIES` altogether at most: dev queries, else a tenth of its training queries."
+    train, own = (_by_source(collection, split) for split in ('train', 'dev'))
+    sources, given = sorted(train | own), set().union(*own.values())
+    share = {source: (own[source], 1.0) if source in own else (train[source], 0.1) for source in sources}
+    drawn = set().union(*(draw_dev_split(ids, seed, part, DEV_QUERIES // len(sources)) for ids, part in share.values()))
+    return drawn, [f'validations: {len(drawn & given):,} of the {len(given):,} dev queries of the data'] * bool(given)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-rows
 def training_rows(collection, dev_queries: set) -> np.ndarray:  # [Q] int32
