@@ -236,7 +236,7 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     record = read_json(tmp_path/'kept'/'own'/f'{name}.json')
     assert set(record['found'][name]) == {'model', 'model_hybrid', 'learned', 'counted'} and record['weight'] == 2.0
     own, floor = study['values']('model', name, 'own').mean(), max(study['values'](system, name).mean() for system in study['LEXICAL'])
-    assert study['GAINS']['model', 'own']['mean'] == pytest.approx(own - floor)
+    assert study['GAINS']['unseen', 'model', 'own']['mean'] == pytest.approx(own - floor)
     assert study['values']('counted', name, 'own').mean() == pytest.approx(study['values']('kiwi+bigrams', name).mean(), abs=0.1)
     before = (tmp_path/'kept'/'own'/f'{name}.json').read_bytes()
     run_cells('studies/one_index.ipynb', **given, measure=True)
