@@ -80,8 +80,7 @@ def answer_first(cells: list) -> list:
         if cell.cell_type == 'markdown' and cell.source.startswith('## '): sections.append([])
         sections[-1].append(cell)
     head, *others = sections
-    answers = [section for section in others if 'answer' in section[0].metadata.get('tags', [])]
-    return sum(answers, head) + sum((section for section in others if section not in answers), [])
+    return sum(sorted(others, key=lambda section: 'answer' not in section[0].metadata.get('tags', [])), head)
 
 
 def read(notebook: Path, title: str):

@@ -48,7 +48,7 @@ from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search, exact_search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
-from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
+from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts, learned_columns
 from .evaluation.retrieval import part_searches, search_metrics, sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
@@ -355,14 +355,13 @@ def _before_training(setup: TrainingSetup, validator, group: ProcessGroup) -> tu
     before, texts = evaluate_untrained(setup, validator, group), sample_texts(setup.collection)
     return before, texts, sample_terms(setup.model, setup.training_data.tokenizer, texts)
 
-# %% ../nbs/7_experiment.ipynb #as-searched
+# %% ../nbs/7_experiment.ipynb #weights-tried
 COUNTED_WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of a counted term beside the learned ones, in rising order
 
 def _weights_tried(setup: TrainingSetup, group: ProcessGroup) -> dict:  # weight -> [Q] nDCG@10
     "The validation queries under each weight of the counted terms, in one pass over the documents."
     validator, model = make_validator(setup, group), setup.model
-    learned = np.arange(len(model.special)) < len(model.special) - 2 * setup.settings.counted_terms
-    def weighed(weight): return replace(validator.search(), columns=np.where(learned, 1.0, weight))
+    def weighed(weight): return replace(validator.search(), columns=np.where(learned_columns(model), 1.0, weight))
     searches, tokenizer = {weight: weighed(weight) for weight in COUNTED_WEIGHTS}, setup.training_data.tokenizer
     exact_search(model, tokenizer, validator.texts, [*searches.values()], group=group, kept=Preparation(group))
     def found(search): return search_metrics(search, setup.collection)['ndcg@10'].to_numpy()
@@ -374,7 +373,7 @@ def _chosen_weight(tried: dict) -> float:
     def close(values): return (best - values).mean() <= (best - values).std() / max(1, len(values) - 1) ** 0.5
     return max(weight for weight, values in tried.items() if close(values))
 
-# %% ../nbs/7_experiment.ipynb #as-searched-2
+# %% ../nbs/7_experiment.ipynb #as-searched
 def _as_searched(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -> tuple:  # setup, what was tried
     "The setup with its model as it is searched, see `model.counted_terms`."
     settings, data, collection = setup.settings, setup.training_data, setup.collection
@@ -443,7 +442,7 @@ def _write_model(setup: TrainingSetup, folder: Path) -> None:
 
 FIT = dict(counted_terms=16_384, counted_weight=2.0, most_query_terms=32, most_document_terms=100)  # untrained terms count less
 
-def fit(source: str,                    # a text file with one on each line, a folder with `corpus.jsonl`, or a collection
+def fit(source: str,                    # a file or folder of texts, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written
         settings: dict | None = None,   # by name, beside `FIT`; the others are those of `splade_v2` at scale small
         seed: int = 42

@@ -20,6 +20,7 @@ from splade_nb.model.counted_terms import join_counted, learned_part, reweighed,
 from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
 from splade_nb.serving.searcher import build_searcher
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
+from splade_nb.training.checkpoints import CheckpointError
 from splade_nb.training.dataset import AFTER_TRAINING, prepare
 
 COLUMNS = 2 ** 14
@@ -141,10 +142,16 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path):
     systems = 'metrics learned counted bm25 bm25_bigrams dense hybrid model_hybrid before_training'.split()
     assert all(0 <= summary[name]['ndcg@10'] <= 1 for name in systems)
     weights = summary['validation']['counted_weights']
-    assert len(weights) == 6 and str(summary['validation']['counted_weight']) in map(str, weights)
+    best, chosen = max(weights, key=weights.get), summary['validation']['counted_weight']
+    assert len(weights) == 6 and chosen in weights and chosen >= best, 'the best, or a larger one that is not certainly worse'
     encoder = load(tmp_path/'run')
     assert encoder.model.settings.counted_weight == summary['validation']['counted_weight'] and encoder.tokenizer.counted_terms == 256
     assert read_json(tmp_path/'run/evaluation.json')['systems'].keys() >= {'learned', 'counted'}
+    with quiet(): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(counted_weight=3.0, most_document_terms=20), resume=True)
+    again = load(tmp_path/'run')
+    assert (again.model.settings.counted_weight, again.model.settings.most_document_terms) == (3.0, 20)
+    assert all(value.equal(encoder.model.state_dict()[name]) for name, value in again.model.state_dict().items() if name != 'counted_weights'), 'what acts after training trains nothing'
+    with quiet(), pytest.raises(CheckpointError, match='learning_rate='): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(learning_rate=1e-3), resume=True)
 
 
 @pytest.mark.parametrize('settings', [dict(min_input_logit=5.0), dict(similarity='cosine'), dict(term_frequency=True), dict(expansion_limit=1.0)])

@@ -165,10 +165,16 @@ def test_an_encoding_that_changes_inside_a_file_is_refused():
     with pytest.raises(DataError, match='CP949 in all of the file'): [*read_source('a.txt')]
 
 
+@pytest.mark.parametrize('name', ['a.txt.gz', 'a.md.gz', 'a.csv.gz'])
+def test_a_packed_file_of_ones_own_that_is_cut_is_refused(name):
+    Path(name).write_bytes(gzip.compress('질문,답변\n환불,사흘\n'.encode() * 99)[:-9])
+    with pytest.raises(DataError, match='a whole .xz or .gz file'): [*read_source(name)]
+
+
 def test_what_a_folder_holds_and_is_not_read_is_said(capsys):
     Path('own/older').mkdir(parents=True)
     for name in ('table.xlsx', 'letter.hwp'): Path('own', name).write_bytes(b'0')
-    with pytest.raises(DataError, match='own, files: found letter.hwp, older/, table.xlsx; allowed: texts as .txt'): [*read_source('own')]
+    with pytest.raises(DataError, match='own, files: found letter.hwp, older/, table.xlsx; allowed: files of texts: .txt'): [*read_source('own')]
     Path('own/notes.txt').write_text('글', encoding='utf-8')
     assert [document.text for document in read_source('own')] == ['글']
     assert 'own: not read: letter.hwp, older/, table.xlsx; ' in capsys.readouterr().err

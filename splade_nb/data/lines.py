@@ -11,6 +11,7 @@ __all__ = ['SNIFFED', 'LONGEST', 'TEXT_RULE', 'IDS', 'Faults', 'normalise', 'kin
 import codecs, gzip, json, lzma, re, unicodedata, zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ..config.files import DataError, nearest
@@ -73,11 +74,17 @@ def encoding_of(raw: bytes) -> str:  # as Python spells it; '' where it is none 
 # %% ../../nbs/1_data/01_lines.ipynb #file-encoding
 SNIFFED = 1_000_000  # bytes
 
-def file_encoding(path: Path | str) -> str:  # of `encoding_of`; '' also for a file that cannot be read
-    "By the first whole lines of a file."
-    try:
-        with open_bytes(path) as file: raw = file.read(SNIFFED)
-    except (EOFError, lzma.LZMAError, zlib.error, OSError): return ''
+@contextmanager
+def _readable(path: Path | str):
+    "Raises DataError for a file that is not there, and for a packed one that is not whole."
+    try: yield
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(path, None, 'file', str(error), 'a whole .xz or .gz file') from error
+    except OSError as error: raise DataError(path, None, 'file', error.strerror, 'a text file') from error
+
+def file_encoding(path: Path | str) -> str:  # of `encoding_of`
+    "By the first whole lines of a file. Raises DataError where it cannot be read."
+    with _readable(path), open_bytes(path) as file: raw = file.read(SNIFFED)
     return encoding_of(raw[:raw.rfind(b'\n') + 1] or raw if len(raw) == SNIFFED else raw)
 
 # %% ../../nbs/1_data/01_lines.ipynb #is-blank
@@ -96,15 +103,11 @@ def _decoded(path: Path, line: int, raw: bytes) -> str:
 
 def read_lines(path: Path | str, faults: Faults) -> Iterator[tuple[int, str]]:  # line numbers from 1
     "The lines that hold something, as they are read. Raises DataError where it cannot be read as UTF-8."
-    try:
-        with open_bytes(path) as file:
-            for line, raw in enumerate((part for block in file for part in block.splitlines()), 1):
-                with faults:
-                    text = _decoded(path, line, raw)
-                    if text.strip(): yield line, text
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(path, None, 'file', str(error), 'a whole .xz or .gz file') from error
-    except OSError as error: raise DataError(path, None, 'file', error.strerror, 'a text file') from error
+    with _readable(path), open_bytes(path) as file:
+        for line, raw in enumerate((part for block in file for part in block.splitlines()), 1):
+            with faults:
+                text = _decoded(path, line, raw)
+                if text.strip(): yield line, text
 
 # %% ../../nbs/1_data/01_lines.ipynb #flaw
 LONGEST = 100_000  # characters

@@ -174,7 +174,8 @@ rarest term and of its two or three rarest terms (medium), and the query again w
 (`hard_neg`, hard). Mined are texts of the same block by BM25 over character bigrams, without those that hold all words
 of the query or half of the words of the positive. Pairs with a travel word are `travel` and lie in v27.0. Pairs that
 share a text are in one split; val.jsonl and test.jsonl hold one component in two hundred each. Pairs with a text of a
-judged set that is in data/ are left out. A query of terms may stand in several splits, with other documents. Models
+judged set that is in data/ are left out. Where not all pairs are taken, a source gives as many as the root of its size
+says. A query of terms may stand in several splits, with other documents. Models
 trained on this must name the sources below; statutes (`laws`) are also what LawIRKo judges.""".replace('\n', ' ')
 
 # %% ../../nbs/1_data/18_mixture.ipynb #table

@@ -197,7 +197,7 @@ class Search:
     best: BestLists | None = None
     mean_length: float = 0.0            # of the documents, where their vectors depend on it
     extra: Callable | None = None       # (queries [q], documents [n], sums of query weights [q]) -> [q, n], added
-    columns: np.ndarray | None = None   # [V] bool: the only ones of a query that score; None: all
+    columns: np.ndarray | None = None   # [V] factor on each column of a query, 0 where it does not score; None: 1
 
     def run(self, queries: Iterable | None = None) -> dict: # {query: {document: score}}, best first
         places = {query: place for place, query in enumerate(self.queries)}

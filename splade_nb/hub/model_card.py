@@ -38,12 +38,12 @@ def _sources_of(page: Path) -> dict:  # source: its licence, and whose texts the
     rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in table]
     return {name: f'{licence} ({origin})' for name, origin, licence, *_ in rows}
 
-# %% ../../nbs/5_hub/04_model_card.ipynb #data-licences
+# %% ../../nbs/5_hub/04_model_card.ipynb #place-of
 def _place_of(part: str) -> Path:  # of a set, which may be gone by now
     try: return locate(part) or Path(part)
     except DataError: return Path(part)
 
-# %% ../../nbs/5_hub/04_model_card.ipynb #data-licences-2
+# %% ../../nbs/5_hub/04_model_card.ipynb #data-licences
 def data_licences(source: str  # as `DATA` names sets, joined by commas
                  ) -> dict:    # name of a set: its licence, and whose set it is
     "From the file SOURCE or the card that `make data` leaves in a set's folder; that of any other set is unknown."

@@ -57,7 +57,7 @@ def draw_dev_split(queries: list, seed: int, share: float = 0.1, most: int = DEV
     size = min(most, int(share * len(queries)))
     return set(np.random.default_rng(seed).choice(sorted(queries), size=size, replace=False).tolist())
 
-# %% ../../nbs/3_training/07_dataset.ipynb #dev-split
+# %% ../../nbs/3_training/07_dataset.ipynb #by-source
 def _by_source(collection, split: str) -> dict:  # source -> query ids; of a collection that isn't merged one source, ''
     names, found = collection.name.split('+'), {}
     for id in collection.split(split):
@@ -65,7 +65,7 @@ def _by_source(collection, split: str) -> dict:  # source -> query ids; of a col
         found.setdefault(source if source in names else '', []).append(id)
     return found
 
-# %% ../../nbs/3_training/07_dataset.ipynb #dev-split-2
+# %% ../../nbs/3_training/07_dataset.ipynb #dev-split
 def dev_split(collection, seed: int) -> tuple:  # ids, notes
     "Of each source the same number, `DEV_QUERIES` altogether at most: dev queries, else a tenth of its training queries."
     train, own = (_by_source(collection, split) for split in ('train', 'dev'))
