@@ -20,7 +20,8 @@ import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
-from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off, read_overrides
+from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off
+from .config.settings import read_overrides
 from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly, scale_for
 from .config.versions import version_name
 from .data.encoders import encoder_record, fetch_encoder
@@ -48,7 +49,8 @@ from .evaluation.compare import differing
 from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search, exact_search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
-from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts, learned_columns
+from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
+from .evaluation.retrieval import learned_columns
 from .evaluation.retrieval import part_searches, search_metrics, sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
@@ -440,7 +442,7 @@ def _write_model(setup: TrainingSetup, folder: Path) -> None:
     put_in_place(part/'model', folder/'model')
     shutil.rmtree(part)
 
-FIT = dict(counted_terms=16_384, counted_weight=2.0, most_query_terms=32, most_document_terms=100)  # untrained terms count less
+FIT = dict(counted_terms=16_384, counted_weight=2.0, most_query_terms=32, most_document_terms=100)
 
 def fit(source: str,                    # a file or folder of texts, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written

@@ -317,7 +317,7 @@ FILE_NAMES = {'model.name': 'backbone', 'model.use_expansion': 'mlm_head', 'trai
 PHASE_NAMES = {'start_epoch': 'first', 'end_epoch': 'last'}
 
 def without_sections(values: dict) -> dict:  # name -> value
-    "Settings that may stand in the sections of design 4, section 7.4, and under the designs' names. Raises `ConfigError`."
+    "Settings that may stand in the sections of design 4, section 7.4, under the designs' names. Raises `ConfigError`."
     pairs = []
     for name, part in values.items():
         inside = {name: part} if name not in SECTIONS else {} if part is None else part

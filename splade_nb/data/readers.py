@@ -18,8 +18,10 @@ from pathlib import Path
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports-library
 from ..config.files import DataError, embedded, listed, root
-from .lines import IDS, Faults, Row, children, file_encoding, is_blank, kind_of, known_id, known_ids, new_id
-from .lines import normalise, one_of, open_bytes, pair_type, parse_row, read_lines, read_rows, row_texts, show, visible
+from .lines import IDS, Faults, Row, children, file_encoding, is_blank, kind_of, known_id, known_ids
+from .lines import new_id
+from .lines import normalise, one_of, open_bytes, pair_type, parse_row, read_lines, read_rows, row_texts
+from .lines import show, visible
 from .merge import merge
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
 from .records import collect, given_triplets, ready, toy_corpus
@@ -376,7 +378,8 @@ def _tell(note: str) -> None: print(note, file=sys.stderr)  # each once
 @contextmanager
 def _opened_text(path: Path, newline: str | None = None) -> Iterator:  # a file of text
     "Open a text in UTF-8, UTF-16 or CP949, which holds EUC-KR; one line says which, but for UTF-8. Raises DataError."
-    if not (encoding := file_encoding(path)): raise DataError(path, None, 'encoding', 'another', 'UTF-8, UTF-16 or CP949')
+    encoding, allowed = file_encoding(path), 'UTF-8, UTF-16 or CP949'
+    if not encoding: raise DataError(path, None, 'encoding', 'another', allowed)
     if encoding != 'utf-8-sig': _tell(f'{path.name}: read as {encoding.upper()}')
     try:
         with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding, newline=newline) as file: yield file

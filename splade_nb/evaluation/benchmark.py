@@ -13,7 +13,8 @@ from datetime import date
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..config.files import ConfigError, listed, machine, packages, peak_memory_mb, read_json, revision, write_json
+from ..config.files import ConfigError, listed, machine, packages, peak_memory_mb, read_json, revision
+from ..config.files import write_json
 from ..data.corpus import STANDARD, Corpus, as_published, open_corpus
 from ..data.prepared import digest
 from ..data.records import DataError

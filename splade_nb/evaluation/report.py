@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from ..config.files import read_json
 from ..config.versions import current_recipe
-from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten, source_line
+from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten
+from .figures import source_line
 from .metrics import MEASURES, criteria, lost_terms, marked, recall_criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #parts

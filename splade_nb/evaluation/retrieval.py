@@ -31,7 +31,8 @@ from .exact_search import sparsity_of, summed
 from .hybrid import DensePart, dense_run
 from .hybrid import relative_score_fusion
 from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
-from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics, summarise
+from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics
+from .metrics import summarise
 from .metrics import without_self
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #retrieve

@@ -25,7 +25,8 @@ from ..model.splade_doc import query_weights, sides_differ
 from ..model.counted_terms import learned_part
 from .export import limits_of, register_export, whole_tokenizer
 from .model_card import FORMATS
-from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, counted_left_out, measured, outside_network, traced
+from .opensearch_model import EXAMPLE, HEAVIEST, ServedModel, counted_left_out, measured, outside_network
+from .opensearch_model import traced
 from .opensearch_model import write_script
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #kinds

@@ -82,7 +82,7 @@ def turn(graph) -> None:
     for node in list(graph):
         if node.op_type == 'Transpose' and (stored := _matrix(node.inputs[0])) is not None:
             _replace(node, _constant(graph, f'{node.inputs[0].name}_turned', stored.T))
-        if node.op_type == 'Gemm' and (stored := _matrix(node.inputs[1])) is not None:  # of the gate, which reads one row a text
+        if node.op_type == 'Gemm' and (stored := _matrix(node.inputs[1])) is not None:  # of the gate
             stored = stored.T if 'transB' in node.attributes and node.attributes['transB'].value else stored
             matrix = _constant(graph, f'{node.inputs[1].name}_turned', stored)
             product = _before(node, 'MatMul', node.inputs[0], matrix)

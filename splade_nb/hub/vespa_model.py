@@ -19,7 +19,8 @@ from ..model.counted_terms import learned_part
 from .elasticsearch_model import sides_of
 from .export import register_export, write_graph
 from .model_card import FORMATS
-from .opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, counted_left_out, djl_limits, outside_network
+from .opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, counted_left_out, djl_limits
+from .opensearch_model import outside_network
 from .opensearch_model import served_tokenizers, token_names, write_script
 
 # %% ../../nbs/5_hub/07_vespa_model.ipynb #vespa-model

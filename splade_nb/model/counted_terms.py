@@ -69,7 +69,8 @@ def join_counted(model: SpladeDoc, tokenizer: SpladeTokenizer, # both stay as th
     return model, tokenizer
 
 # %% ../../nbs/2_model/18_counted_terms.ipynb #searched-model
-def searched_model(model: SpladeDoc, tokenizer: SpladeTokenizer, texts: Iterable, settings: Settings) -> tuple: # model, tokenizer
+def searched_model(model: SpladeDoc, tokenizer: SpladeTokenizer, texts: Iterable,
+                   settings: Settings) -> tuple: # model, tokenizer
     "A trained model as it is searched: with the bounds on its terms and the counted terms that the settings name."
     if settings.counted_terms and not counts_otherwise(settings): return join_counted(model, tokenizer, texts, settings)
     if not (settings.most_query_terms or settings.most_document_terms): return model, tokenizer

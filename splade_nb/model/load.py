@@ -12,7 +12,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 import torch
 from safetensors import SafetensorError
-from ..config.files import ConfigError, Damaged, device, model_folder, out_of_reach, read_json, reading, reason, write_json
+from ..config.files import ConfigError, Damaged, device, model_folder, out_of_reach, read_json, reading
+from ..config.files import reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import require_finite, require_size

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
-from ..config.files import ConfigError, choose, listed, no_empty_folders, out_of_reach, read_json, reading, reason
+from ..config.files import ConfigError, choose, listed, no_empty_folders, out_of_reach, read_json, reading
+from ..config.files import reason
 from ..config.files import write_json, writing
 from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines

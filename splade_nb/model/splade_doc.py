@@ -23,8 +23,10 @@ from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, block_states, max_over_blocks, max_over_tokens
 from .splade import mean_by, on_logits, on_states, read_states, texts_of, token_logits
-from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountedTerms, CountFactor, ExpansionLimit, FrequentBigrams
-from .term_weights import HashedBigrams, InferenceFreeQuery, InputFloor, LargestTerms, LogTwice, OutputIdf, SpecialMask
+from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountedTerms, CountFactor, ExpansionLimit
+from .term_weights import FrequentBigrams
+from .term_weights import HashedBigrams, InferenceFreeQuery, InputFloor, LargestTerms, LogTwice
+from .term_weights import OutputIdf, SpecialMask
 from .term_weights import Texts, apply_term_weights, frequent_bigrams, make_term_weight, scatter_counts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts

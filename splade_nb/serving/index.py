@@ -16,7 +16,8 @@ from pathlib import Path
 # %% ../../nbs/6_serving/02_index.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, check_count, check_text, read_json, reading, replaced, write_json, writing
+from ..config.files import ConfigError, check_count, check_text, read_json, reading, replaced, write_json
+from ..config.files import writing
 from ..data.bm25 import best
 from ..model.encode_shards import shard_description
 

@@ -22,12 +22,16 @@ from torch import Tensor
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-library
 from ..config.files import ConfigError, device, model_folder
 from ..config.stages import Stages
-from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, every_phase, needs_teacher, off
+from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, every_phase
+from ..config.settings import needs_teacher, off
+
+# %% ../../nbs/3_training/07_dataset.ipynb #imports-data
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows, content_key, prepared_folder
 from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
-from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key, train_unigram
+from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key
+from ..data.tokenizer import train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
 from ..model.head import in_half
@@ -67,7 +71,7 @@ def _by_source(collection, split: str) -> dict:  # source -> query ids; of a col
 
 # %% ../../nbs/3_training/07_dataset.ipynb #dev-split
 def dev_split(collection, seed: int) -> tuple:  # ids, notes
-    "Of each source the same number, `DEV_QUERIES` altogether at most: dev queries, else a tenth of its training queries."
+    "Of each source as many, `DEV_QUERIES` altogether at most: dev queries, else a tenth of the training queries."
     train, own = (_by_source(collection, split) for split in ('train', 'dev'))
     sources, given = sorted(train | own), set().union(*own.values())
     share = {source: (own[source], 1.0) if source in own else (train[source], 0.1) for source in sources}
@@ -414,7 +418,7 @@ class TrainingSetup:
     dev_queries: set     # ids
 
 # %% ../../nbs/3_training/07_dataset.ipynb #prepare
-AFTER_TRAINING = dict(counted_terms=0, counted_weight=0.0, most_query_terms=0, most_document_terms=0)  # see `counted_terms`
+AFTER_TRAINING = dict(counted_terms=0, counted_weight=0.0, most_query_terms=0, most_document_terms=0)
 
 def prepare(settings: Settings, collection, seed: int,
             cache: Path | str | None = None,  # folder of prepared stages; None: the one that all runs share

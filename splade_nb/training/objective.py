@@ -22,7 +22,8 @@ from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
 from .losses import info_nce, l0_mask, language_penalty, margin_mse, masked_mean, minimum_activation
-from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin, weighted
+from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin
+from .losses import weighted
 
 # %% ../../nbs/3_training/10_objective.ipynb #own-pieces
 def input_tokens(rows: dict,     # input_ids and attention_mask [B, L], or bag and counts [B, E]
