@@ -29,7 +29,7 @@ from .data.prepared import Preparation
 from .data.readers import load_collection, read_source
 from .data.records import Collection, content_hash
 from .data.tokenizer import SpladeTokenizer, load_tokenizer
-from .model.counted_terms import reweighed, searched_model
+from .model.counted_terms import reweighed
 from .model.encode import encode, terms
 from .model.initialization import mini_backbone
 from .model.load import named_config
@@ -38,7 +38,7 @@ from .model.splade_doc import SpladeDoc
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
 from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside
-from .training.dataset import TrainingSetup, save_model_folder, prepare
+from .training.dataset import TrainingSetup, as_searched, prepare, save_model_folder
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
@@ -375,18 +375,15 @@ def _chosen_weight(tried: dict) -> float:
     def close(values): return (best - values).mean() <= (best - values).std() / max(1, len(values) - 1) ** 0.5
     return max(weight for weight, values in tried.items() if close(values))
 
-# %% ../nbs/7_experiment.ipynb #as-searched
-def _as_searched(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -> tuple:  # setup, what was tried
-    "The setup with its model as it is searched, see `model.counted_terms`."
-    settings, data, collection = setup.settings, setup.training_data, setup.collection
-    model, tokenizer = searched_model(setup.model, data.tokenizer, collection.texts.values(), settings)
-    if model is setup.model: return setup, {}
-    found = replace(setup, model=model, training_data=replace(data, tokenizer=tokenizer))
-    if settings.counted_weight or not settings.counted_terms: return found, {}
-    tried = _weights_tried(found, group) if setup.dev_queries else {}
+# %% ../nbs/7_experiment.ipynb #with-counted-weight
+def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -> tuple:  # setup, what was tried
+    "The setup whose counted terms weigh what ranks the validation queries best, where no setting says it."
+    model, settings = setup.model, setup.settings
+    if settings.counted_weight or not model.settings.counted_terms: return setup, {}
+    tried = _weights_tried(setup, group) if setup.dev_queries else {}
     weight = _chosen_weight(tried) if tried else 0.5
     means = {each: round(float(values.mean()), 5) for each, values in tried.items()}
-    return replace(found, model=reweighed(model, weight)), dict(counted_weight=weight, counted_weights=means)
+    return replace(setup, model=reweighed(model, weight)), dict(counted_weight=weight, counted_weights=means)
 
 # %% ../nbs/7_experiment.ipynb #run-version
 def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: str = 'auto', source: str = 'mini',
@@ -416,7 +413,7 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                     torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
                     rollbacks=rollbacks_of(recipe), process_group=group)
     seconds, memory = time.perf_counter() - started, peak_memory(group)
-    with stages('judging'): setup, weights = _as_searched(setup, group)
+    with stages('judging'): setup, weights = _with_counted_weight(as_searched(setup), group)
     with writable(folder) if first else nullcontext():
         if first:
             with stages('writing'): save_model_folder(setup, folder)
@@ -457,7 +454,7 @@ def fit(source: str,                    # a file or folder of texts, or a collec
     collection, resolved = _documents_alone(source), resolve_quietly('splade_v2', scale='small', **FIT | (settings or {}))
     with alone(folder, 'is working in this folder; choose another with out='):
         require_parts(resolved, folder)
-        setup, _ = _as_searched(prepare(resolved, collection, seed))
+        setup, _ = _with_counted_weight(as_searched(prepare(resolved, collection, seed)))
         _write_model(setup, folder)
     facts = dict(data=dict(name=collection.name, hash=collection.hash), documents=len(collection.documents),
                  encoder=encoder_record(resolved.backbone), vocabulary=len(setup.training_data.tokenizer),

@@ -70,6 +70,7 @@ class ModelSettings(GateSettings, EncoderSettings):
     inference_free_query: bool = False  # query weights come from a learned table: no forward pass
     idf_prior_documents: int = 0        # IDF per collection, smoothed by so many training documents; 0: theirs alone
     expansion_limit: float = 0.0        # terms of a document beyond its input tokens, as times those; 0: no limit
+    expansion_share: float = 0.0        # largest share of the training documents that a term is added to; 0: no limit
     most_query_terms: int = 0           # largest weights of a query that stay; 0: all
     most_document_terms: int = 0        # the same of a document
     counted_terms: int = 0              # columns for hashed morphemes, as many for bigrams, weighed by BM25 after training; 0: none
@@ -407,7 +408,7 @@ def counts_otherwise(settings: Settings) -> list:  # names of settings
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-model
 OFF = {  # names: (acts, why not)
-    'expansion_limit': (lambda s: s.mlm_head, 'without a decoder nothing is expanded'),
+    'expansion_limit expansion_share': (lambda s: s.mlm_head, 'without a decoder nothing is expanded'),
     'dropout': (lambda s: s.hidden or not s.mlm_head, 'a named backbone has its own'),
     'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
     'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'),
@@ -534,7 +535,7 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
 SHARES = ('dropout gate_dropout document_share df_cutoff flops_ramp language_ramp ramp_start warmup_ratio lead_boost '
-          'bigram_share model1_threshold adam_beta1 adam_beta2').split()
+          'bigram_share expansion_share model1_threshold adam_beta1 adam_beta2').split()
 
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k min_df mining_depth '

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['mini_backbone', 'resolve_toy', 'toy_model', 'window_counts', 'pair_counts', 'ppmi', 'directions', 'near_identity',
-           'logit_moments', 'deviations_for', 'backbone_for', 'create']
+           'logit_moments', 'deviations_for', 'logits_at_rank', 'backbone_for', 'create']
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports
 import math
@@ -173,6 +173,21 @@ def deviations_for(model: Splade, documents,                          # as of `l
     found = [((largest - mean) / spread)[:, usual].topk(min(terms, int(usual.sum()))).values[:, -1]
              for largest in _largest_logits(model, documents)]
     return torch.cat(found).mean().item()
+
+
+# %% ../../nbs/2_model/14_initialization.ipynb #logits-at-rank
+@torch.no_grad()
+def logits_at_rank(model: Splade, documents, # as of `logit_moments`
+                   rank: int                 # from 0, the largest
+                  ) -> torch.Tensor:         # [V]; -inf where fewer documents lack the term
+    "Of each term its largest logit in a document, at a rank among the documents that do not hold it."
+    kept = torch.empty(0)
+    for rows in documents:
+        largest, = _largest_logits(model, [rows])
+        elsewhere = largest.float().scatter(1, rows['input_ids'], -math.inf)
+        kept = torch.cat([kept.to(largest.device).reshape(-1, largest.shape[1]), elsewhere])
+        kept = kept.topk(min(rank + 1, len(kept)), dim=0).values  # sorted
+    return kept[rank] if rank < len(kept) else torch.full_like(kept[0], -math.inf)
 
 
 # %% ../../nbs/2_model/14_initialization.ipynb #create

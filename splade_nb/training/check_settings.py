@@ -25,10 +25,9 @@ from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
 from ..model.head import in_half
 from ..model.initialization import mini_backbone
-from ..model.counted_terms import searched_model
 from ..model.encode import encode, factor_for
 from ..model.term_weights import TERM_WEIGHTS
-from .dataset import TrainingSetup, prepare
+from .dataset import TrainingSetup, as_searched, prepare
 from .losses import REGISTERED
 from .batch import batch_at
 from .memory import SavedBytes
@@ -122,8 +121,9 @@ def probe_training(setup: TrainingSetup) -> dict[str, object]: # optimizer, weig
         rows = (Path(out)/'metrics.jsonl').read_text(encoding='utf-8').splitlines()
     seen = setup.training_data.frequencies
     pool = digest(validation_pool(setup).tolist(), list(evaluated(setup).collection.documents))
-    final, tokenizer = searched_model(run.model, setup.training_data.tokenizer, setup.collection.texts.values(), settings)
-    vectors = [encode(final, tokenizer, [text], side) for side, text in zip((True, False), setup.collection.texts.values())]
+    final = as_searched(replace(setup, model=run.model))
+    vectors = [encode(final.model, final.training_data.tokenizer, [text], side)
+               for side, text in zip((True, False), setup.collection.texts.values())]
     return dict(optimizer=run.rates, weights=digest(*run.model.parameters()), files=(files, len(rows)),
                 validations=([row['step'] for row in run.history], pool),
                 queries=digest(factor_for(run.model, seen.counts // 2, seen.documents)),
@@ -159,7 +159,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     score_spread=(1.0, 2.0), clip=(1e-4, 1.0),
     adam_eps=(1e-2, 1e-3), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
     early_stopping=(1, 0), initial_terms=(20, 10), query_terms=(3, 40), document_terms=(3, 40),
-    most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32), counted_weight=(3.0, 1.0),
+    expansion_share=(0.01, 0.0), most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32), counted_weight=(3.0, 1.0),
     negative_margin=(0.5, 0.2),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
@@ -248,7 +248,7 @@ TOGETHER = dict(
     checkpoint_epochs=dict(keep_checkpoints=99, validations=1), epochs=dict(keep_checkpoints=99, validations=1),
     keep_checkpoints=dict(checkpoint_epochs=1, validations=1),
     mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
-    expansion_limit=dict(decoder_bias_offset=0.0), query_terms=dict(document_terms=0))
+    expansion_limit=dict(decoder_bias_offset=0.0), expansion_share=dict(expansion_share=0.0), query_terms=dict(document_terms=0))
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #checks-of
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after

@@ -6,10 +6,10 @@
 __all__ = ['DEV_QUERIES', 'MOST_CALIBRATED', 'MOST_READ', 'AFTER_TRAINING', 'fix_seeds', 'draw_dev_split', 'dev_split',
            'training_rows', 'TrainingQueries', 'tokenizer_options', 'make_tokenizer', 'prepared_tokenizer',
            'TrainingData', 'toy_training_data', 'pool', 'language_weights', 'penalties', 'frequencies_of',
-           'TrainingSetup', 'prepare', 'save_model_folder']
+           'TrainingSetup', 'prepare', 'as_searched', 'save_model_folder']
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports
-import functools, hashlib, json, random, sys
+import copy, functools, hashlib, json, random, sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -34,9 +34,10 @@ from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kin
 from ..data.tokenizer import train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
+from ..model.counted_terms import searched_model
 from ..model.head import in_half
-from ..model.initialization import create, deviations_for, directions, logit_moments, near_identity, pair_counts
-from ..model.initialization import toy_model, window_counts
+from ..model.initialization import create, deviations_for, directions, logit_moments, logits_at_rank
+from ..model.initialization import near_identity, pair_counts, toy_model, window_counts
 from ..model.head_start import head_start
 from ..model.load import save
 from ..model.prune_vocabulary import prune
@@ -418,7 +419,7 @@ class TrainingSetup:
     dev_queries: set     # ids
 
 # %% ../../nbs/3_training/07_dataset.ipynb #prepare
-AFTER_TRAINING = dict(counted_terms=0, counted_weight=0.0, most_query_terms=0, most_document_terms=0)
+AFTER_TRAINING = dict(expansion_share=0.0, counted_terms=0, counted_weight=0.0, most_query_terms=0, most_document_terms=0)
 
 def prepare(settings: Settings, collection, seed: int,
             cache: Path | str | None = None,  # folder of prepared stages; None: the one that all runs share
@@ -439,6 +440,25 @@ def prepare(settings: Settings, collection, seed: int,
     _start_decoder(preparation, model, settings, data)
     data.score_factor = _score_factor(model, settings, data)
     return TrainingSetup(settings, collection, data, model, groups, dev_queries)
+
+# %% ../../nbs/3_training/07_dataset.ipynb #with-rare-expansions
+def _with_rare_expansions(model: torch.nn.Module, settings: Settings, data: TrainingData) -> torch.nn.Module:
+    "A model whose terms are added to at most `expansion_share` of the training documents; a copy where they are bounded."
+    if not settings.expansion_share or 'expansion_share' in off(settings): return model
+    texts, rarer = _batches(model, settings, data, MOST_CALIBRATED), copy.deepcopy(model).eval()
+    rank = int(settings.expansion_share * sum(len(rows['input_ids']) for rows in texts))
+    with torch.no_grad(): rarer.decoder.bias -= logits_at_rank(rarer, texts, rank).clamp(min=0)
+    return rarer
+
+
+# %% ../../nbs/3_training/07_dataset.ipynb #as-searched
+def as_searched(setup: TrainingSetup) -> TrainingSetup:
+    "The setup with its model as it is searched: see `AFTER_TRAINING`."
+    settings, data, texts = setup.settings, setup.training_data, setup.collection.texts.values()
+    rarer = _with_rare_expansions(setup.model, settings, data)
+    model, tokenizer = searched_model(rarer, data.tokenizer, texts, settings)
+    return replace(setup, model=model, training_data=replace(data, tokenizer=tokenizer))
+
 
 # %% ../../nbs/3_training/07_dataset.ipynb #keep-model
 def save_model_folder(setup: TrainingSetup, folder: Path | str) -> Path:
