@@ -57,6 +57,12 @@ def test_what_changes_from_run_to_run_is_masked_and_nothing_else():
 
 
 @pytest.mark.slow
+def test_the_notebook_of_encoders_runs():
+    "What it shows depends on what the machine has."
+    differences(next(notebook for notebook in NOTEBOOKS if notebook.stem == '15_encoders'))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('notebook', QUICK, ids=name)
 def test_stored_outputs_are_what_the_code_gives(notebook):
     assert not differences(notebook), 'run the notebook again, nbdev_clean, and look at the difference'

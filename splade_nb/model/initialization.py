@@ -164,10 +164,8 @@ def logit_moments(model: Splade,
 
 # %% ../../nbs/2_model/14_initialization.ipynb #deviations-for
 @torch.no_grad()
-def deviations_for(model: Splade, documents,                          # as of `logit_moments`
-                   mean: torch.Tensor, spread: torch.Tensor,          # [V] from there
-                   terms: int                                         # active terms of a document
-                  ) -> float:
+def deviations_for(model: Splade, documents, mean: torch.Tensor, spread: torch.Tensor, # of `logit_moments`
+                   terms: int) -> float: # active terms of a document
     "How many standard deviations above its mean a term is to be active, so that documents have so many."
     usual = ~model.special[:len(mean)]
     found = [((largest - mean) / spread)[:, usual].topk(min(terms, int(usual.sum()))).values[:, -1]

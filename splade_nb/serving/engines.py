@@ -12,10 +12,11 @@ from .embedded_engines import MilvusIndex, QdrantIndex, SeismicIndex
 from .index import ExactIndex, Index, Label, NoIndex, read_label
 from .network import read_address, without_password
 from .opensearch import OpenSearchIndex
+from .postgres import PostgresIndex
 
 # %% ../../nbs/6_serving/05_engines.ipynb #engines
-ENGINES = {kind.engine: kind for kind in (ExactIndex, SeismicIndex, MilvusIndex, QdrantIndex, OpenSearchIndex)}
-INSIDE, SERVERS = ('exact', 'seismic', 'milvus', 'qdrant'), ('milvus', 'qdrant', 'opensearch') # folder, address
+ENGINES = {kind.engine: kind for kind in (ExactIndex, SeismicIndex, MilvusIndex, QdrantIndex, OpenSearchIndex, PostgresIndex)}
+INSIDE, SERVERS = ('exact', 'seismic', 'milvus', 'qdrant'), ('milvus', 'qdrant', 'opensearch', 'postgres') # folder, address
 
 # %% ../../nbs/6_serving/05_engines.ipynb #address
 def address(place: Path | str,

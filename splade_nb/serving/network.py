@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from ..config.files import ConfigError
 
 # %% ../../nbs/6_serving/00_network.ipynb #address
-ADDRESS = re.compile(r'(?:(\w+)\+)?(https?)://(?:(.*)@)?([^\s:@/?#\[\]]+|\[[\w:.%]+\])(?::(\d{1,5}))?(/[^@]*)?/([^@/]+)/?', re.S)
+ADDRESS = re.compile(r'(?:(\w+)\+)?(https?|postgres(?:ql)?)://(?:(.*)@)?([^\s:@/?#\[\]]+|\[[\w:.%]+\])(?::(\d{1,5}))?(/[^@]*)?/([^@/]+)/?', re.S)
 NAME = re.compile(r'[^\s\\/*?"<>|,#:%@]{1,255}')  # a wildcard would reach other indices
 
 def without_password(address: str) -> str:
@@ -27,10 +27,10 @@ def without_password(address: str) -> str:
 class ServerAddress:
     "An index on a server; printed without user and password."
     engine: str              # that stands before the scheme; '' where none does
-    scheme: str              # http or https
+    scheme: str              # http, https or postgresql
     host: str                # an IPv6 address in brackets
     port: int | None         # None: the server's usual one
-    folders: str             # between server and index, such as /team
+    folders: str             # between server and index, such as /team; the database of PostgreSQL
     name: str                # of the index
     user: str = field(repr=False)
     password: str = field(repr=False)
@@ -44,11 +44,14 @@ class ServerAddress:
 # %% ../../nbs/6_serving/00_network.ipynb #read-address
 def read_address(place: object) -> ServerAddress | None: # None for a folder
     "The parts of an address. Raises `ConfigError`, without the password, for one that does not name a server and one index."
-    if not re.match(r'(\w+\+)?https?://', str(place)): return None
+    if not re.match(r'(\w+\+)?(https?|postgres(ql)?)://', str(place)): return None
     found = ADDRESS.fullmatch(str(place))
     if found and NAME.fullmatch(unquote(found[7])) and int(found[5] or 1) in range(1, 65_536):
         engine, scheme, secret, host, port, folders, name = found.groups('')
         user, password = map(unquote, secret.partition(':')[::2])
+        if scheme[:4] != 'http':
+            if not folders.strip('/'): raise ConfigError(f'{without_password(place)}: expected postgresql://host/database/my_texts, a database and a table')
+            engine = engine or 'postgres'
         return ServerAddress(engine, scheme, host, int(port) if port else None, folders.rstrip('/'), unquote(name), user, password)
     raise ConfigError(f'{without_password(place)}: expected https://host:9200/my-index, a server and the name of one index')
 

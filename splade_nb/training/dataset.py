@@ -443,11 +443,12 @@ def prepare(settings: Settings, collection, seed: int,
 
 # %% ../../nbs/3_training/07_dataset.ipynb #with-rare-expansions
 def _with_rare_expansions(model: torch.nn.Module, settings: Settings, data: TrainingData) -> torch.nn.Module:
-    "A model whose terms are added to at most `expansion_share` of the training documents; a copy where they are bounded."
+    "A model whose terms are added to at most `expansion_share` of the training documents, as far as one window reads them."
     if not settings.expansion_share or 'expansion_share' in off(settings): return model
     texts, rarer = _batches(model, settings, data, MOST_CALIBRATED), copy.deepcopy(model).eval()
     rank = int(settings.expansion_share * sum(len(rows['input_ids']) for rows in texts))
-    with torch.no_grad(): rarer.decoder.bias -= logits_at_rank(rarer, texts, rank).clamp(min=0)
+    bound = logits_at_rank(rarer, texts, rank) + 1e-3  # what equals it goes, however a batch rounds
+    with torch.no_grad(): rarer.decoder.bias -= bound.where(bound > 1e-3, 0)
     return rarer
 
 
