@@ -84,7 +84,7 @@ def test_what_does_not_belong_there_is_refused(at, server):
 def test_an_address_that_leads_nowhere_is_named_without_its_password(place, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said) as refusal: new_index('postgres', place, LABEL)
-    assert 'geheim' not in str(refusal.value)
+    assert 'geheim' not in str(refusal.value) and not [*tmp_path.iterdir()]
 
 
 def test_an_engine_and_an_address_that_do_not_go_together_are_refused():

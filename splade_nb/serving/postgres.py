@@ -8,12 +8,13 @@ __all__ = ['EXAMPLE', 'sparse_text', 'read_sparse', 'PostgresBackend', 'Postgres
 # %% ../../nbs/6_serving/04_postgres.ipynb #imports
 import json
 from dataclasses import asdict
+from pathlib import Path
 from urllib.parse import unquote
 import numpy as np
 from ..config.files import ConfigError, needs
 from .embedded_engines import BackendIndex
 from .index import Label
-from .network import ServerAddress
+from .network import ServerAddress, read_address
 
 # %% ../../nbs/6_serving/04_postgres.ipynb #sparse-text
 def sparse_text(row: tuple,  # columns [nnz], weights [nnz]
@@ -29,8 +30,7 @@ def read_sparse(text: str) -> dict[int, float]: # column -> weight
 
 # %% ../../nbs/6_serving/04_postgres.ipynb #connection
 class _Connection:
-    def __init__(self, folder, address: ServerAddress | None):
-        if not address: raise ConfigError(f"engine=postgres: a server is expected, as in {EXAMPLE}, found {folder}")
+    def __init__(self, folder, address: ServerAddress): # folder: None, as of every engine on a server
         if len(address.name.encode()) > 63: raise ConfigError(f'{address}: a name of at most 63 bytes is expected')
         self.client_library, self.address = needs('psycopg', 'engines'), address
         self.table = self.client_library.sql.Identifier(address.name)
@@ -51,8 +51,6 @@ class _Connection:
     def _sql(self, text, **parts): return self.client_library.sql.SQL(text).format(table=self.table, **parts)
     def ask(self, text, *values): return self._work(lambda client: client.execute(self._sql(text), values).fetchall())
     def close(self): self.client.close()
-
-EXAMPLE = 'postgresql://user@host/database/my_texts'
 
 # %% ../../nbs/6_serving/04_postgres.ipynb #table
 class _Table(_Connection):
@@ -105,6 +103,13 @@ class PostgresBackend(_Table):
         rows = self.ask('SELECT document, terms::text, dense::text FROM {table} WHERE document = ANY(%s)', list(ids))
         return [(id, read_sparse(terms), np.array(json.loads(dense), np.float32)) for id, terms, dense in rows]
 
+# %% ../../nbs/6_serving/04_postgres.ipynb #postgres-index
+EXAMPLE = 'postgresql://user@host/database/my_texts'
+
 class PostgresIndex(BackendIndex):
     "A table of a PostgreSQL server that has pgvector."
     engine, backend = 'postgres', PostgresBackend
+
+    def __init__(self, label: Label | None, place: Path | str):
+        if not read_address(place): raise ConfigError(f'engine=postgres: a server is expected, as in {EXAMPLE}; found {place}')
+        super().__init__(label, place)
