@@ -13,7 +13,7 @@ from splade_nb.hub.export import whole_tokenizer
 from splade_nb.model.encode import encode
 from splade_nb.model.encode_shards import encode_shards, read_shards, shard_ids
 from splade_nb.model.initialization import toy_model
-from splade_nb.serving.engines import ENGINES
+from splade_nb.serving.engines import INSIDE
 from splade_nb.serving.searcher import Term, build_searcher, open_encoder
 from splade_nb.serving.web import passage
 
@@ -85,7 +85,7 @@ def test_no_form_of_a_model_gives_it_one(unigram, options, tmp_path):
     assert np.concatenate([rows.getnnz(axis=1) for rows in read_shards(tmp_path)])[:-1].sum() == 0
 
 
-@pytest.mark.parametrize('engine', [name for name in ENGINES if name != 'opensearch'])
+@pytest.mark.parametrize('engine', INSIDE)
 def test_no_engine_finds_it(engine, tmp_path, encoders):
     encoder = open_encoder('')
     texts = [*(Document(f'empty{n}', '', value) for n, value in enumerate(EMPTY)), Document('rice', '', '쌀은 찬물에 씻는다'), Document('shoes', '', '구두는 천으로 닦는다')]

@@ -241,21 +241,3 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     before = (tmp_path/'kept'/'own'/f'{name}.json').read_bytes()
     run_cells('studies/one_index.ipynb', **given, measure=True)
     assert (tmp_path/'kept'/'own'/f'{name}.json').read_bytes() == before, 'measured once'
-
-
-@pytest.mark.slow
-def test_the_study_of_ways_makes_and_judges_each(tmp_path, tiny_encoder):
-    pytest.importorskip('mecab')
-    source, kept = write_beir(tmp_path/'few'), dict(encoder=tiny_encoder, collections=str(tmp_path/'few'))
-    run_cells('studies/one_index.ipynb', **kept, results=str(tmp_path/'words'), measure=True)
-    settings = dict(teacher=tiny_encoder, max_length=48, initial_terms=20, counted_terms=256, gate_hidden=8, batch_size=4, steps=2, validations=1)
-    study = run_cells('studies/ways.ipynb', **kept, taught=source, settings=json.dumps(settings), lexical=str(tmp_path/'words'), work=str(tmp_path/'work'),
-                      results=str(tmp_path/'kept'), measure=True)
-    assert set(study['records']) == {'released', 'fitted', 'trained'} and set(study['shown_systems']()) == set(study['LABELS'])
-    for system in study['shown_systems']()[1:]:
-        assert study['gains'][system, 'few']['mean'] == pytest.approx(study['values'](system, 'few').mean() - study['values']('floor', 'few').mean())
-    made = {way: study['records'][way]['few'] for way in study['records']}
-    assert made['released']['seconds'] == 0 < made['fitted']['seconds'] and made['trained']['pairs'] > 0
-    assert all(each['ms'] > 0 and each['model_bytes'] > 1000 and each['terms']['doc'] > 0 for each in made.values())
-    again = run_cells('studies/ways.ipynb', **kept, taught=source, lexical=str(tmp_path/'words'), results=str(tmp_path/'kept'))
-    assert again['gains'] == study['gains'], 'measured once, shown from what is kept'

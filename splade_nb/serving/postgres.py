@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import unquote
 import numpy as np
+
+# %% ../../nbs/6_serving/04_postgres.ipynb #imports-library
 from ..config.files import ConfigError, needs
 from .embedded_engines import BackendIndex
 from .index import Label
@@ -23,6 +25,7 @@ def sparse_text(row: tuple,  # columns [nnz], weights [nnz]
     "A row of weights as a `sparsevec`; nine digits are a float32 exactly."
     return '{' + ','.join(f'{column + 1}:{weight:.9g}' for column, weight in zip(*row) if weight) + f'}}/{size}'
 
+# %% ../../nbs/6_serving/04_postgres.ipynb #read-sparse
 def read_sparse(text: str) -> dict[int, float]: # column -> weight
     "The entries of a `sparsevec`, their columns from 0."
     pairs = (entry.split(':') for entry in text[1:text.index('}')].split(',') if entry)
