@@ -251,15 +251,14 @@ test: checks := notebooks
 test: $(ready)  ## Check what needs no GPU: notebooks, and tests but for slow proofs
 test-all: checks := docs notebooks
 test-all: export run_by_tests = --skip_folder_re '^([_.]|tutorials|0_config|1_data)'
-test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does every night
+test-all: $(ready)  ## Check what needs no GPU, the site and slow proofs too, as CI does
 test test-all:
 	tests/in_step.sh "$(bin)"
 	$(MAKE) --no-print-directory --jobs 2 $(checks)
 	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(selected)
 
 # A tutorial's Korean twin holds the same code, which tests/test_house.py proves: one of the two is run.
-# test-all leaves out what its slow tests run: tutorials without a checkout (tests/test_browser.py), and notebooks whose outputs
-# are compared (tests/test_outputs.py).
+# test-all leaves out what its slow tests run: tutorials (tests/test_browser.py) and what tests/test_outputs.py compares.
 notebooks: $(ready)
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(run_by_tests)
 

@@ -183,5 +183,5 @@ def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'work
 
 def pytest_terminal_summary(terminalreporter, config):
     number = config.stash.get(LEFT_OUT, 0)
-    said = f'{number} slow proofs were left out: `make test-all` runs them, and CI does every night.'
+    said = f'{number} slow proofs were left out: `make test-all` runs them, and so does CI.'
     if number and config.option.markexpr: terminalreporter.write_line(said)

@@ -237,7 +237,7 @@ ELSEWHERE = {
     **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'bigram_share', 'phonetic_keys', 'lead_boost', 'model1_threshold',
                      'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),
                     ('splade_ko', 'corrected', 'mini')),
-    **dict.fromkeys(('df_cutoff', 'df_steepness', 'df_steps'), ('v29', 'corrected', 'mini')),
+    **dict.fromkeys(('df_cutoff', 'df_steps'), ('v29', 'corrected', 'mini')),
     'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 # No constant stands for a backbone, which is another folder in every check; tuples of names have a test above. No version has

@@ -152,7 +152,7 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
     again = load(tmp_path/'run')
     assert (again.model.settings.counted_weight, again.model.settings.most_document_terms) == (3.0, 20)
     assert all(value.equal(encoder.model.state_dict()[name]) for name, value in again.model.state_dict().items() if name != 'counted_weights'), 'what acts after training trains nothing'
-    with quiet(): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(expansion_share=0.2), resume=True)
+    with quiet(): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(expansion_df=0.2), resume=True)
     rarer, texts = load(tmp_path/'run'), list(corpus.texts.values())
     def share(encoder):  # largest one of the texts whose first tokens a learned term is added to
         usual = np.flatnonzero(~encoder.model.special[:len(encoder.tokenizer.backend)].numpy())
@@ -193,6 +193,6 @@ def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp
 
 def test_every_setting_of_counted_terms_acts():
     from splade_nb.training.check_settings import check_settings
-    names = ['counted_terms', 'counted_weight', 'bigram_query_weight', 'most_query_terms', 'most_document_terms', 'expansion_share']
+    names = ['counted_terms', 'counted_weight', 'bigram_query_weight', 'most_query_terms', 'most_document_terms', 'expansion_df']
     settings = resolve_quietly('v28', scale='small', counted_terms=COLUMNS, most_query_terms=32, most_document_terms=100)
     assert {found.name: found.state for found in check_settings(settings, names, False)} == dict.fromkeys(names, 'live')

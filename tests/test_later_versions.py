@@ -190,9 +190,9 @@ def test_alignment_reads_pairs_across_languages_alone(tmp_path):
 @pytest.mark.slow
 def test_every_setting_of_the_later_versions_acts():
     "Those that they brought; all of them are checked before each run."
-    for version, names in dict(v29=['df_cutoff', 'df_steepness', 'df_steps', 'flops_form'],
+    for version, names in dict(v29=['df_cutoff', 'df_steps', 'flops_form'],
                                v30=['flops_threshold', 'log_twice'], v31=['lambda_alignment', 'expansion_limit']).items():
         states = {check.name: check.state for check in check_settings.check_settings(resolve(version), names, False)}
         assert states == dict.fromkeys(names, 'live'), version
     idle = off(resolve('v28'))
-    assert {'df_cutoff', 'df_steepness', 'df_steps'} <= set(idle) and 'flops_threshold' not in idle
+    assert {'df_cutoff', 'df_steps'} <= set(idle) and 'flops_threshold' not in idle

@@ -79,12 +79,12 @@ def test_what_does_not_belong_there_is_refused(at, server):
 
 
 @pytest.mark.parametrize('place, said', [
-    ('postgresql://me:geheim@localhost:1/company/docs', 'postgresql://localhost:1/company/docs: postgres refuses'),
-    ('postgresql://me:geheim@localhost/docs', 'a database and a table'), ('docs', 'a server is expected')])
+    ('postgresql://me:secret@localhost:1/company/docs', 'postgresql://localhost:1/company/docs: postgres refuses'),
+    ('postgresql://me:secret@localhost/docs', 'a database and a table'), ('docs', 'a server is expected')])
 def test_an_address_that_leads_nowhere_is_named_without_its_password(place, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said) as refusal: new_index('postgres', place, LABEL)
-    assert 'geheim' not in str(refusal.value) and not [*tmp_path.iterdir()]
+    assert 'secret' not in str(refusal.value) and not [*tmp_path.iterdir()]
 
 
 def test_an_engine_and_an_address_that_do_not_go_together_are_refused():
@@ -94,7 +94,7 @@ def test_an_engine_and_an_address_that_do_not_go_together_are_refused():
     check_address('postgres', 'postgresql://host/db/docs')
 
 
-def test_a_restarted_server_is_found_again(at, server):
+def test_a_closed_connection_is_made_again(at, server):
     with new_index('postgres', at('again'), LABEL) as index:
         index.add(NAMES, DOCUMENTS)
         before = index.search(QUERIES)

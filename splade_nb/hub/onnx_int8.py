@@ -187,7 +187,7 @@ def quantize(folder: Path, inputs: dict) -> None: # of `to_onnx`; of `random_tex
     os.replace(folder/'int8.onnx', folder/'model.onnx')
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #rounded
-ROUNDED = 'Products of small integers: vectors differ from `encode` in the second or third digit of a cosine.'
+ROUNDED = 'Products of small integers: vectors are near those of `encode`, but not equal to them.'
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #to-onnx-int8
 @register_export('onnx-int8')

@@ -178,7 +178,7 @@ def deviations_for(model: Splade, documents, mean: torch.Tensor, spread: torch.T
 def logits_at_rank(model: Splade, documents, # as of `logit_moments`
                    rank: int                 # from 0, the largest
                   ) -> torch.Tensor:         # [V]; -inf where fewer documents lack the term
-    "Of each term its largest logit in a document, at a rank among the documents that do not hold it."
+    "For each term, its logit at a rank among the documents that do not contain it; `rank + 1` are held for each term."
     kept = torch.empty(0)
     for rows in documents:
         largest, = _largest_logits(model, [rows])

@@ -159,7 +159,7 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     score_spread=(1.0, 2.0), clip=(1e-4, 1.0),
     adam_eps=(1e-2, 1e-3), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
     early_stopping=(1, 0), initial_terms=(20, 10), query_terms=(3, 40), document_terms=(3, 40),
-    expansion_share=(0.01, 0.0), most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32), counted_weight=(3.0, 1.0),
+    expansion_df=(0.01, 0.0), most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32), counted_weight=(3.0, 1.0),
     negative_margin=(0.5, 0.2),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
@@ -248,7 +248,7 @@ TOGETHER = dict(
     checkpoint_epochs=dict(keep_checkpoints=99, validations=1), epochs=dict(keep_checkpoints=99, validations=1),
     keep_checkpoints=dict(checkpoint_epochs=1, validations=1),
     mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
-    expansion_limit=dict(decoder_bias_offset=0.0), expansion_share=dict(expansion_share=0.0), query_terms=dict(document_terms=0))
+    expansion_limit=dict(decoder_bias_offset=0.0), expansion_df=dict(expansion_df=0.0), query_terms=dict(document_terms=0))
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #checks-of
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after

@@ -149,7 +149,7 @@ class DocumentCounts(torch.nn.Module):
     def add(self, vectors: Tensor) -> None:  # [N, V] of documents
         self.counts += torch.cat([(vectors > 0).sum(0), self.counts.new_tensor([len(vectors)])])
 
-    def measure(self, cutoff: float, steepness: float) -> None:  # see `df_penalty`
+    def measure(self, cutoff: float, steepness: float = 10.0) -> None:  # see `df_penalty`
         *_, documents = self.counts
         self.penalty = df_penalty(self.counts[:-1] / documents.clamp(min=1), cutoff, steepness)
         self.counts.zero_()

@@ -121,7 +121,7 @@ def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS d
     "FLOPS weights of this step: of the documents between the last two measurements, every `df_steps` steps."
     if run.counted is None: return None
     settings = run.settings
-    if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff, settings.df_steepness)
+    if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff)
     return run.counted.penalty
 
 # %% ../../nbs/3_training/14_trainer.ipynb #steer
