@@ -150,13 +150,21 @@ def encoder_table(result: dict) -> str:
 
 
 def versions_table(result: dict) -> str:
+    "In the order of the versions: how each ranks, and what it adds to a query of the designs."
     if not result['runs']: return 'No run is whole yet.'
-    names = [*dict.fromkeys(name for run in result['runs'] for name in run['sets'])]
-    rows = [[f'{run["version"].upper()} {run["recipe"]}', str(run['seed']), *(f'{100 * run["sets"][name]["ndcg"]:.1f}' if name in run['sets'] else ''
-             for name in names), f'{one["terms"]["doc"]:.0f}', f'{one["terms"]["query"]:.0f}', f'{one["korean"]["count_share"]:.0%}',
-             f'{one["korean"]["noise"]:.1%}'] for run in result['runs'] for one in [run['sets'][names[0]]]]
-    return ('nDCG@10 of the learned terms alone; terms, Korean share and noise of the first set.\n\n'
-            + table(['version', 'seed', *names, 'terms of a document', 'of a query', 'Korean', 'noise'], rows))
+    runs = sorted(result['runs'], key=lambda run: (run['recipe'], run['version'], run['seed']))
+    names = [*dict.fromkeys(name for run in runs for name in run['sets'])]
+    said = {id(run): f'{run["version"].upper()} {run["recipe"]}, {run["seed"]}' for run in runs}
+    def mean(run, read): return sum(map(read, run['sets'].values())) / len(run['sets'])
+    rows = [[said[id(run)], *(f'{100 * run["sets"][name]["ndcg"]:.1f}' if name in run['sets'] else '' for name in names),
+             f'{mean(run, lambda one: 100 * one["ndcg"]):.1f}', f'{mean(run, lambda one: one["terms"]["doc"]):.0f}', f'{mean(run, lambda one: one["terms"]["query"]):.0f}',
+             f'{mean(run, lambda one: one["korean"]["count_share"]):.0%}', f'{mean(run, lambda one: one["korean"]["noise"]):.1%}'] for run in runs]
+    query = runs[0]['shown'][0][0]
+    added = [[said[id(run)], ' '.join(name.lstrip('▁') for name, _ in run['shown'][0][1] if name.lstrip('▁') not in query)] for run in runs]
+    return (f'nDCG@10 of the learned terms alone, at most 600 test queries of a set; terms, Korean share and noise: means over the sets. {runs[0]["of"]} steps each. '
+            'Nothing of `parakqc` and `korquad_v1` was in the training data.\n\n'
+            + table(['version, seed', *names, 'mean', 'terms of a document', 'of a query', 'Korean', 'noise'], rows)
+            + '\n\n' + table(['version, seed', f'added to {query}'], added))
 
 
 def profile_table(result: dict) -> str:
@@ -185,7 +193,8 @@ def device_section(results: dict) -> str:
     first = next(iter(results.values()))
     about = f'## {first["name"]}\n\ntorch {first["versions"]["torch"]}, Python {first["versions"]["python"]}; revision of the results: see their commit.'
     def section(stage, result):
-        named = source(result, data=result.get('data', 'random weights'))
+        read = [run['data'] for run in result.get('runs', ())] or ['random weights']
+        named = source(result, data=result.get('data', read[0]))
         return '\n\n'.join(f'{part}\n\n{named}' for part in (f'### {TITLES[stage]}\n\n{TABLES[stage](result)}', profile_table(result).strip()) if part)
     return '\n\n'.join([about, *(section(stage, result) for stage, result in results.items())])
 

@@ -179,15 +179,30 @@ def equal_start() -> str:
             f'{final} after {steps} ({len(seeds.split(","))} seeds).')
 
 
-def pretrained() -> str:
-    "What a version gives from a pretrained encoder on a collection that it has not seen, and some terms that it adds to a query."
-    (finding,), query = shown('finding', 'text/markdown', 'encoder'), '서울 맛집 추천'
-    both, unseen, words, dense, alone = re.search(
-        r'learned terms of v26 .*?: (\S+) on (\w+), .*?over BM25 \+ bigrams \((\S+)\), .*?over dense, \S+ \((\S+)\), .*? alone (\S+)\.', finding).groups()
-    first = read_json(KeptResults('encoder').path('v26-corrected-42'))
-    added = [term.lstrip('▁') for term, _ in first['expansions'][query] if term.lstrip('▁') not in query]
-    return (f'Trained for minutes on two cores from a pretrained encoder (`SCALE=small`), V26 has nDCG@10 {alone} on unseen `{unseen}`, {both} in one index '
-            f'with BM25 + bigrams, which alone has {words}; dense vectors have {dense}. It expands {query} with {" ".join(added[:4])}.')
+ROWS = 'BM25 + bigrams, Kiwi', 'BM25 + bigrams, nori', 'dense, multilingual-e5-small', 'learned terms alone', '**one index**', 'one index and dense'
+COLUMNS = 'system', 'mean', 'points', 'collections', 'terms', 'MB'
+
+
+def unseen_table() -> tuple:  # DataFrame of the first page, the line of source, names of the collections
+    "What the study of one index shows, its most telling rows and columns."
+    lines = [line for line in shown('ranking', 'text/markdown', 'one_index')[0].splitlines() if line.strip()]
+    head, *cells = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines if line.startswith('|')]
+    rows = {row[0]: dict(zip(head, row)) for row in cells[1:]}
+    found = pd.DataFrame([[rows[name][column] for column in COLUMNS] for name in ROWS], columns=COLUMNS)
+    found['points'] = found['points'].str.replace(' [▲▼≈]$', '', regex=True)
+    return found, next(line for line in lines if line.startswith('*Source:*')), head[1:head.index('mean')]
+
+
+def unseen() -> str:
+    "What the released model gives on collections that it has not seen and on those it has learned from, and some terms that it adds to a query."
+    (finding,), query = shown('finding', 'text/markdown', 'one_index'), '서울 맛집 추천'
+    def found(title): return re.search(title + r', one index \(\w+\): (\S+ \[.+?\]) points over the best lexical ranking of each of (\d+) .*?, with dense vectors (\S+) \[', finding).groups()
+    (points, number, dense), (known, others, _) = found('Unseen'), found('Learned from')
+    rows = read_json(KeptResults('one_index').path('released/expansions'))['expansions'][query]
+    added = [name.lstrip('▁') for name, _ in rows if name.lstrip('▁') not in query]
+    return (f'On {number} public collections that the model in the package has not seen, one index of counted and learned terms ranks {points} points of nDCG@10 above '
+            f'the best of four BM25 (Kiwi, nori; with and without bigrams), {dense} with dense vectors; on {others} whose training questions it learned from, {known}. '
+            f'It expands {query} with {" ".join(added[:4])}.')
 
 
 def table() -> str:
@@ -196,21 +211,10 @@ def table() -> str:
     mini = runs[runs['data'] == 'mini']
     told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. '
             f'{words_rows("mini")}:')
-    return (f'{BEGIN}\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for()} '
+    return (f'{BEGIN}\n{unseen()}\n\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for()} '
             f'Document terms and index: of BM25 / BM25 + bigrams / the model.\n\n{test_tables()[0]}\n\n'
             f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs), source=source_of(runs[runs["data"] != "mini"]))}\n\n{told}\n\n'
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
-
-
-ASIDE = 'splade_v2', 'v28a', 'v28_retrain', 'v29', 'v30', 'v31'  # control, variants and ideas of others: they stand among all runs
-
-
-def short_note(runs: pd.DataFrame) -> str:  # on the embedded set
-    "How the table of the first page is read."
-    counts = runs[runs['version'].isin(short_table(runs)[''])].groupby('version').size()
-    seeds = f'{counts.min()} to {counts.max()}' if counts.min() < counts.max() else f'{counts.max()}'
-    return ('nDCG@10 (%), test queries, recipe `corrected`. Public: six collections, seed 42. mini: training and test share documents; '
-            f'{seeds} seeds each. Terms, index: mini. Untrained: pairs counted. -: not measured.')
 
 
 def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
@@ -220,48 +224,26 @@ def public_means() -> dict:  # column -> mean over the public collections, as th
     return dict(zip(head, mean))
 
 
-def short_table(runs: pd.DataFrame) -> pd.DataFrame:
-    "Both BM25 and every version, a row each; percent."
-    mini, public, words = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')], public_means(), known_baselines()['mini']
-    columns = ['', 'public, untrained', 'public, trained', 'mini, untrained', 'mini, trained', 'terms', 'index, MB']
-    rows = [[name, '-', public[name], '-', f'{100 * words["splits"]["test"][key]["ndcg@10"]["mean"]:.1f}',
-             f'{words["index"][key]["terms"]:.0f}', f'{words["index"][key]["bytes"] / 1e6:.2f}']
-            for name, key in (('BM25', 'bm25'), ('BM25 + bigrams', 'bm25_bigrams'))]
-    for version in reversed(VERSIONS):
-        own = mini[mini['version'] == version]
-        if not len(own) or version in ASIDE: continue
-        terms, trained = own['active doc'].mean(), public_ndcg(f'{version}-corrected')
-        rows.append([version, public_ndcg(f'{version}-untrained'), public_ndcg(version) if trained == '-' else trained, f'{100 * own["before"].mean():.1f}',
-                     f'{100 * own["nDCG@10"].mean():.1f}', f'{terms:.0f}', megabytes(terms, own['documents'].max())])
-    return pd.DataFrame(rows, columns=columns)
-
-
-def short_source(mini: pd.DataFrame) -> str:
-    "Of the runs on the embedded set, of the study, whose table names its own, and of the leaderboard."
-    board = sorted((ROOT/'docs'/'results'/'studies'/'leaderboard').glob('*+*/*-42.json'))
-    ranked = [path for path in board if path.stem.removesuffix('-42').removesuffix('-corrected').removesuffix('-untrained') in VERSIONS]
-    study = next(line for line in test_tables()[0].splitlines() if line.startswith('*Source:*'))
-    _, _, revisions, dates = study.rstrip('.').split('; ')
-    names = [name for name, known in known_baselines().items() if f'| {name} |' in test_tables()[0].split('*Source:*')[0]]
-    return source_line('python docs/readme_table.py', {name: known_baselines()[name]['hash'] for name in ('mini', *names)},
-                       [*mini['of'], known_baselines()['mini']['revision'], *re.findall('`([^`]+)`', revisions), *map(revision_of, ranked)],
-                       [*mini['date'], known_baselines()['mini']['date'], *dates.split(' to ')])
+NOTE = ('Mean nDCG@10 (%); points over the best lexical ranking of each collection, 95 % intervals over queries and, beside, over collections; terms of a document; '
+        'MB of all indexes. One seed.')
 
 
 def short() -> str:
     "The block of the first page."
-    runs = kept()
-    mini = runs[(runs['data'] == 'mini') & (runs['recipe'] == 'corrected')]
-    return f'{BEGIN}\n{pretrained()}\n\n{markdown_table(short_table(runs), source=short_source(mini))}\n\n{short_note(mini)}\n{END}'
+    found, source, _ = unseen_table()
+    return f'{BEGIN}\n{unseen()}\n\n{markdown_table(found)}\n\n{source}\n\n{NOTE}\n{END}'
 
 
 KOREAN = {  # what the English block says: the same in Korean
-    r'Trained for minutes on two cores from a pretrained encoder \(`SCALE=small`\), V26 has nDCG@10 (\S+) on unseen `(\w+)`, (\S+) in one index with BM25 \+ bigrams, which alone has (\S+); dense vectors have (\S+)\. It expands (.+?) with (.+?)\.':
-        r'사전학습된 인코더에서 코어 두 개로 몇 분 학습한 V26(`SCALE=small`)은 본 적 없는 `\2`에서 nDCG@10이 \1이고, BM25 + 글자쌍과 한 색인에 두면 \3입니다(BM25 + 글자쌍만으로는 \4, 밀집 벡터는 \5). ‘\6’을 확장한 말: \7.',
-    r'\| public, untrained \| public, trained \| mini, untrained \| mini, trained \| terms \| index, MB \|':
-        '| 공개, 학습 전 | 공개, 학습 후 | mini, 학습 전 | mini, 학습 후 | 용어 | 색인, MB |',
-    r'nDCG@10 \(%\), test queries, recipe `corrected`\. Public: six collections, seed 42\. mini: training and test share documents; (.+) seeds each\. Terms, index: mini\. Untrained: pairs counted\. -: not measured\.':
-        r'시험 질의의 nDCG@10(백분율), 레시피 `corrected`. 공개: 컬렉션 여섯 개, 시드 42. mini: 학습과 시험의 정답 문서가 겹침, 시드 \1개씩. 용어와 색인: mini. 학습 전: 학습 쌍만 셈. -: 재지 않음.',
+    r'On (\d+) public collections that the model in the package has not seen, one index of counted and learned terms ranks (\S+ \[.+?\]) points of nDCG@10 above '
+    r'the best of four BM25 \(Kiwi, nori; with and without bigrams\), (\S+) with dense vectors; on (\d+) whose training questions it learned from, (\S+ \[.+?\])\. It expands (.+?) with (.+?)\.':
+        r'패키지에 든 모델이 본 적 없는 공개 컬렉션 \1개에서, 센 용어와 배운 용어를 함께 둔 한 색인의 nDCG@10은 BM25 네 가지(Kiwi, nori, 글자쌍 유무) 가운데 가장 좋은 것보다 '
+        r'\2점, 밀집 벡터를 더하면 \3점 높습니다. 학습용 질문에서 배운 컬렉션 \4개에서는 \5점입니다. ‘\6’을 확장한 말: \7.',
+    r'Mean nDCG@10 \(%\); points over the best lexical ranking of each collection, 95 % intervals over queries and, beside, over collections; terms of a document; MB of all indexes\. One seed\.':
+        '평균 nDCG@10(백분율). 점수 차: 컬렉션마다 가장 좋은 BM25와의 차이와 95 % 구간(질의, 그 옆은 컬렉션). 용어: 문서당. MB: 색인 전체. 시드 하나.',
+    r'\| system \| mean \| points \| collections \| terms \| MB \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 | MB |',
+    r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
+    r'(-?\+?\d+\.\d) to (\+?-?\d+\.\d)': r'\1 ~ \2',
     r'Gradient training on public sets adds nothing to `splade_ko`: (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) \((\d+) seeds\)\.':
         r'공개 컬렉션에서 경사 학습은 `splade_ko`에 더하는 것이 없습니다. 학습 전 \1, \3스텝 뒤 \2, \5스텝 뒤 \4(시드 \6개).',
     r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
@@ -349,7 +331,7 @@ def pages() -> dict:  # path -> its text with the tables of today
            'README.ko.md': with_outputs(replaced(read('README.ko.md'), in_korean(brief)), readme(index)),
            'docs/results.md': replaced(read('docs/results.md'), full),
            'docs/results_ko.md': replaced(read('docs/results_ko.md'), in_korean(full)),
-           'docs/over-bm25.svg': shown('figure', 'image/svg+xml')[0].rstrip() + '\n'}
+           'docs/over-bm25.svg': shown('figure', 'image/svg+xml', 'one_index')[0].rstrip() + '\n'}
     return {ROOT/name: text for name, text in new.items()}
 
 

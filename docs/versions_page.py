@@ -40,6 +40,9 @@ TEXT = {
   pretrained=('## From a pretrained encoder\n\nAs the designs mean them: every version from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores. '
               'nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval; terms of a query / a document; MB of the index. No run has seen parakqc. *start* is the model before training, *as written* the recipe `original`. Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
   head=(), words={},
+  card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each, mean nDCG@10 of the learned terms alone: {rows}. There a steeper IDF penalty moves weight to rare '
+        'foreign terms (noise: the share of terms that are neither Korean nor stand in the text), and the Korean filter of V28 takes it back.'),
+  card_row='{version} {ndcg} at {noise} of noise',
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
   line='> 버전마다 무엇을 더했고, BM25와 견주어 얼마나 좋아졌는지.',
@@ -62,6 +65,9 @@ TEXT = {
   pretrained=('## 사전학습된 인코더에서\n\n설계 문서가 뜻하는 대로, 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 헤드에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. '
               '시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간, 질의 / 문서의 용어 수, 색인의 MB입니다. parakqc는 어느 실행도 본 적이 없습니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
   head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '혼합, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', '| steps | minutes | stopped |': '| 스텝 | 분 | 중단 |'},
+  card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 배운 용어만의 평균 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
+        'IDF 벌점이 가파를수록 드문 외국어 용어가 무거워지고, V28의 한국어 필터가 그것을 되돌립니다.'),
+  card_row='{version} {ndcg}, 잡음 {noise}',
   more='공개 컬렉션에는 여행 데이터가 없어서 V27은 V26과 같습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
 
 
@@ -197,7 +203,7 @@ def page(language: str) -> str:
     source = source_of(runs, language)
     return '\n\n'.join([said['title'], said['line'], said['read'], f'![{said["alt"]}]({said["figure"]})', source, said['found'].format(**numbers(table)),
                         *note, versions_table(language), source, said['small'].format(**trained(runs, language)), said['more'],
-                        said['pretrained'], pretrained_table(language)]) + '\n'
+                        said['pretrained'], pretrained_table(language), on_a_card(said)]) + '\n'
 
 
 def pretrained_table(language: str) -> str:
@@ -207,6 +213,16 @@ def pretrained_table(language: str) -> str:
     for old, new in said['words'].items(): table = table.replace(old, new)
     for old, new in (readme_table.SOURCE if language == 'ko' else {}).items(): table = re.sub(old, new, table)
     return table.strip()
+
+
+def on_a_card(said: dict) -> str:
+    "What `make gpu STAGE=versions` gave, the mean over its sets; empty where it was not run."
+    runs = [run for path in sorted((DOCS.parent/'benchmarks'/'results'/'gpu').glob('*/versions.json')) for run in read_json(path)['runs'] if run['recipe'] == 'corrected']
+    if not runs: return ''
+    def mean(run, read): return sum(map(read, run['sets'].values())) / len(run['sets'])
+    rows = [said['card_row'].format(version=run['version'].upper(), ndcg=f'{100 * mean(run, lambda one: one["ndcg"]):.1f}', noise=f'{mean(run, lambda one: one["korean"]["noise"]):.0%}')
+            for run in sorted(runs, key=lambda run: (run['version'], run['seed']))]
+    return said['card'].format(steps=runs[0]['of'], rows='; '.join(rows))
 
 
 def contents() -> dict:  # path -> its text

@@ -2,12 +2,13 @@
 import ast, json, lzma
 import numpy as np
 import pytest
-from conftest import NOTEBOOKS, name, read, run_cells, text
+from conftest import NOTEBOOKS, ROOT, name, read, run_cells, text
 from splade_nb.config import versions
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.records import toy_corpus
 
 STUDIES = [notebook for notebook in NOTEBOOKS if notebook.parent.name == 'studies']
+EXAMPLE = ROOT/'data'/'example_run'
 LARGE = 'leaderboard', 'tuning', 'training', 'vocabulary'  # they read hundreds of results
 
 
@@ -229,9 +230,12 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     pytest.importorskip('mecab')
     source = write_beir(tmp_path/'few')
     fit(str(source), tmp_path/'own', dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=1024))
-    given = dict(models=str(tmp_path/'own'), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
+    given = dict(models=str(tmp_path/'own'), tried=str(EXAMPLE), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
     study = run_cells('studies/one_index.ipynb', **given, measure=True)
-    [name] = study['beside']
+    [name], [run] = study['beside'], study['tries']
+    history = read_json(EXAMPLE/'training_history.json')
+    assert [row['ndcg'] for row in run['validations']] == [row['metrics']['ndcg@10'] for row in history]
+    assert study['tried_row'](run)['after'] == study['percent'](history[-1]['metrics']['ndcg@10'])
     assert set(study['beside'][name]['found'][name]) == {*study['LEXICAL'], 'dense', 'hybrid'}
     record = read_json(tmp_path/'kept'/'own'/f'{name}.json')
     assert set(record['found'][name]) == {'model', 'model_hybrid', 'learned', 'counted'} and record['weight'] == 2.0

@@ -85,10 +85,8 @@ def test_english_questions_stand_apart_and_claim_nothing():
 
 
 def test_sentence_and_table_are_of_one_result():
-    block = readme_table.short()
-    sentence, row = readme_table.equal_start(), next(line for line in block.splitlines() if line.startswith('| splade_ko |'))
+    sentence = readme_table.equal_start()
     before, after = re.search(r'`splade_ko`: (\S+) before, (\S+) after \d+ steps, ', sentence).groups()
-    assert row.startswith(f'| splade_ko | {before} | {after} |')
     assert f', {readme_table.public_means()["mean of seeds"]} after ' in sentence, 'the models of the figure, too'
     board = next(table for name, table in boards().items() if '+' in name).groupby('system')['ndcg@10'].mean()
     assert [before, after] == [f'{100 * board[system]:.1f}' for system in ('splade_ko-untrained', 'splade_ko')], 'both learned from the same data'
@@ -98,14 +96,17 @@ def test_sentence_and_table_are_of_one_result():
 def test_the_embedded_set_does_not_lead(name):
     block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
     assert block.index('tydiqa_ko_goldp') < block.index('`mini`') and 'koen_' in block
-    assert not re.search(r'koen_\w+ \|.*▲', block) and '76.1' in block.splitlines()[1]
+    assert not re.search(r'koen_\w+ \|.*▲', block) and '76.1' in block.splitlines()[3]
 
 
-@pytest.mark.parametrize('name, first', [('README.md', 'public'), ('README.ko.md', '공개')])
-def test_public_collections_lead_the_first_page(name, first):
+@pytest.mark.parametrize('name, unseen', [('README.md', 'has not seen'), ('README.ko.md', '본 적 없는')])
+def test_unseen_collections_lead_the_first_page(name, unseen):
     block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
-    assert '`parakqc`' in block.splitlines()[1] and block.index(f'| {first}') < block.index('| mini') and '▲' not in block
-    assert 'BM25 + ' in block
+    found, source, collections = readme_table.unseen_table()
+    assert unseen in block.splitlines()[1] and 'mini' not in block and len(found) == len(readme_table.ROWS)
+    assert all(value in block for value in found['mean']) and all(f'`{each}@' in source for each in collections)
+    points = re.search(r'[+-]\d+\.\d \[.+?\]', block.splitlines()[1])[0]
+    assert points == found.set_index('system')['points']['**one index**'], 'the sentence and the table are of one result'
 
 
 def test_no_page_says_that_test_queries_were_judged_once():
