@@ -139,7 +139,7 @@ def public_table(runs: pd.DataFrame) -> pd.DataFrame:
 def shown(cell: str, form: str, study: str = 'training') -> list:  # texts
     "What a cell of a study shows."
     cells = json.loads((ROOT/'nbs'/'studies'/f'{study}.ipynb').read_text(encoding='utf-8'))['cells']
-    return [''.join(output['data'][form]) for output in next(one['outputs'] for one in cells if one['id'] == cell)]
+    return [''.join(output['data'][form]) for output in next(one['outputs'] for one in cells if one['id'] == cell) if form in output['data']]
 
 
 def test_tables() -> list:  # Markdown, of each recipe that was judged, the most widely judged first
@@ -186,11 +186,12 @@ COLUMNS = 'system', 'mean', 'points', 'collections', 'terms', 'MB'
 def unseen_table() -> tuple:  # DataFrame of the first page, the line of source, names of the collections
     "What the study of one index shows, its most telling rows and columns."
     lines = [line for line in shown('ranking', 'text/markdown', 'one_index')[0].splitlines() if line.strip()]
-    head, *cells = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines if line.startswith('|')]
-    rows = {row[0]: dict(zip(head, row)) for row in cells[1:]}
+    source = next(line for line in lines if line.startswith('*Source:*'))
+    head, _, *cells = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[:lines.index(source)]]  # the first table: unseen collections
+    rows = {row[0]: dict(zip(['system', *head[1:]], row)) for row in cells}
     found = pd.DataFrame([[rows[name][column] for column in COLUMNS] for name in ROWS], columns=COLUMNS)
     found['points'] = found['points'].str.replace(' [▲▼≈]$', '', regex=True)
-    return found, next(line for line in lines if line.startswith('*Source:*')), head[1:head.index('mean')]
+    return found, source, head[1:head.index('mean')]
 
 
 def unseen() -> str:
