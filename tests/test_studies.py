@@ -1,10 +1,10 @@
 """Studies: what a notebook shows is what running it on the kept results gives, and what is missing is measured."""
-import ast, json, lzma
+import ast, json, lzma, shutil
 import numpy as np
 import pytest
 from conftest import NOTEBOOKS, ROOT, name, read, run_cells, text
 from splade_nb.config import versions
-from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.files import ConfigError, read_json, write_json
 from splade_nb.data.records import toy_corpus
 
 STUDIES = [notebook for notebook in NOTEBOOKS if notebook.parent.name == 'studies']
@@ -230,7 +230,9 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     pytest.importorskip('mecab')
     source = write_beir(tmp_path/'few')
     fit(str(source), tmp_path/'own', dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=1024))
-    given = dict(models=str(tmp_path/'own'), tried=str(EXAMPLE), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
+    shutil.copytree(EXAMPLE, other := tmp_path/'other')
+    write_json(other/'config.json', dict(version='v28', recipe='corrected', scale='mini', data='mini', seed=42, overridden={}) | read_json(EXAMPLE/'config.json'))
+    given = dict(models=str(tmp_path/'own'), tried=str(other), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
     study = run_cells('studies/one_index.ipynb', **given, measure=True)
     [name], [run] = study['beside'], study['tries']
     history = read_json(EXAMPLE/'training_history.json')
