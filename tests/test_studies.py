@@ -232,7 +232,7 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     fit(str(source), tmp_path/'own', dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=1024))
     shutil.copytree(EXAMPLE, other := tmp_path/'other')
     write_json(other/'config.json', dict(version='v28', recipe='corrected', scale='mini', data='mini', seed=42, overridden={}) | read_json(EXAMPLE/'config.json'))
-    given = dict(models=str(tmp_path/'own'), tried=str(other), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
+    given = dict(models=str(tmp_path/'own'), tried=str(other), english=str(source), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
     study = run_cells('studies/one_index.ipynb', **given, measure=True)
     [name], [run] = study['beside'], study['tries']
     history = read_json(EXAMPLE/'training_history.json')
@@ -244,6 +244,7 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     own, floor = study['values']('model', name, 'own').mean(), max(study['values'](system, name).mean() for system in study['LEXICAL'])
     assert study['GAINS']['unseen', 'model', 'own']['mean'] == pytest.approx(own - floor)
     assert study['values']('counted', name, 'own').mean() == pytest.approx(study['values']('kiwi+bigrams', name).mean(), abs=0.1)
+    assert study['english_row']('model', 'own')['ndcg@10'] == study['percent'](own) and study['owners'] == ['own']
     before = (tmp_path/'kept'/'own'/f'{name}.json').read_bytes()
     run_cells('studies/one_index.ipynb', **given, measure=True)
     assert (tmp_path/'kept'/'own'/f'{name}.json').read_bytes() == before, 'measured once'
