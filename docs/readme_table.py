@@ -179,8 +179,8 @@ def equal_start() -> str:
             f'{final} after {steps} ({len(seeds.split(","))} seeds).')
 
 
-ROWS = 'BM25 + bigrams, Kiwi', 'BM25 + bigrams, nori', 'dense, multilingual-e5-small', 'learned terms alone', '**one index**', 'one index and dense'
-COLUMNS = 'system', 'mean', 'points', 'collections', 'terms', 'MB'
+ROWS = 'BM25 + bigrams, Kiwi', 'dense, multilingual-e5-small', '**one index**', 'one index and dense'
+COLUMNS = 'system', 'mean', 'points', 'collections', 'terms'
 
 
 def unseen_table() -> tuple:  # DataFrame of the first page, the line of source, names of the collections
@@ -199,11 +199,12 @@ def unseen() -> str:
     (finding,), query = shown('finding', 'text/markdown', 'one_index'), '서울 맛집 추천'
     def found(title): return re.search(title + r', one index \(\w+\): (\S+ \[.+?\]) points over the best lexical ranking of each of (\d+) .*?, with dense vectors (\S+) \[', finding).groups()
     (points, number, dense), (known, others, _) = found('Unseen'), found('Learned from')
+    english, words = re.search(r'English questions, .*?: one index (\S+), .*? four BM25 (\S+)\.$', finding, re.M).groups()
     rows = read_json(KeptResults('one_index').path('released/expansions'))['expansions'][query]
     added = [name.lstrip('▁') for name, _ in rows if name.lstrip('▁') not in query]
-    return (f'On {number} public collections that the model in the package has not seen, one index of counted and learned terms ranks {points} points of nDCG@10 above '
-            f'the best of four BM25 (Kiwi, nori; with and without bigrams), {dense} with dense vectors; on {others} whose training questions it learned from, {known}. '
-            f'It expands {query} with {" ".join(added[:4])}.')
+    return (f'On {number} collections that the packaged model has not seen, one index of counted and learned terms ranks {points} points of nDCG@10 above '
+            f'the best of four BM25, {dense} with dense vectors; on {others} whose training questions taught it, {known}. '
+            f'Asked in English: {english}, BM25 {words}. It expands {query} with {" ".join(added[:4])}.')
 
 
 def table() -> str:
@@ -225,8 +226,7 @@ def public_means() -> dict:  # column -> mean over the public collections, as th
     return dict(zip(head, mean))
 
 
-NOTE = ('Mean nDCG@10 (%); points over the best lexical ranking of each collection, 95 % intervals over queries and, beside, over collections; terms of a document; '
-        'MB of all indexes. One seed.')
+NOTE = "Mean nDCG@10 (%); points over each collection's best BM25 (Kiwi, nori; bigrams or not), 95 % intervals over queries, then collections; terms of a document. One seed."
 
 
 def short() -> str:
@@ -236,13 +236,13 @@ def short() -> str:
 
 
 KOREAN = {  # what the English block says: the same in Korean
-    r'On (\d+) public collections that the model in the package has not seen, one index of counted and learned terms ranks (\S+ \[.+?\]) points of nDCG@10 above '
-    r'the best of four BM25 \(Kiwi, nori; with and without bigrams\), (\S+) with dense vectors; on (\d+) whose training questions it learned from, (\S+ \[.+?\])\. It expands (.+?) with (.+?)\.':
-        r'패키지에 든 모델이 본 적 없는 공개 컬렉션 \1개에서, 센 용어와 배운 용어를 함께 둔 한 색인의 nDCG@10은 BM25 네 가지(Kiwi, nori, 글자쌍 유무) 가운데 가장 좋은 것보다 '
-        r'\2점, 밀집 벡터를 더하면 \3점 높습니다. 학습용 질문에서 배운 컬렉션 \4개에서는 \5점입니다. ‘\6’을 확장한 말: \7.',
-    r'Mean nDCG@10 \(%\); points over the best lexical ranking of each collection, 95 % intervals over queries and, beside, over collections; terms of a document; MB of all indexes\. One seed\.':
-        '평균 nDCG@10(백분율). 점수 차: 컬렉션마다 가장 좋은 BM25와의 차이와 95 % 구간(질의, 그 옆은 컬렉션). 용어: 문서당. MB: 색인 전체. 시드 하나.',
-    r'\| system \| mean \| points \| collections \| terms \| MB \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 | MB |',
+    r'On (\d+) collections that the packaged model has not seen, one index of counted and learned terms ranks (\S+ \[.+?\]) points of nDCG@10 above '
+    r'the best of four BM25, (\S+) with dense vectors; on (\d+) whose training questions taught it, (\S+ \[.+?\])\. Asked in English: (\S+), BM25 (\S+)\. It expands (.+?) with (.+?)\.':
+        r'패키지에 든 모델이 본 적 없는 컬렉션 \1개에서, 센 용어와 배운 용어를 함께 둔 한 색인의 nDCG@10은 BM25 네 가지 가운데 가장 좋은 것보다 \2점, 밀집 벡터를 더하면 \3점 높습니다. '
+        r'학습용 질문에서 배운 컬렉션 \4개에서는 \5점입니다. 영어로 물으면 \6, BM25는 \7입니다. ‘\8’을 확장한 말: \9.',
+    r"Mean nDCG@10 \(%\); points over each collection's best BM25 \(Kiwi, nori; bigrams or not\), 95 % intervals over queries, then collections; terms of a document\. One seed\.":
+        '평균 nDCG@10(백분율). 점수 차: 컬렉션마다 가장 좋은 BM25(Kiwi, nori, 글자쌍 유무)와의 차이, 95 % 구간(질의, 그다음 컬렉션). 용어: 문서당. 시드 하나.',
+    r'\| system \| mean \| points \| collections \| terms \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 |',
     r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
     r'(-?\+?\d+\.\d) to (\+?-?\d+\.\d)': r'\1 ~ \2',
     r'Gradient training on public sets adds nothing to `splade_ko`: (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) \((\d+) seeds\)\.':
