@@ -456,6 +456,12 @@ OFF |= {
 def _mines(settings: Settings) -> bool:
     return settings.bm25_negatives + settings.dense_negatives > 0 and settings.negatives > 0
 
+def _in_temperatures(settings: Settings) -> bool:
+    "Whether every score is measured in the temperature, which then cancels out; a margin and an own loss take scores as they are."
+    margins = settings.negatives and (settings.lambda_margin or settings.lambda_margin_mse)
+    measured = settings.score_spread and settings.similarity == 'dot' and not settings.min_input_logit
+    return bool(measured and not margins and not any(weight for _, weight in settings.extra_losses))
+
 OFF |= {
     'extra_losses': (lambda s: any(weight for _, weight in s.extra_losses),
                      'extra_losses gives no loss a weight'),
@@ -464,6 +470,7 @@ OFF |= {
                      'cosine has no unit, and counted tokens bring their own'),
     'dot_scale': (lambda s: s.similarity == 'dot' and not s.score_spread, 'scores have no unit of their own'),
     'temperature lambda_infonce lambda_kd': (lambda s: not s.phases, 'every phase sets its own'),
+    'temperature': (lambda s: s.phases or not _in_temperatures(s), 'score_spread measures all scores in it'),
     'self_form': (lambda s: s.lambda_self, 'lambda_self is 0'),
     'positive_form': (lambda s: s.lambda_positive, 'lambda_positive is 0'),
     'margin': (lambda s: s.lambda_margin, 'lambda_margin is 0'),
