@@ -150,7 +150,7 @@ def encoder_table(result: dict) -> str:
 
 
 def versions_table(result: dict) -> str:
-    "In the order of the versions: how each ranks, and what it adds to a query of the designs."
+    "In the order of the versions: how each ranks, and what its terms are."
     if not result['runs']: return 'No run is whole yet.'
     runs = sorted(result['runs'], key=lambda run: (run['recipe'], run['version'], run['seed']))
     names = [*dict.fromkeys(name for run in runs for name in run['sets'])]
@@ -163,8 +163,15 @@ def versions_table(result: dict) -> str:
     added = [[said[id(run)], ' '.join(name.lstrip('▁') for name, _ in run['shown'][0][1] if name.lstrip('▁') not in query)] for run in runs]
     return (f'nDCG@10 of the learned terms alone, at most 600 test queries of a set; terms, Korean share and noise: means over the sets. {runs[0]["of"]} steps each. '
             'Nothing of `parakqc` and `korquad_v1` was in the training data.\n\n'
-            + table(['version, seed', *names, 'mean', 'terms of a document', 'of a query', 'Korean', 'noise'], rows)
-            + '\n\n' + table(['version, seed', f'added to {query}'], added))
+            + table(['version, seed', *names, 'mean', 'terms of a document', 'of a query', 'Korean', 'noise'], rows))
+
+
+def added_table(result: dict) -> str:
+    "What each version adds to a query of the designs; empty for other stages."
+    if not (runs := sorted(result.get('runs', ()), key=lambda run: (run['recipe'], run['version'], run['seed']))): return ''
+    query = runs[0]['shown'][0][0]
+    added = [[f'{run["version"].upper()} {run["recipe"]}, {run["seed"]}', ' '.join(name.lstrip('▁') for name, _ in run['shown'][0][1] if name.lstrip('▁') not in query)] for run in runs]
+    return table(['version, seed', f'added to {query}'], added)
 
 
 def profile_table(result: dict) -> str:
@@ -195,7 +202,7 @@ def device_section(results: dict) -> str:
     def section(stage, result):
         read = [run['data'] for run in result.get('runs', ())] or ['random weights']
         named = source(result, data=result.get('data', read[0]))
-        return '\n\n'.join(f'{part}\n\n{named}' for part in (f'### {TITLES[stage]}\n\n{TABLES[stage](result)}', profile_table(result).strip()) if part)
+        return '\n\n'.join(f'{part}\n\n{named}' for part in (f'### {TITLES[stage]}\n\n{TABLES[stage](result)}', added_table(result), profile_table(result).strip()) if part)
     return '\n\n'.join([about, *(section(stage, result) for stage, result in results.items())])
 
 

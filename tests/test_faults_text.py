@@ -5,17 +5,21 @@ import pandas as pd
 import pytest
 from splade_nb import load
 from splade_nb.config.files import ConfigError
+from splade_nb.config.versions import resolve_quietly
 from splade_nb.data import text, tokenizer as tokenizers
 from splade_nb.data.bm25 import BM25, TOKENIZERS
+from splade_nb.data.readers import load_collection
 from splade_nb.data.records import Document
 from splade_nb.data.tokenizer import SpladeTokenizer, tokenizer_key, train_unigram, vocabulary_hash
-from splade_nb.hub.export import whole_tokenizer
+from splade_nb.hub.export import add_graph, whole_tokenizer
 from splade_nb.model.encode import encode
 from splade_nb.model.encode_shards import encode_shards, read_shards, shard_ids
 from splade_nb.model.initialization import toy_model
+from splade_nb.model.opened import open_model
 from splade_nb.serving.engines import INSIDE
 from splade_nb.serving.searcher import Term, build_searcher, open_encoder
 from splade_nb.serving.web import passage
+from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
 PLAIN = '시장·군수·구청장은 경복궁 야간 개장을 알린다'
 WRITTEN = {'araea': PLAIN.replace('·', 'ㆍ'), 'araea after NFKC': unicodedata.normalize('NFKC', PLAIN.replace('·', 'ㆍ')),
@@ -26,7 +30,12 @@ EMPTY = ['', ' ', '.', '😀', '▁', '\u200b', '\x00']
 
 
 @pytest.fixture(scope='module')
-def encoders(): return {runtime: load(runtime=runtime) for runtime in ('torch', 'onnx')}
+def encoders(tmp_path_factory):
+    "A model of counted tokens that adds nothing at random, opened by both libraries."
+    folder = tmp_path_factory.mktemp('both')
+    save_model_folder(as_searched(prepare(resolve_quietly('splade_ko', scale='mini'), load_collection('mini'), 42)), folder)
+    add_graph(open_model(folder, 'torch')[0], folder/'model')
+    return dict(folder=str(folder)) | {runtime: load(folder, runtime=runtime) for runtime in ('torch', 'onnx')}
 
 
 @pytest.fixture(scope='module')
@@ -87,11 +96,11 @@ def test_no_form_of_a_model_gives_it_one(unigram, options, tmp_path):
 
 @pytest.mark.parametrize('engine', INSIDE)
 def test_no_engine_finds_it(engine, tmp_path, encoders):
-    encoder = open_encoder('')
+    encoder = open_encoder(encoders['folder'])
     texts = [*(Document(f'empty{n}', '', value) for n, value in enumerate(EMPTY)), Document('rice', '', '쌀은 찬물에 씻는다'), Document('shoes', '', '구두는 천으로 닦는다')]
     with build_searcher(encoder, texts, tmp_path/'s', engine) as searcher:
         assert [hit.id for hit in searcher.search('쌀 씻기', 20)] == ['rice']
-        for query in (*EMPTY, 'password reset', '��ġ'): assert searcher.search(query, 20) == [], query
+        for query in (*EMPTY, '스마트폰 배터리', '��ġ'): assert searcher.search(query, 20) == [], query
 
 
 @pytest.mark.parametrize('wrong, said', [

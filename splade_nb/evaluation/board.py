@@ -147,7 +147,7 @@ def model_meta(model, tokenizer, name: str): # `ModelMeta` of mteb
     "What mteb's results say of a model; the revision is its `model_key`."
     return needs('mteb', 'board').models.ModelMeta(
         loader=None, name=f'splade_nb/{name}', revision=model_key(model, tokenizer),
-        release_date=None, languages=['kor-Hang'], n_parameters=sum(each.numel() for each in model.parameters()),
+        release_date=None, languages=['kor-Hang'], n_parameters=sum(each.numel() for each in model.parameters()) if hasattr(model, 'parameters') else None,
         memory_usage_mb=None, max_tokens=model.settings.max_length, embed_dim=len(model.special), license=None,
         open_weights=None, public_training_code=None, public_training_data=None, framework=['PyTorch'],
         similarity_fn_name=model.settings.similarity, use_instructions=False, training_datasets=None,

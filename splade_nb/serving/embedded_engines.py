@@ -87,12 +87,12 @@ class _SeismicSearch(RowsIndex):
 
     def _rank(self, queries, k):
         (ids, vectors), (built, numbers) = self.rows(), self._ready()
-        options = k, self.settings.terms, self.settings.heap_factor
         kind = needs('seismic', 'engines').get_seismic_string()
         for query in queries:
             known = numbers[query.indices] > 0
             names, weights = numbers[query.indices[known]].astype(kind), query.data[known]
-            rows = [int(row) for *_, row in built.search('', names, weights, *options)] if len(names) else []
+            terms = len(names) if k >= len(ids) else self.settings.terms  # whoever asks for all documents gets all
+            rows = [int(row) for *_, row in built.search('', names, weights, k, terms, self.settings.heap_factor)] if len(names) else []
             yield list(zip([ids[row] for row in rows], (vectors[rows] @ query.toarray()[0]).tolist()))
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #write-seismic
