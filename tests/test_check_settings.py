@@ -70,7 +70,7 @@ def test_a_valid_value_is_not_taken_for_an_unused_one(version, scale, changes, n
 def test_a_temperature_in_which_all_scores_are_measured_is_off():
     measured = resolve_quietly('splade_v2', scale='small', score_limit=0.0, score_spread=3.0)
     assert 'temperature' in off(measured) and 'temperature' not in off(measured.but(lambda_margin=1.0, negatives=1))
-    assert off(resolve_quietly('v28', scale='small'))['temperature'] == 'every phase sets its own'
+    assert 'temperature' in off(resolve_quietly('v28', scale='small'))
 
 
 def test_how_often_checkpoints_are_saved_is_off_in_a_single_epoch():
