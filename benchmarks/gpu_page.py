@@ -2,6 +2,7 @@
 import math, statistics
 from pathlib import Path
 from splade_nb.config.files import read_json
+from gpu_encoder import MOST_JUDGED
 from measure import HERE, gigabytes, ratios, source, spread, table
 
 DOCS = HERE.parent/'docs'
@@ -149,29 +150,29 @@ def encoder_table(result: dict) -> str:
     return said + '\n\n' + table(['the learned terms alone', 'nDCG@10', 'terms of a document', 'of a query'], rows)
 
 
+def in_order(runs: list) -> dict:  # what is said of a run: the run
+    return {f'{run["version"].upper()} {run["recipe"]}, {run["seed"]}': run for run in sorted(runs, key=lambda run: (run['recipe'], run['version'], run['seed']))}
+
+
 def versions_table(result: dict) -> str:
-    "In the order of the versions: how each ranks, and what its terms are."
-    if not result['runs']: return 'No run is whole yet.'
-    runs = sorted(result['runs'], key=lambda run: (run['recipe'], run['version'], run['seed']))
-    names = [*dict.fromkeys(name for run in runs for name in run['sets'])]
-    said = {id(run): f'{run["version"].upper()} {run["recipe"]}, {run["seed"]}' for run in runs}
+    "How each run ranks, and what its terms are."
+    if not (runs := in_order(result['runs'])): return 'No run is whole yet.'
+    names, first = [*dict.fromkeys(name for run in runs.values() for name in run['sets'])], [*runs.values()][0]
     def mean(run, read): return sum(map(read, run['sets'].values())) / len(run['sets'])
-    rows = [[said[id(run)], *(f'{100 * run["sets"][name]["ndcg"]:.1f}' if name in run['sets'] else '' for name in names),
-             f'{mean(run, lambda one: 100 * one["ndcg"]):.1f}', f'{mean(run, lambda one: one["terms"]["doc"]):.0f}', f'{mean(run, lambda one: one["terms"]["query"]):.0f}',
-             f'{mean(run, lambda one: one["korean"]["count_share"]):.0%}', f'{mean(run, lambda one: one["korean"]["noise"]):.1%}'] for run in runs]
-    query = runs[0]['shown'][0][0]
-    added = [[said[id(run)], ' '.join(name.lstrip('▁') for name, _ in run['shown'][0][1] if name.lstrip('▁') not in query)] for run in runs]
-    return (f'nDCG@10 of the learned terms alone, at most 600 test queries of a set; terms, Korean share and noise: means over the sets. {runs[0]["of"]} steps each. '
-            'Nothing of `parakqc` and `korquad_v1` was in the training data.\n\n'
-            + table(['version, seed', *names, 'mean', 'terms of a document', 'of a query', 'Korean', 'noise'], rows))
+    rows = [[said, *(f'{100 * run["sets"][name]["ndcg"]:.1f}' if name in run['sets'] else '' for name in names), f'{mean(run, lambda one: 100 * one["ndcg"]):.1f}',
+             f'{mean(run, lambda one: one["terms"]["doc"]):.0f}', f'{mean(run, lambda one: one["terms"]["query"]):.0f}',
+             f'{mean(run, lambda one: one["korean"]["count_share"]):.0%}', f'{mean(run, lambda one: one["korean"]["noise"]):.1%}'] for said, run in runs.items()]
+    unseen = ', '.join(f'`{name}`' for name in names if name not in first['data'].split(', '))
+    return (f'nDCG@10 of the learned terms alone, at most {MOST_JUDGED} test queries of a set; terms, Korean share and noise: means over the sets. {first["of"]} steps each. '
+            f'Not in the training data: {unseen}.\n\n' + table(['version, seed', *names, 'mean', 'terms of a document', 'of a query', 'Korean', 'noise'], rows))
 
 
 def added_table(result: dict) -> str:
-    "What each version adds to a query of the designs; empty for other stages."
-    if not (runs := sorted(result.get('runs', ()), key=lambda run: (run['recipe'], run['version'], run['seed']))): return ''
-    query = runs[0]['shown'][0][0]
-    added = [[f'{run["version"].upper()} {run["recipe"]}, {run["seed"]}', ' '.join(name.lstrip('▁') for name, _ in run['shown'][0][1] if name.lstrip('▁') not in query)] for run in runs]
-    return table(['version, seed', f'added to {query}'], added)
+    "What each run adds to a query of the designs; empty for other stages."
+    if not (runs := in_order(result.get('runs', ()))): return ''
+    query = [*runs.values()][0]['shown'][0][0]
+    rows = [[said, ' '.join(name.lstrip('▁') for name, _ in run['shown'][0][1] if name.lstrip('▁') not in query)] for said, run in runs.items()]
+    return table(['version, seed', f'added to {query}'], rows)
 
 
 def profile_table(result: dict) -> str:
@@ -200,8 +201,8 @@ def device_section(results: dict) -> str:
     first = next(iter(results.values()))
     about = f'## {first["name"]}\n\ntorch {first["versions"]["torch"]}, Python {first["versions"]["python"]}; revision of the results: see their commit.'
     def section(stage, result):
-        read = [run['data'] for run in result.get('runs', ())] or ['random weights']
-        named = source(result, data=result.get('data', read[0]))
+        of_runs = next((run['data'] for run in result.get('runs', ())), 'random weights')
+        named = source(result, data=result.get('data', of_runs))
         return '\n\n'.join(f'{part}\n\n{named}' for part in (f'### {TITLES[stage]}\n\n{TABLES[stage](result)}', added_table(result), profile_table(result).strip()) if part)
     return '\n\n'.join([about, *(section(stage, result) for stage, result in results.items())])
 

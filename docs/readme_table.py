@@ -195,16 +195,14 @@ def unseen_table() -> tuple:  # DataFrame of the first page, the line of source,
 
 
 def unseen() -> str:
-    "What the released model gives on collections that it has not seen and on those it has learned from, and some terms that it adds to a query."
-    (finding,), query = shown('finding', 'text/markdown', 'one_index'), '서울 맛집 추천'
+    "What the released model gives on collections that it has not seen, on those that it learned from, and asked in English."
+    (finding,) = shown('finding', 'text/markdown', 'one_index')
     def found(title): return re.search(title + r', one index \(\w+\): (\S+ \[.+?\]) points over the best lexical ranking of each of (\d+) .*?, with dense vectors (\S+) \[', finding).groups()
     (points, number, dense), (known, others, _) = found('Unseen'), found('Learned from')
     english, words = re.search(r'English questions, .*?: one index (\S+), .*? four BM25 (\S+)\.$', finding, re.M).groups()
-    rows = read_json(KeptResults('one_index').path('released/expansions'))['expansions'][query]
-    added = [name.lstrip('▁') for name, _ in rows if name.lstrip('▁') not in query]
     return (f'On {number} collections that the packaged model has not seen, one index of counted and learned terms ranks {points} points of nDCG@10 above '
-            f'the best of four BM25, {dense} with dense vectors; on {others} whose training questions taught it, {known}. '
-            f'Asked in English: {english}, BM25 {words}. It expands {query} with {" ".join(added[:4])}.')
+            f'the best of four BM25, {dense} with dense vectors; on {others} whose training questions it learned from, {known}. '
+            f'Korean sentences searched in English: nDCG@10 {english}, BM25 {words}.')
 
 
 def table() -> str:
@@ -237,9 +235,9 @@ def short() -> str:
 
 KOREAN = {  # what the English block says: the same in Korean
     r'On (\d+) collections that the packaged model has not seen, one index of counted and learned terms ranks (\S+ \[.+?\]) points of nDCG@10 above '
-    r'the best of four BM25, (\S+) with dense vectors; on (\d+) whose training questions taught it, (\S+ \[.+?\])\. Asked in English: (\S+), BM25 (\S+)\. It expands (.+?) with (.+?)\.':
+    r'the best of four BM25, (\S+) with dense vectors; on (\d+) whose training questions it learned from, (\S+ \[.+?\])\. Korean sentences searched in English: nDCG@10 (\S+), BM25 (\S+)\.':
         r'패키지에 든 모델이 본 적 없는 컬렉션 \1개에서, 센 용어와 배운 용어를 함께 둔 한 색인의 nDCG@10은 BM25 네 가지 가운데 가장 좋은 것보다 \2점, 밀집 벡터를 더하면 \3점 높습니다. '
-        r'학습용 질문에서 배운 컬렉션 \4개에서는 \5점입니다. 영어로 물으면 \6, BM25는 \7입니다. ‘\8’을 확장한 말: \9.',
+        r'학습용 질문에서 배운 컬렉션 \4개에서는 \5점입니다. 한국어 문장을 영어로 찾으면 nDCG@10이 \6, BM25는 \7입니다.',
     r"Mean nDCG@10 \(%\); points over each collection's best BM25 \(Kiwi, nori; bigrams or not\), 95 % intervals over queries, then collections; terms of a document\. One seed\.":
         '평균 nDCG@10(백분율). 점수 차: 컬렉션마다 가장 좋은 BM25(Kiwi, nori, 글자쌍 유무)와의 차이, 95 % 구간(질의, 그다음 컬렉션). 용어: 문서당. 시드 하나.',
     r'\| system \| mean \| points \| collections \| terms \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 |',

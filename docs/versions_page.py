@@ -40,9 +40,9 @@ TEXT = {
   pretrained=('## From a pretrained encoder\n\nAs the designs mean them: every version from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores. '
               'nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval; terms of a query / a document; MB of the index. No run has seen parakqc. *start* is the model before training, *as written* the recipe `original`. Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
   head=(), words={},
-  card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each, mean nDCG@10 of the learned terms alone: {rows}. There a steeper IDF penalty moves weight to rare '
-        'foreign terms (noise: the share of terms that are neither Korean nor stand in the text), and the Korean filter of V28 takes it back.'),
-  card_row='{version} {ndcg} at {noise} of noise',
+  card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each, mean nDCG@10 of the learned terms alone: {rows}. With a steeper IDF penalty more '
+        'of the weight goes to rare foreign terms (noise: the share of terms that are neither Korean nor in the text), and the Korean filter of V28 reverses that.'),
+  card_row='{version} {ndcg} (noise {noise})',
   more='V27 equals V26 on the public collections, because they have no travel pairs. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md); `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
   line='> 버전마다 무엇을 더했고, BM25와 견주어 얼마나 좋아졌는지.',
@@ -67,7 +67,7 @@ TEXT = {
   head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '혼합, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', '| steps | minutes | stopped |': '| 스텝 | 분 | 중단 |'},
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 배운 용어만의 평균 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
         'IDF 벌점이 가파를수록 드문 외국어 용어가 무거워지고, V28의 한국어 필터가 그것을 되돌립니다.'),
-  card_row='{version} {ndcg}, 잡음 {noise}',
+  card_row='{version} {ndcg}(잡음 {noise})',
   more='공개 컬렉션에는 여행 데이터가 없어서 V27은 V26과 같습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
 
 

@@ -1,6 +1,7 @@
 """The model that the repository publishes is whole, small, licensed, and found by those who have trained nothing."""
-import shutil
+import shutil, subprocess, sys
 import pytest
+from conftest import ROOT
 from splade_nb.api import RELEASED, load
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.readers import load as load_data
@@ -55,5 +56,12 @@ def test_it_finds_before_anything_is_trained():
 
 
 def test_it_is_not_exported_and_says_why(tmp_path):
-    with pytest.raises(ConfigError, match='runs in ONNX Runtime alone'): write_form(*open_model(RELEASED), 'opensearch', tmp_path/'zip')
+    with pytest.raises(ConfigError, match='runs in ONNX Runtime is not exported'): write_form(*open_model(RELEASED), 'opensearch', tmp_path/'zip')
     assert not [*tmp_path.iterdir()]
+    with pytest.raises(ConfigError, match='no weights for PyTorch'): load(runtime='torch')
+
+
+def test_it_opens_without_what_takes_seconds_to_import():
+    code = "import sys; from splade_nb import load; load(); print(sorted({'torch', 'transformers'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == '[]', done.stderr[-2000:]

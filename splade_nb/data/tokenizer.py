@@ -202,7 +202,9 @@ class _Vocabulary:
         return [id for id, (text, _) in enumerate(self.words[:len(self.backend)]) if not text]
 
     @functools.cached_property
-    def empty(self) -> set: return {*self.bare, *special_ids(self)}  # ids of tokens that say nothing
+    def empty(self) -> set: # ids of tokens that say nothing: special ones, and those without a letter or a digit
+        silent = (id for id, (text, _) in enumerate(self.words[:len(self.backend)]) if not any(map(str.isalnum, text)))
+        return {*silent, *special_ids(self)}
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #pieces
 class SpladeTokenizer(_Vocabulary):
@@ -343,24 +345,26 @@ class PlainTokenizer:
 RENAMED_OPTIONS = dict(pair_columns='hashed_bigrams', sounds='phonetic_keys', lead='lead_boost',
                        translations='expansions')  # earlier name -> name
 
-def _pretrained(folder: Path):  # without files transformers makes a tokenizer of marks alone
+def _pretrained(folder: Path, plain: bool):  # without files transformers makes a tokenizer of marks alone
     if not any(next(folder.glob(name), None) for name in ('tokenizer.json', 'vocab.*', '*.model')):
         raise ConfigError(f'{folder}: no tokenizer: found neither tokenizer.json nor vocab.txt, vocab.json or *.model; '
                           'copy the files of the tokenizer with which the model was trained')
     if (folder/'splade.json').exists() and not (folder/'text.json').exists():
         raise ConfigError(f'{folder}: text.json is missing, which says how the model reads texts; copy it from the run')
-    if not installed('transformers'): return PlainTokenizer(folder)
+    whole = all((folder/name).exists() for name in TOKENIZER_FILES)
+    if plain and whole or not installed('transformers'): return PlainTokenizer(folder)
     from transformers import AutoTokenizer
     if (folder/'tokenizer_config.json').exists(): read_json(folder/'tokenizer_config.json')
     with reading(folder/'tokenizer.json'): return AutoTokenizer.from_pretrained(folder)
 
 def load_tokenizer(source: Path | str,  # local folder or hub name
+                   plain: bool = False, # read without transformers, whose import takes seconds
                    **options            # of `TEXT_OPTIONS`, in place of what was saved
                   ) -> SpladeTokenizer:
     "A tokenizer with its preparation. Raises `ConfigError` where neither folder nor hub has it."
     try:
         folder = model_folder(source, weights=False)
-        tokenizer = _pretrained(folder)
+        tokenizer = _pretrained(folder, plain)
     except ConfigError: raise
     except (OSError, ValueError) as error: raise ConfigError(out_of_reach('tokenizer', source)) from error
     file = folder/'text.json'
@@ -422,7 +426,7 @@ def special_ids(tokenizer: SpladeTokenizer) -> list:  # sorted ids
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #silent
 def silent(tokenizer: SpladeTokenizer, ids: list) -> np.ndarray:  # [B] bool; ids: of each text
-    "Texts without a token, but special ones and bare marks of a word."
+    "Texts without a token, but special ones and those without a letter or a digit."
     return np.array([all(int(id) in tokenizer.empty for id in row) for row in ids], dtype=bool)
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #vocabulary-kinds

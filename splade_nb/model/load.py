@@ -208,6 +208,8 @@ def _reached(source: Path | str) -> Path:  # a folder, or a hub name's files in 
     try: folder = model_folder(source)
     except OSError as error: raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
     if (folder/'config.json').exists() or (folder/'modules.json').exists(): return folder
+    if (folder/'model.onnx').exists():
+        raise ConfigError(f'{folder} holds a graph that ONNX Runtime alone reads, and no weights for PyTorch; name the run that it was made of')
     raise ConfigError(f'{folder} is no saved model: splade.json, modules.json and config.json are missing')
 
 # %% ../../nbs/2_model/11_load.ipynb #open-checkpoint

@@ -105,7 +105,7 @@ class OnnxModel(_Opened):
 # %% ../../nbs/2_model/19_onnx.ipynb #encoder
 def open_onnx(folder: Path | str) -> tuple[OnnxModel, SpladeTokenizer]:
     "A model and its tokenizer. Raises `ConfigError` where one is missing or damaged, or they do not belong together."
-    model, tokenizer = OnnxModel(folder), load_tokenizer(folder)
+    model, tokenizer = OnnxModel(folder), load_tokenizer(folder, plain=True)
     require_size(folder, tokenizer, len(model.special), further_columns(model.settings))
     if model.settings.inference_free_query: require_size(f'{folder}/queries.npy', tokenizer, len(model.query_table()))
     return model, tokenizer

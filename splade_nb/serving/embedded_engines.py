@@ -91,7 +91,7 @@ class _SeismicSearch(RowsIndex):
         for query in queries:
             known = numbers[query.indices] > 0
             names, weights = numbers[query.indices[known]].astype(kind), query.data[known]
-            terms = len(names) if k >= len(ids) else self.settings.terms  # whoever asks for all documents gets all
+            terms = len(names) if k >= len(ids) else self.settings.terms  # all lists where all documents are asked for
             rows = [int(row) for *_, row in built.search('', names, weights, k, terms, self.settings.heap_factor)] if len(names) else []
             yield list(zip([ids[row] for row in rows], (vectors[rows] @ query.toarray()[0]).tolist()))
 
