@@ -149,12 +149,13 @@ def export_model(folder: str,
     from splade_nb.hub import elasticsearch_model, onnx_int8, opensearch_model, vespa_model  # each adds its forms to EXPORTS
     from splade_nb.hub.export import MEASURED, write_form
     from splade_nb.hub.model_card import card, facts_of, push
-    from splade_nb.model.opened import open_model
+    from splade_nb.model.opened import model_place, open_model
     if data and form not in MEASURED:
         raise ConfigError(f'data={data}: {", ".join(MEASURED)} measure on it, {form} does not')
-    facts, title = facts_of(folder), name or Path(out).name
-    options = dict(data=data) if data else {}
-    limits = write_form(*open_model(folder), form, out,
+    place, title = model_place(folder), name or Path(out).name
+    if licence == 'unknown' and (place/'release.json').exists(): licence = read_json(place/'release.json')['licence']
+    facts, options = facts_of(place), dict(data=data) if data else {}
+    limits = write_form(*open_model(folder, 'torch'), form, out,
                         lambda limits, there: card(facts, form, title, there, limits, licence), **options)
     return dict(form=form, folder=out, limits=limits, hub=push(out, name, public) if name else None)
 
@@ -298,6 +299,8 @@ FORMS = 'onnx', 'opensearch'  # of hub.release
 # %% ../nbs/8_cli.ipynb #export-options-2
 def _add_export_options(command) -> None:
     "What `export_model` takes."
+    command.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
+                                                     'this package brings.')
     _add_written_options(command)
     command.add_argument('--to', choices=EXPORTS, default='sentence-transformers', help='The form that is written.')
     command.add_argument('--push', default='', metavar='NAME', help='The repository on the hub, user/model.')
@@ -307,6 +310,7 @@ def _add_export_options(command) -> None:
 # %% ../nbs/8_cli.ipynb #release-options
 def _add_release_options(command) -> None:
     "What `release` takes."
+    command.add_argument('--model', required=True, help='The folder of a run.')
     _add_written_options(command)
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS),
@@ -316,7 +320,6 @@ def _add_release_options(command) -> None:
 
 # %% ../nbs/8_cli.ipynb #written-options
 def _add_written_options(command) -> None:
-    command.add_argument('--model', required=True, help='The folder of a run or of a model.')
     command.add_argument('--out', required=True, help='The folder that is written; it does not exist yet.')
     command.add_argument('--licence', default='unknown', help='The licence of the weights, as the hub spells it.')
 

@@ -25,7 +25,8 @@ from splade_nb.model.load import save
 FORMS = {  # kind of vocabulary and settings
     'looked-up': ('xlm_roberta', dict(inference_free_query=True, min_input_logit=2.0, context_gate=False)),
     'counted': ('xlm_roberta', dict(term_frequency=True, log_twice=True)),
-    'cosine': ('bert', dict(similarity='cosine', gate_pooler='heads'))}
+    'cosine': ('bert', dict(similarity='cosine', gate_pooler='heads')),
+    'bounded': ('xlm_roberta', dict(most_query_terms=9, most_document_terms=40))}
 LENGTH = 48
 TRICKY = ['㎡ ½ … ＡＢ', 'a\tb\u3000c  d', '漢字와 한글', '.. ... __ a.b', '가\u200b나', '☃ 눈사람 🐶🐶', '<mask> 뒤', 'é e\u0301', '']
 
@@ -298,6 +299,7 @@ def rich(tokenizer): return SpladeTokenizer(tokenizer.backend, 'kiwi', hashed_bi
     (rich, dict(min_input_logit=2.0), 'segment=kiwi.*16 columns of hashed bigrams.*phonetic keys.*convert --format rank_features'),
     (byte_pairs, {}, 'a tokenizer of type BPE: .* takes Unigram and WordPiece. Encode outside'),
     (name_taken, {}, r'token 4 is called \[CLS\], which is 0 in Elasticsearch'),
+    (lambda tokenizer: tokenizer, dict(expansion_limit=2.0), 'no aten::topk, which expansion_limit needs. Encode outside'),
     (lambda tokenizer: tokenizer, dict(mlm_head=False), 'refuses models with .*aten::scatter_reduce, which this one needs. Encode outside')])
 def test_what_elasticsearch_cannot_run_is_refused(change, settings, said, tokenizers, tmp_path):
     tokenizer = change(tokenizers['xlm_roberta'])

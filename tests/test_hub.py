@@ -170,8 +170,21 @@ def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
     assert weights < 0.7 * sum((made/name).stat().st_size for name in ('model.onnx', 'model.safetensors'))
     raw = (folder/'model.onnx').read_bytes()
     (folder/'model.onnx').write_bytes(raw[:len(raw) // 2])
-    with pytest.raises(ConfigError, match='model.onnx: damaged'): load(folder)
-    with pytest.raises(ConfigError, match='config.json'): load(folder, runtime='torch')
+    for runtime in ('auto', 'torch'):
+        with pytest.raises(ConfigError, match='model.onnx: damaged'): load(folder, runtime)
+
+
+@pytest.mark.parametrize('form', ('v26-full', 'v28-mini', pytest.param('splade_ko-mini', marks=pytest.mark.slow)))
+def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
+    "Each weight is that which was trained, within a step of its integers."
+    model, tokenizer = load_encoder(models(form))
+    write_form(model, tokenizer, 'onnx-int8', tmp_path/'int8')
+    wanted, found = model.state_dict(), load_encoder(tmp_path/'int8')[0].state_dict()
+    assert wanted.keys() == found.keys()
+    other = [name for name, value in wanted.items() if (found[name].float() - value.float()).abs().max() > value.float().abs().max() / 126]
+    assert other in ([], ['special']) and (found['special'] | wanted['special']).equal(found['special'])  # an export masks signs too
+    (tmp_path/'int8'/'config.json').unlink()
+    with pytest.raises(ConfigError, match='config.json missing'): load(tmp_path/'int8', runtime='torch')
 
 
 def test_a_matrix_that_two_products_read_is_rounded_once(tmp_path):

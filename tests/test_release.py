@@ -1,5 +1,6 @@
 """The model that the repository publishes is whole, small, licensed, and found by those who have trained nothing."""
 import shutil, subprocess, sys
+import numpy as np
 import pytest
 from conftest import ROOT
 from splade_nb.api import RELEASED, load
@@ -7,6 +8,7 @@ from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.readers import load as load_data
 from splade_nb.hub.export import write_form
 from splade_nb.hub.release import check_release, matching_facts
+from splade_nb.model.encode import encode
 from splade_nb.model.opened import open_model
 
 LARGEST = 60 * 2 ** 20  # bytes, of which the graph takes most
@@ -55,10 +57,13 @@ def test_it_finds_before_anything_is_trained():
     assert scores.argsort()[::-1].tolist().index(200) < 10
 
 
-def test_it_is_not_exported_and_says_why(tmp_path):
-    with pytest.raises(ConfigError, match='runs in ONNX Runtime is not exported'): write_form(*open_model(RELEASED), 'opensearch', tmp_path/'zip')
+def test_pytorch_reads_its_weights_and_what_runs_in_onnx_runtime_is_not_exported(tmp_path):
+    texts = ['서울 맛집 추천', '환불은 사흘 걸립니다.']
+    with pytest.raises(ConfigError, match="open it with runtime='torch'"): write_form(*open_model(RELEASED), 'opensearch', tmp_path/'zip')
     assert not [*tmp_path.iterdir()]
-    with pytest.raises(ConfigError, match='no weights for PyTorch'): load(runtime='torch')
+    light, whole = (encode(*open_model(RELEASED, runtime), texts) for runtime in ('onnx', 'torch'))
+    cosine = light.multiply(whole).sum(1).A1 / np.sqrt(light.power(2).sum(1).A1 * whole.power(2).sum(1).A1)
+    assert (cosine > 0.998).all() and (cosine < 1).all(), 'inputs are rounded by one of them'
 
 
 def test_it_opens_without_what_takes_seconds_to_import():

@@ -351,11 +351,13 @@ def _pretrained(folder: Path, plain: bool):  # without files transformers makes 
                           'copy the files of the tokenizer with which the model was trained')
     if (folder/'splade.json').exists() and not (folder/'text.json').exists():
         raise ConfigError(f'{folder}: text.json is missing, which says how the model reads texts; copy it from the run')
+    for name in ('tokenizer_config.json', 'config.json'):  # transformers would name neither
+        if (folder/name).exists(): read_json(folder/name)
     whole = all((folder/name).exists() for name in TOKENIZER_FILES)
-    if plain and whole or not installed('transformers'): return PlainTokenizer(folder)
-    from transformers import AutoTokenizer
-    if (folder/'tokenizer_config.json').exists(): read_json(folder/'tokenizer_config.json')
-    with reading(folder/'tokenizer.json'): return AutoTokenizer.from_pretrained(folder)
+    with reading(folder/'tokenizer.json'):
+        if plain and whole or not installed('transformers'): return PlainTokenizer(folder)
+        from transformers import AutoTokenizer
+        return AutoTokenizer.from_pretrained(folder)
 
 def load_tokenizer(source: Path | str,  # local folder or hub name
                    plain: bool = False, # read without transformers, whose import takes seconds

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['KINDS', 'INSTEAD', 'MOST_DIFFERENT', 'KNOWN', 'REPLACED', 'MORE', 'BODIES', 'kind_of', 'vocabulary_body',
            'xlmr_charsmap', 'reads_lower_case', 'elastic_tokenizer', 'differing', 'difference_line', 'feature_name',
-           'doubled', 'Operations', 'unknown_operations', 'QueryTable', 'sides_of', 'ElasticModel', 'elastic_script',
-           'model_body', 'to_elasticsearch']
+           'doubled', 'Largest', 'Operations', 'unknown_operations', 'QueryTable', 'sides_of', 'ElasticModel',
+           'elastic_script', 'model_body', 'to_elasticsearch']
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #imports
 import functools, io, json
@@ -141,6 +141,20 @@ def _unflatten(x, dim, sizes):
 def _add_at(x, dim, index, values): # dim: 1
     return x.index_put_((torch.arange(x.shape[0])[:, None].expand_as(index), index), values, accumulate=True)
 
+# %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #largest
+class Largest:
+    "As `topk` for weights from 0 on, but of the values only the last, [..., 1]. Places raise `ConfigError`."
+    def __init__(self, x: torch.Tensor, k: int, dim: int = -1):
+        low, high = x.new_zeros(1), x.max(dim, keepdim=True).values
+        for _ in range(32):
+            middle = (low + high) / 2
+            enough = (x >= middle).to(torch.int64).sum(dim, keepdim=True) >= k
+            low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+        self.values = low
+
+    @property
+    def indices(self): raise ConfigError(f'Elasticsearch has no aten::topk, which expansion_limit needs. {INSTEAD}')
+
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #replaced-attention
 def _attention(query, key, value, size, heads, weight, bias, *rest, key_padding_mask=None, **_): # [L, B, H]
     parts = zip((query, key, value), weight.chunk(3), bias.chunk(3))
@@ -157,7 +171,8 @@ REPLACED = {  # name in PyTorch: what is traced
     'amax': lambda x, dim, keepdim=False: x.max(dim, keepdim).values, 'unflatten': _unflatten,
     'any': lambda x, dim, keepdim=False: x.to(torch.int64).sum(dim, keepdim=keepdim) > 0,
     'zeros_like': lambda x, dtype=None: x.new_zeros(x.shape, dtype=dtype),
-    'flatten': lambda x, start: x.reshape(*x.shape[:start], -1), 'multi_head_attention_forward': _attention}
+    'flatten': lambda x, start: x.reshape(*x.shape[:start], -1), 'multi_head_attention_forward': _attention,
+    'topk': Largest}
 
 class Operations(TorchFunctionMode):
     "Within it, operations that Elasticsearch does not know are computed by others."

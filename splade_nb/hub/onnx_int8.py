@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['FITS', 'OUTLIERS', 'FAR', 'LEAST', 'KEPT', 'ROWS', 'LENGTH', 'ROUNDED', 'codes_of', 'outlying', 'range_of', 'turn',
-           'products', 'random_texts', 'inputs_of', 'quantize_products', 'quantize_tables', 'quantize', 'to_onnx_int8']
+           'products', 'random_texts', 'inputs_of', 'quantize_products', 'quantize_tables', 'quantize', 'weight_names',
+           'to_onnx_int8']
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #imports
-import os
+import hashlib, os
 from pathlib import Path
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #imports-library
 import numpy as np
+from ..config.files import write_json
 from ..data.tokenizer import SpladeTokenizer
 from .export import register_export, to_onnx
 from .model_card import FORMATS
@@ -189,16 +191,36 @@ def quantize(folder: Path, inputs: dict) -> None: # of `to_onnx`; of `random_tex
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #rounded
 ROUNDED = 'Products of small integers: vectors are near those of `encode`, but not equal to them.'
 
+# %% ../../nbs/5_hub/04_onnx_int8.ipynb #weight-names
+def _key(*arrays) -> str: return hashlib.sha256(b''.join(f'{each.dtype}{each.shape}'.encode() + each.tobytes() for each in arrays)).hexdigest()
+
+def _forms(value: np.ndarray): # in which a graph may hold a weight: turned around, arrays
+    yield False, (value,)
+    if value.ndim == 2: yield from ((True, (value.T,)), (False, codes_of(value, 1)), (True, codes_of(value.T, 0, FITS)))
+
+def weight_names(model, path: Path) -> dict: # name of a weight -> name in the graph, whether it is turned around
+    "Where a graph holds the weights of a model; what it does not hold is left out."
+    import onnx
+    stored = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+    scales = {name: stored[f'{name.removesuffix("codes")}scales'] for name in stored if name.endswith('_codes')}
+    places = {_key(value, *([scales[name]] if name in scales else [])): name for name, value in stored.items()}
+    found = {}
+    for name, value in model.state_dict().items():
+        forms = ((places.get(_key(*arrays)), turned) for turned, arrays in _forms(value.numpy()))
+        if place := next((form for form in forms if form[0]), None): found[name] = place
+    return found
+
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #to-onnx-int8
 @register_export('onnx-int8')
 def to_onnx_int8(model, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
-    "As `to_onnx`, in small integers; only ONNX Runtime opens it. Returns its limits. Raises `ConfigError`."
+    "As `to_onnx`, in small integers. Returns its limits. Raises `ConfigError`."
     from safetensors.torch import save_file
     limits = to_onnx(model, tokenizer, folder)
     quantize(folder, random_texts(model, tokenizer))
-    kept = {name: value for name, value in model.state_dict().items() if name in ('special', 'frequencies')}
+    names = weight_names(model, folder/'model.onnx')
+    write_json(folder/'weights.json', names)
+    kept = {name: value for name, value in model.state_dict().items() if name not in names or name in ('special', 'frequencies')}
     save_file(kept, folder/'model.safetensors', dict(format='pt'))
-    (folder/'config.json').unlink()
     return [*limits, ROUNDED]
 
 FORMATS['onnx-int8'] = FORMATS['onnx']

@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['SAVED_SETTINGS', 'pretrained_backbone', 'position_table', 'positions', 'fit', 'save_shape', 'save_weights', 'save',
-           'load', 'open_checkpoint_folder', 'named_config', 'load_encoder']
+           'graph_weights', 'load', 'open_checkpoint_folder', 'named_config', 'load_encoder']
 
 # %% ../../nbs/2_model/11_load.ipynb #imports
 import math, os
 from dataclasses import fields, replace
 from pathlib import Path
+import numpy as np
 import torch
 from safetensors import SafetensorError
-from ..config.files import ConfigError, Damaged, device, model_folder, out_of_reach, read_json, reading
-from ..config.files import reason, write_json
+from ..config.files import ConfigError, Damaged, device, model_folder, needs, out_of_reach, read_json
+from ..config.files import reading, reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import require_finite, require_size
+from .onnx import is_rounded
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
@@ -124,6 +126,27 @@ def _empty_model(folder: Path) -> SpladeDoc:  # by its settings, with random wei
     try: return SpladeDoc(backbone, settings, special=[])
     except ConfigError as error: raise ConfigError(f'{folder}: {error}') from error
 
+# %% ../../nbs/2_model/11_load.ipynb #graph-weights
+def graph_weights(folder: Path) -> dict: # name -> array
+    "The weights in a graph of 8-bit integers. Raises `ConfigError`."
+    needs('onnx', 'export')
+    import onnx
+    with reading(folder/'model.onnx', instead='export the model again'):
+        stored = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(folder/'model.onnx').graph.initializer}
+    def whole(key): return stored[key] * stored[f'{key.removesuffix("codes")}scales'] if key.endswith('_codes') else stored[key]
+    with reading(folder/'weights.json', instead='export the model again'):
+        return {name: whole(key).T if turned else whole(key) for name, (key, turned) in read_json(folder/'weights.json').items()}
+
+# %% ../../nbs/2_model/11_load.ipynb #take-weights
+@torch.no_grad()
+def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigError`
+    from safetensors.numpy import load_file
+    found = graph_weights(folder) | load_file(folder/'model.safetensors')
+    state = model.state_dict()
+    absent = [name for name in state if name not in found and not name.startswith('backbone.')]  # there: what nothing reads
+    if absent: raise ConfigError(f'{folder}: {", ".join(absent)} missing; export the model again')
+    for name in state.keys() & found.keys(): state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
+
 # %% ../../nbs/2_model/11_load.ipynb #load
 @torch.inference_mode(False) # weights made in that mode cannot be trained
 def load(folder: Path | str) -> SpladeDoc:
@@ -135,7 +158,9 @@ def load(folder: Path | str) -> SpladeDoc:
     if absent: raise ConfigError(f'{folder} is no saved model: {", ".join(absent)} missing')
     model = _empty_model(folder)
     try:
-        with reading(folder/'model.safetensors'): load_model(model, str(folder/'model.safetensors'), strict=True)
+        with reading(folder/'model.safetensors'):
+            if is_rounded(folder): _take_weights(model, folder)
+            else: load_model(model, str(folder/'model.safetensors'), strict=True)
     except Damaged as error:
         if not isinstance(error.__cause__, RuntimeError): raise
         message = ' '.join(str(error.__cause__).split())[:300]
@@ -207,9 +232,7 @@ def _settings_of(folder: Path) -> Settings:  # raises `ConfigError` for unknown 
 def _reached(source: Path | str) -> Path:  # a folder, or a hub name's files in the cache; raises `ConfigError`
     try: folder = model_folder(source)
     except OSError as error: raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
-    if (folder/'config.json').exists() or (folder/'modules.json').exists(): return folder
-    if (folder/'model.onnx').exists():
-        raise ConfigError(f'{folder} holds a graph that ONNX Runtime alone reads, and no weights for PyTorch; name the run that it was made of')
+    if any((folder/name).exists() for name in ('config.json', 'modules.json', 'splade.json')): return folder
     raise ConfigError(f'{folder} is no saved model: splade.json, modules.json and config.json are missing')
 
 # %% ../../nbs/2_model/11_load.ipynb #open-checkpoint
