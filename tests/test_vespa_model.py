@@ -14,6 +14,7 @@ from splade_nb.evaluation.exact_search import normalize_for_scoring
 from splade_nb.hub import vespa_model # noqa: F401, adds its form
 from splade_nb.hub.export import write_form
 from splade_nb.hub.opensearch_model import HEAVIEST
+from splade_nb.model.counted_terms import learned_part, searched_model
 from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
@@ -21,8 +22,9 @@ from splade_nb.model.load import save
 onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')
 FORMS = {'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
+         'joined': dict(counted_terms=64, most_query_terms=9, most_document_terms=40),
          'cosine': dict(similarity='cosine', mask_special=False)}
-GRAPHS = [pytest.param('looked-up', marks=pytest.mark.slow), 'cosine'] # a graph takes seconds to make, and the first has two
+GRAPHS = [pytest.param('looked-up', marks=pytest.mark.slow), pytest.param('joined', marks=pytest.mark.slow), 'cosine'] # a graph takes seconds to make, and the others have two
 LENGTH = 48
 
 
@@ -31,16 +33,18 @@ def tokenizer(texts): return SpladeTokenizer(train_unigram(texts, 1200))
 
 
 @pytest.fixture(scope='module')
-def exports(tokenizer, tmp_path_factory):
+def exports(tokenizer, texts, tmp_path_factory):
     "A function from a form to its model, its folder and its limits, written once."
     folder, known = tmp_path_factory.mktemp('exports'), {}
     def written(form: str) -> tuple:
         if form not in known:
-            model = toy_model(len(tokenizer), max_length=LENGTH, **{'similarity': 'dot'} | FORMS[form]).eval()
+            options = {'similarity': 'dot', 'max_length': LENGTH} | FORMS[form]
+            model = toy_model(len(tokenizer), **options | dict(counted_terms=0)).eval()
+            whole = searched_model(model, tokenizer, texts, model.settings.but(**options))
             if model.query_shift is not None:
                 model.query_weight += torch.arange(len(tokenizer)) % 7
                 model.query_weight[9] = 2 * HEAVIEST
-            known[form] = model, folder/form, write_form(model, tokenizer, 'vespa', folder/form)
+            known[form] = learned_part(*whole)[0], folder/form, write_form(*whole, 'vespa', folder/form)
         return known[form]
     return written
 
@@ -107,7 +111,8 @@ def test_the_embedder_gives_our_scores(form, exports, tokenizer, texts):
     wanted = (ours[0] @ ours[1].T).toarray()
     factor = 2 if form == 'looked-up' else 1
     assert wanted.max() > 0 and np.allclose(found * factor, wanted, rtol=1e-4, atol=1e-5)
-    assert len(application.embedders) == factor and any('divided by 2' in limit for limit in limits) == (factor == 2)
+    assert any('Counted terms are left to the server' in limit for limit in limits) == (form == 'joined')
+    assert len(application.embedders) == 1 + (form != 'cosine') and any('divided by 2' in limit for limit in limits) == (factor == 2)
 
 
 def test_labels_are_those_of_the_vocabulary(exports, tokenizer):
