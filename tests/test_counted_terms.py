@@ -126,6 +126,9 @@ def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
     with build_searcher(str(tmp_path/'model'), documents[:5], tmp_path/'searcher') as searcher:
         for document in documents[5:]: searcher.add(document)
         hits = searcher.search(query, 5)
+        parts = [{name: {hit.id: hit.score for hit in searcher.search(each.text, 50, name)} for name in searcher.parts} for each in corpus.queries.values()]
+    assert [*parts[0]] == ['all', 'learned', 'counted'] and all(any(part[name] for part in parts) for name in parts[0])
+    for part in parts: assert {id: part['learned'].get(id, 0) + part['counted'].get(id, 0) for id in part['all']} == pytest.approx(part['all'], rel=1e-4)
     for hit in hits:
         assert hit.score == pytest.approx(wanted[hit.id], rel=1e-4)
         assert sum(term.weight for term in hit.terms) == pytest.approx(hit.score, rel=1e-4)

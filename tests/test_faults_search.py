@@ -136,6 +136,19 @@ def test_ids_are_opaque(engine, hybrid, encoder, tiny_encoder, server, tmp_path)
     with open_searcher(tmp_path, encoder) as searcher: assert {hit.id for hit in searcher.search('배', 100)} == left
 
 
+@every
+def test_a_hybrid_is_searched_without_its_dense_vectors(engine, encoder, tiny_encoder, server, tmp_path):
+    if engine in ('seismic', 'opensearch'): pytest.skip(f'{engine} holds no dense vectors here')
+    with build_searcher(encoder, TEXTS, tmp_path/'plain') as searcher:
+        wanted = {hit.id: hit.score for hit in searcher.search(QUERIES[0], 5)}
+        assert 'sparse' not in searcher.parts
+        with pytest.raises(ConfigError, match="part.*'sparse'.*all"): searcher.search(QUERIES[0], part='sparse')
+    with build_searcher(encoder, TEXTS, tmp_path/'hybrid', engine, at(server, engine), hybrid=0.3, dense_encoder=tiny_encoder) as searcher:
+        found = searcher.search(QUERIES[0], 5, 'sparse')
+        assert searcher.parts[:2] == ['all', 'sparse'] and {hit.id: hit.score for hit in found} == pytest.approx(wanted, rel=4e-3)
+        assert all(term.kind != 'dense' for hit in found for term in hit.terms)
+
+
 @inside
 def test_ids_are_opaque_in_an_index_by_itself(engine, tmp_path):
     rows = sparse.csr_matrix(np.ones((len(HOSTILE), 4), np.float32))

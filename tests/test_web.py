@@ -242,19 +242,22 @@ def test_what_is_missing_is_said_and_not_drawn(served, browser):
 
 class GivenAnswers:
     "A searcher with given answers; `search` raises for one query."
+    parts = ['all', 'learned', 'counted']
     def __init__(self, *found):
-        self.found, self.index = list(found), SimpleNamespace(engine='exact')
+        self.found, self.index, self.asked = list(found), SimpleNamespace(engine='exact'), []
         self.encoder = SimpleNamespace(label=SimpleNamespace(model='77aa'))
 
     def __len__(self): return len(self.found)
 
-    def search(self, query, k):
+    def search(self, query, k, part='all'):
+        self.asked.append((query, part))
         if query == '고장': raise ConfigError('kim/texts.db: disk I/O error')
         return self.found[:k]
 
 
 KIMCHI = Term('김치', 'word', 1.0, False)
-HIT = Hit('kimchi', 1.0, '김치', '배추를 소금에 절여 김치를 담근다.', [KIMCHI])
+ADDED = [Term('김치', 'word', .5, True, True), Term('kimchi', 'word', .5, True, True), Term('배추', 'word', .25, True, True)]
+HIT = Hit('kimchi', 2.25, '김치', '배추를 소금에 절여 김치를 담근다.', [KIMCHI, *ADDED])
 
 
 def steps(call) -> int: # bytecodes run in the service's module, and letters given to its searches
@@ -309,11 +312,15 @@ def test_a_slow_passage_keeps_no_other_request_waiting(monkeypatch):
 
 
 @pytest.fixture
-def failing():
+def given(): return GivenAnswers(HIT)
+
+
+@pytest.fixture
+def failing(given):
     "The address of a service whose index fails for one query."
     import uvicorn
     port = free_port()
-    application = web.application(GivenAnswers(HIT))
+    application = web.application(given, examples=('김치 담그기', '보쌈'))
     server = uvicorn.Server(uvicorn.Config(application, port=port, log_level='error', lifespan='off'))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -326,6 +333,37 @@ def failing():
 def type_query(browser, text: str) -> None:
     browser.value('document.getElementById("query").select()')
     browser.call('Input.insertText', text=text)
+
+
+@pytest.mark.parametrize('width', [390, 1280])
+def test_a_part_is_chosen_and_an_example_asked(failing, given, browser, width):
+    browser.resize(width)
+    browser.open(failing)
+    browser.wait('document.querySelectorAll("#examples button").length === 2')
+    browser.value('document.querySelector("#examples button").click()')
+    browser.wait('document.querySelectorAll(".hit").length === 1')
+    names = 'JSON.stringify([...document.querySelectorAll(".hit .name")].map(name => name.textContent))'
+    assert browser.value(names) == '["김치","＋kimchi외국어 · 질문에 보탬","＋배추질문에 보탬"]', 'another token of the same letters is no other word'
+    assert '점수의 33%는 모델이 보탠 말, 외국어 22%' in browser.value('document.querySelector(".note").textContent')
+    assert browser.value('document.querySelectorAll(".hit .foreign").length') == 1 and not browser.value('document.getElementById("search-foreign").hidden')
+    assert browser.value('document.documentElement.scrollWidth <= innerWidth')
+    browser.value('document.querySelector("#parts input:checked").focus()')
+    browser.key('ArrowRight', windowsVirtualKeyCode=39)
+    browser.wait('location.search.includes("part=learned")')
+    until(lambda: len(given.asked) == 2, 'the second search')
+    assert given.asked == [('김치 담그기', 'all'), ('김치 담그기', 'learned')]
+    browser.open(f'{failing}?q=%EB%B3%B4%EC%8C%88&part=counted') # 보쌈
+    browser.wait('document.querySelectorAll(".hit").length === 1')
+    assert given.asked[-1] == ('보쌈', 'counted') and browser.value('document.querySelector("#parts input:checked").value') == 'counted'
+    assert httpx.get(f'{failing}/api/search', params=dict(query='김치', part='dense')).status_code == 422
+
+
+def test_examples_are_short_questions_of_the_collection(tmp_path):
+    asked = web.example_queries('mini')
+    assert len(asked) == 3 and all(0 < len(text) <= 30 for text in asked)
+    assert web.example_queries('toy') == web.example_queries(str(tmp_path)) == web.example_queries('no/such/folder') == ()
+    (tmp_path/'queries.jsonl').write_text('{"_id": "q1"}', encoding='utf-8')
+    assert web.example_queries(str(tmp_path)) == ()
 
 
 def test_an_index_that_fails_is_said_and_older_hits_do_not_stand_for_an_answer(failing, browser, capsys):

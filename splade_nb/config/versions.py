@@ -6,8 +6,8 @@
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
            'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'V30', 'V31', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
            'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
-           'SMALL_CORRECTIONS', 'ALIASES', 'current_recipe', 'recipe_name', 'Correction', 'Times', 'version_name',
-           'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
+           'SMALL_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'current_recipe', 'recipe_name', 'Correction', 'Times',
+           'version_name', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -318,6 +318,10 @@ def _has_head(backbone: str) -> bool:  # a name of the hub is taken at its word
     named = read_json(config).get('architectures') or [] if config.exists() else [backbone]
     return Path(backbone).name not in ENCODERS and not any(name.endswith('Model') for name in named)
 
+TRAINED_START = dict(initialization='pretrained', initial_terms=0, calibration=0.0, vocabulary_rows='all')
+
+def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head and its terms stay
+
 def scale_for(scale: str, overrides: dict) -> str:
     "`small` where a pretrained backbone is named at mini scale: what suits random weights harms trained ones."
     sizes = {'hidden', 'layers', 'vocabulary'} & overrides.keys()
@@ -340,6 +344,7 @@ def resolve(version: str | int = 'v28',
         base = override(base, dict(initialization='pretrained'))
     if recipe == 'original': base = _as_written(name, base)
     if recipe == 'corrected': base = _correct(base, _corrections(scale), overrides)
+    if _is_trained(str(overrides.get('backbone', base.backbone))): base = override(base, TRAINED_START)
     return check(override(base, overrides), base)
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-quietly

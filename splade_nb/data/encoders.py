@@ -194,7 +194,11 @@ def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
     return folder
 
 # %% ../../nbs/1_data/15_encoders.ipynb #encoder-record
-def encoder_record(source: str) -> dict:  # empty for what `make data` did not fetch
-    "The file SOURCE beside an encoder's weights: name, origin, revision, licence, hashes."
-    path = encoder_folder(source)/'SOURCE'
-    return read_json(path) if path.is_file() else {}
+def encoder_record(source: str) -> dict:  # empty for what is neither fetched nor released
+    "The file SOURCE beside an encoder's weights, or what a release says of itself: name, origin, revision, licence, hashes."
+    folder = encoder_folder(source)
+    if (folder/'SOURCE').is_file(): return read_json(folder/'SOURCE')
+    if not (folder.parent/'release.json').is_file(): return {}
+    label = read_json(folder.parent/'release.json')
+    sums = {name.removeprefix('model/'): file['sha256'] for name, file in label['files'].items() if name.startswith('model/')}
+    return {name: label[name] for name in ('name', 'revision', 'licence')} | dict(origin='a release of splade_nb', sha256=sums)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from ..config.files import ConfigError, Damaged, device, model_folder, needs, out_of_reach, read_json
+from ..config.files import ConfigError, Damaged, device, encoder_folder, model_folder, needs, out_of_reach, read_json
 from ..config.files import reading, reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
@@ -44,12 +44,14 @@ def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:
     require_finite(f'backbone={source!r}', _finite(backbone))
 
 # %% ../../nbs/2_model/11_load.ipynb #pretrained-backbone
-def pretrained_backbone(source: str,             # hub name or local folder
+def pretrained_backbone(source: str,             # hub name, local folder, `released`, or a run
                         mlm_head: bool = True,   # False: the encoder is enough
                         random: bool = False,    # the architecture only, with random weights
                         new_head: bool = False   # an untrained head with a decoder of its own, for `head_start`
                        ):                        # transformers model
-    "A named backbone. Raises `ConfigError` where it is missing, cannot be a masked language model, or lacks weights."
+    "A named backbone, or that of a saved model. Raises `ConfigError` where it is missing, no masked language model, or lacks weights."
+    folder = encoder_folder(source)
+    if (folder/'splade.json').exists() and not random: return _trained_backbone(folder, mlm_head)
     changes = dict(tie_word_embeddings=False) if new_head and mlm_head else {}
     try: backbone, missing = _read_backbone(model_folder(source, weights=not random), mlm_head, random, **changes)
     except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
@@ -167,6 +169,14 @@ def load(folder: Path | str) -> SpladeDoc:
         raise ConfigError(f'{folder}: weights and settings do not belong together: {message}') from error
     require_finite(folder, _finite(model))
     return model.eval()
+
+# %% ../../nbs/2_model/11_load.ipynb #trained-backbone
+def _trained_backbone(folder: Path, mlm_head: bool): # of what `save` wrote; raises `ConfigError`
+    model = load(folder)
+    if mlm_head != model.settings.mlm_head: raise ConfigError(f'{folder}: trained with mlm_head={model.settings.mlm_head}')
+    backbone, _ = _read_backbone(folder, mlm_head, random=True)
+    backbone.load_state_dict(model.backbone.state_dict())
+    return backbone
 
 # %% ../../nbs/2_model/11_load.ipynb #routes
 def _routes(folder: Path) -> dict:  # 'query' and 'document' -> [(class name, folder)]; raises `ConfigError`

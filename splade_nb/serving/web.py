@@ -5,22 +5,23 @@
 # %% auto #0
 __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'PATIENCE', 'HEAD', 'CLIENT', 'ALL', 'term_spans', 'matched_letters', 'best_start',
            'passage', 'search_json', 'expansion_json', 'page', 'bounded', 'application', 'check_port', 'http_server',
-           'serve', 'serve_texts', 'main']
+           'serve', 'example_queries', 'serve_texts', 'main']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
-import asyncio, base64, hashlib, os, re, sys
+import asyncio, base64, hashlib, json, os, re, sys
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
-from itertools import groupby
-from typing import Annotated
+from itertools import groupby, islice
+from typing import Annotated, Literal
 from urllib.parse import unquote_to_bytes
 import numpy as np
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports-library
 from ..config.command_line import add_serve_options, exit_codes, printable
-from ..config.files import ConfigError, needs
+from ..config.files import ConfigError, DataError, needs
+from ..data.readers import locate
 from ..data.text import aligned
 from ..data.tokenizer import ENDINGS, PARTICLES
 from ..hub.server_limits import SIDES
@@ -175,13 +176,17 @@ def _add_routes(app, searcher, queue):
     valid, k_limits, length = AfterValidator(valid_text), dict(ge=1, le=50), dict(max_length=QUERY.letters)
     Id, Text = Annotated[str, Body(**length), valid], Annotated[str, Body(max_length=EXPANSION.letters), valid]
 
+    Part = Literal[tuple(searcher.parts)]
+
     @app.get('/api/search')
-    async def search(query: Annotated[str, Query(**length), valid], k: Annotated[int, Query(**k_limits)] = 10):
-        return await run_in_threadpool(search_json, query, await queue(searcher.search, query, k))
+    async def search(query: Annotated[str, Query(**length), valid], k: Annotated[int, Query(**k_limits)] = 10,
+                     part: Part = 'all'):
+        return await run_in_threadpool(search_json, query, await queue(searcher.search, query, k, part))
 
     @app.post('/api/search')
-    async def post(query: Annotated[str, Body(**length), valid], k: Annotated[int, Body(**k_limits)] = 10):
-        return await search(query, k)
+    async def post(query: Annotated[str, Body(**length), valid], k: Annotated[int, Body(**k_limits)] = 10,
+                   part: Annotated[Part, Body()] = 'all'):
+        return await search(query, k, part)
 
     @app.post('/api/expand')
     async def expand(text: Text = None, id: Id = None):
@@ -208,7 +213,8 @@ async def _failed(request, error): # the reason names folders of this machine, s
 def application(searcher: Searcher,
                 hosts: tuple[str, ...] = (), # names of this machine, besides localhost, under which the page is served
                 wait: float = 60,            # seconds until a waiting request is answered with 503
-                token: str = ''              # of the connector of OpenSearch, which other machines reach only with one
+                token: str = '',             # of the connector of OpenSearch, which other machines reach only with one
+                examples: tuple[str, ...] = () # questions that the page offers
                ):                            # ASGI application
     "The page and its JSON. Raises `ConfigError` where the packages are missing."
     app = needs('fastapi', 'serve').FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -216,7 +222,8 @@ def application(searcher: Searcher,
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import HTMLResponse
     label, (html, policy) = searcher.encoder.label, page()
-    health = dict(status='ok', texts=len(searcher), engine=searcher.index.engine, model=label.model)
+    health = dict(status='ok', texts=len(searcher), engine=searcher.index.engine, model=label.model,
+                  parts=searcher.parts, examples=examples)
     app.add_api_route('/', lambda: HTMLResponse(html, headers={'Content-Security-Policy': policy}))
     app.add_api_route('/api/health', lambda: health)
     queue = _CallQueue(wait)
@@ -285,11 +292,12 @@ def http_server(app, host: str = '127.0.0.1', port: int = 8000): # uvicorn.Serve
                                          timeout_keep_alive=HEAD, h11_max_incomplete_event_size=32_768))
 
 # %% ../../nbs/6_serving/10_web.ipynb #serve-searcher
-def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None:
+def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000,
+          examples: tuple[str, ...] = ()) -> None: # questions that the page offers
     "Answer requests until Ctrl-C. Raises `ConfigError`."
     check_port(port)
     token = os.environ.get('SPLADE_NB_TOKEN', '')
-    app = application(searcher, served_names(host), token=token)
+    app = application(searcher, served_names(host), token=token, examples=examples)
     warning = f'warning: everyone who reaches {host} can search these texts; there is no password'
     if served_names(host): print(warning, file=sys.stderr)
     if served_names(host) and not token:
@@ -299,11 +307,21 @@ def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000) -> None
     with suppress(KeyboardInterrupt): http_server(app, host, port).run()
 
 # %% ../../nbs/6_serving/10_web.ipynb #main
+def example_queries(source: str,   # of the texts
+                    most: int = 3, letters: int = 30) -> tuple[str, ...]:
+    "The first short questions of a folder that has some."
+    with suppress(OSError, ValueError, KeyError, DataError):
+        if (place := locate(source)) is None: return ()
+        with (place/'queries.jsonl').open(encoding='utf-8') as file:
+            texts = (json.loads(line)['text'] for line in islice(file, 500))
+            return tuple(islice((text for text in texts if len(text) <= letters), most))
+    return ()
+
 def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: # options: of `saved_searcher`
     "Serve a saved searcher. Raises `ConfigError`, `DataError`."
     check_port(port)  # before a model is read
     served_names(host)
-    with saved_searcher(**options) as searcher: serve(searcher, host, port)
+    with saved_searcher(**options) as searcher: serve(searcher, host, port, example_queries(options['data']))
 
 @exit_codes
 def main(arguments: list | None = None) -> int | None: # exit code

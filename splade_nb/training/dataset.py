@@ -29,9 +29,9 @@ from ..config.settings import needs_teacher, off
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows, content_key, prepared_folder
-from ..data.tokenizer import SpladeTokenizer, as_pretrained, load_tokenizer, save_tokenizer, sentences_of
-from ..data.tokenizer import allowed_mask, batch, kiwi_version, masks, token_kind, token_rows, tokenizer_key
-from ..data.tokenizer import train_unigram
+from ..data.tokenizer import TEXT_OPTIONS, SpladeTokenizer, allowed_mask, as_pretrained, batch, kiwi_version
+from ..data.tokenizer import load_tokenizer, masks, save_tokenizer, sentences_of, token_kind, token_rows
+from ..data.tokenizer import tokenizer_key, train_unigram
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-model
 from ..model.counted_terms import searched_model
@@ -103,7 +103,7 @@ def tokenizer_options(settings: Settings) -> dict:
 def make_tokenizer(settings: Settings, texts: list) -> SpladeTokenizer:
     "A tokenizer of size `vocabulary` learned from the texts; for 0 that of `backbone`. Raises `ConfigError`."
     options = tokenizer_options(settings)
-    if not settings.vocabulary: return load_tokenizer(settings.backbone, **options)
+    if not settings.vocabulary: return load_tokenizer(settings.backbone, **TEXT_OPTIONS | options)
     prepared = SpladeTokenizer.prepare(SimpleNamespace(segment=settings.segment), texts)  # all that it reads
     try: return SpladeTokenizer(train_unigram(prepared, settings.vocabulary), **options)
     except RuntimeError as error:  # SentencePiece's message names the smallest possible size
