@@ -21,7 +21,7 @@ from splade_nb.training.dataset import prepare
 from splade_nb.model.load import save
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import open_checkpoint_folder
-from splade_nb.model.load import load_encoder
+from splade_nb.model.load import load_encoder, pretrained_backbone
 from splade_nb.model.splade_doc import parts_of
 from splade_nb.model.term_weights import FrequentBigrams
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
@@ -185,6 +185,20 @@ def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
     assert other in ([], ['special']) and (found['special'] | wanted['special']).equal(found['special'])  # an export masks signs too
     (tmp_path/'int8'/'config.json').unlink()
     with pytest.raises(ConfigError, match='config.json missing'): load(tmp_path/'int8', runtime='torch')
+
+
+def test_training_goes_on_from_a_saved_model(models, tmp_path):
+    "With its head and vocabulary, also from a run's folder and from integers; a random start of the same shape has others."
+    model, tokenizer = load_encoder(models('v26-full'))
+    shutil.copytree(models('v26-full'), tmp_path/'run'/'model')
+    write_form(model, tokenizer, 'onnx-int8', tmp_path/'int8')
+    for folder in (models('v26-full'), tmp_path/'run', tmp_path/'int8'):
+        settings = resolve_quietly('v26', 'corrected', 'small', backbone=str(folder), max_length=48, query_length=48, teacher='lsa')
+        setup = prepare(settings, toy_corpus(), 42, place='cpu')
+        wanted, found = load_encoder(folder)[0].backbone.state_dict(), setup.model.backbone.state_dict()
+        assert wanted.keys() == found.keys() and all(torch.equal(value, found[name]) for name, value in wanted.items())
+        assert setup.training_data.tokenizer.names == tokenizer.names and settings.initial_terms == 0
+    with pytest.raises(ConfigError, match='trained with mlm_head=True'): pretrained_backbone(str(models('v26-full')), mlm_head=False)
 
 
 def test_a_matrix_that_two_products_read_is_rounded_once(tmp_path):

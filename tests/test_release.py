@@ -5,10 +5,12 @@ import pytest
 from conftest import ROOT
 from splade_nb.api import RELEASED, load
 from splade_nb.config.files import ConfigError, read_json
+from splade_nb.data.encoders import encoder_record
 from splade_nb.data.readers import load as load_data
 from splade_nb.hub.export import write_form
 from splade_nb.hub.release import check_release, matching_facts
 from splade_nb.model.encode import encode
+from splade_nb.model.load import pretrained_backbone
 from splade_nb.model.opened import open_model
 
 LARGEST = 60 * 2 ** 20  # bytes, of which the graph takes most
@@ -64,6 +66,13 @@ def test_pytorch_reads_its_weights_and_what_runs_in_onnx_runtime_is_not_exported
     light, whole = (encode(*open_model(RELEASED, runtime), texts) for runtime in ('onnx', 'torch'))
     cosine = light.multiply(whole).sum(1).A1 / np.sqrt(light.power(2).sum(1).A1 * whole.power(2).sum(1).A1)
     assert (cosine > 0.998).all() and (cosine < 1).all(), 'inputs are rounded by one of them'
+
+
+def test_training_goes_on_from_it_and_says_its_licence():
+    wanted, found = open_model(RELEASED, 'torch')[0].backbone.state_dict(), pretrained_backbone('released').state_dict()
+    assert wanted.keys() == found.keys() and all((value == found[name]).all() for name, value in wanted.items())
+    record = encoder_record('released')
+    assert record['licence'] == 'cc-by-sa-4.0' and {'model.onnx', 'weights.json'} <= record['sha256'].keys()
 
 
 def test_it_opens_without_what_takes_seconds_to_import():
