@@ -299,8 +299,7 @@ FORMS = 'onnx', 'opensearch'  # of hub.release
 # %% ../nbs/8_cli.ipynb #export-options-2
 def _add_export_options(command) -> None:
     "What `export_model` takes."
-    command.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
-                                                     'this package brings.')
+    command.add_argument('--model', default='', help='The folder of a run or of a model; by default that of this package.')
     _add_written_options(command)
     command.add_argument('--to', choices=EXPORTS, default='sentence-transformers', help='The form that is written.')
     command.add_argument('--push', default='', metavar='NAME', help='The repository on the hub, user/model.')
@@ -315,8 +314,7 @@ def _add_release_options(command) -> None:
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS),
                          help='The forms beside the model, joined by commas; nothing writes the model alone.')
-    command.add_argument('--rounded', action='store_true',
-                         help='Write the model as a graph of 8-bit integers, a quarter as large.')
+    command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, a quarter as large.')
 
 # %% ../nbs/8_cli.ipynb #written-options
 def _add_written_options(command) -> None:

@@ -320,7 +320,7 @@ def _has_head(backbone: str) -> bool:  # a name of the hub is taken at its word
 
 TRAINED_START = dict(initialization='pretrained', initial_terms=0, calibration=0.0, vocabulary_rows='all')
 
-def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head and its terms stay
+def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head stays
 
 def scale_for(scale: str, overrides: dict) -> str:
     "`small` where a pretrained backbone is named at mini scale: what suits random weights harms trained ones."

@@ -195,10 +195,11 @@ def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
 
 # %% ../../nbs/1_data/15_encoders.ipynb #encoder-record
 def encoder_record(source: str) -> dict:  # empty for what is neither fetched nor released
-    "The file SOURCE beside an encoder's weights, or what a release says of itself: name, origin, revision, licence, hashes."
+    "What SOURCE says beside an encoder's weights, or a release of itself: name, origin, revision, licence, hashes."
     folder = encoder_folder(source)
     if (folder/'SOURCE').is_file(): return read_json(folder/'SOURCE')
     if not (folder.parent/'release.json').is_file(): return {}
     label = read_json(folder.parent/'release.json')
-    sums = {name.removeprefix('model/'): file['sha256'] for name, file in label['files'].items() if name.startswith('model/')}
-    return {name: label[name] for name in ('name', 'revision', 'licence')} | dict(origin='a release of splade_nb', sha256=sums)
+    sums = {Path(name).name: file['sha256'] for name, file in label['files'].items() if name.startswith('model/')}
+    known = {name: label[name] for name in ('name', 'revision', 'licence')}
+    return known | dict(origin='a release of splade_nb', sha256=sums)

@@ -367,7 +367,8 @@ def write_form(model: nn.Module, tokenizer: SpladeTokenizer,
               ) -> list[str]:
     "Export a model; returns the limits of the export. Raises `ConfigError`."
     write = EXPORTS[choose('form', form, EXPORTS)]
-    if not isinstance(model, nn.Module): raise ConfigError("a model that runs in ONNX Runtime is not exported; open it with runtime='torch'")
+    if not isinstance(model, nn.Module):
+        raise ConfigError("a model that runs in ONNX Runtime is not exported; open it with runtime='torch'")
     with new_folder(folder) as temporary, as_config_error(f'{folder} could not be written'):
         served = copy.deepcopy(model).cpu().float()
         served.special[tokenizer.bare] = True  # as `encode.without_empty` leaves them out

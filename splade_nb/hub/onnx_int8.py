@@ -192,7 +192,8 @@ def quantize(folder: Path, inputs: dict) -> None: # of `to_onnx`; of `random_tex
 ROUNDED = 'Products of small integers: vectors are near those of `encode`, but not equal to them.'
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #weight-names
-def _key(*arrays) -> str: return hashlib.sha256(b''.join(f'{each.dtype}{each.shape}'.encode() + each.tobytes() for each in arrays)).hexdigest()
+def _key(*arrays) -> str:
+    return hashlib.sha256(b''.join(f'{each.dtype}{each.shape}'.encode() + each.tobytes() for each in arrays)).hexdigest()
 
 def _forms(value: np.ndarray): # in which a graph may hold a weight: turned around, arrays
     yield False, (value,)
@@ -219,7 +220,8 @@ def to_onnx_int8(model, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     quantize(folder, random_texts(model, tokenizer))
     names = weight_names(model, folder/'model.onnx')
     write_json(folder/'weights.json', names)
-    kept = {name: value for name, value in model.state_dict().items() if name not in names or name in ('special', 'frequencies')}
+    beside = model.state_dict().keys() - names.keys() | {'special', 'frequencies'}
+    kept = {name: value for name, value in model.state_dict().items() if name in beside}
     save_file(kept, folder/'model.safetensors', dict(format='pt'))
     return [*limits, ROUNDED]
 

@@ -16,8 +16,8 @@ from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
 from . import onnx_int8  # adds its form
 from .opensearch_model import CONNECTOR
+from ..model.encode import is_rounded
 from ..model.load import load_encoder
-from ..model.opened import is_rounded
 from ..model.prune_vocabulary import new_folder
 
 # %% ../../nbs/5_hub/09_release.ipynb #matching-facts

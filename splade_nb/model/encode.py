@@ -7,7 +7,7 @@ __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note
            'saturated', 'lookup_documents', 'without_empty', 'lookup_queries', 'window_batch', 'precision_on',
            'screen_on', 'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms',
            'matched', 'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
-           'require_finite', 'require_size']
+           'require_finite', 'require_size', 'is_rounded']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, choose, texts_of
+from ..config.files import ConfigError, choose, reading, texts_of
 from ..config.settings import reads_bags
 from ..data.idf import Frequencies, collection_factor, count_factor
 from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded, silent
@@ -350,3 +350,12 @@ def require_size(source: Path | str, tokenizer: SpladeTokenizer, columns: int, #
     parts = f'{len(tokenizer.backend):,} tokens and {tokenizer.further:,} further columns'
     raise ConfigError(f'{source}: the model has {columns:,} columns, {further or 0:,} of them after the tokens, its tokenizer '
                       f'{parts}: they do not belong together')
+
+# %% ../../nbs/2_model/08_encode.ipynb #is-rounded
+def is_rounded(folder: Path) -> bool: # of a model
+    "Whether its graph holds all weights, in 8-bit integers. Raises `ConfigError` for a file that is damaged."
+    from safetensors import safe_open
+    place = folder/'model.safetensors'
+    if not (folder/'model.onnx').exists() or not place.exists(): return False
+    with reading(place, instead='export the model again'), safe_open(place, 'numpy') as weights:
+        return not any(name.startswith('backbone.') for name in weights.keys())

@@ -17,8 +17,7 @@ from ..config.files import ConfigError, Damaged, device, encoder_folder, model_f
 from ..config.files import reading, reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
-from .encode import require_finite, require_size
-from .onnx import is_rounded
+from .encode import is_rounded, require_finite, require_size
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
@@ -49,7 +48,7 @@ def pretrained_backbone(source: str,             # hub name, local folder, `rele
                         random: bool = False,    # the architecture only, with random weights
                         new_head: bool = False   # an untrained head with a decoder of its own, for `head_start`
                        ):                        # transformers model
-    "A named backbone, or that of a saved model. Raises `ConfigError` where it is missing, no masked language model, or lacks weights."
+    "A named backbone, or that of a saved model. Raises `ConfigError` where it is missing, no language model, or not whole."
     folder = encoder_folder(source)
     if (folder/'splade.json').exists() and not random: return _trained_backbone(folder, mlm_head)
     changes = dict(tie_word_embeddings=False) if new_head and mlm_head else {}
@@ -128,16 +127,22 @@ def _empty_model(folder: Path) -> SpladeDoc:  # by its settings, with random wei
     try: return SpladeDoc(backbone, settings, special=[])
     except ConfigError as error: raise ConfigError(f'{folder}: {error}') from error
 
+# %% ../../nbs/2_model/11_load.ipynb #held
+def _held(path: Path) -> dict: # arrays of a graph by their names there; raises `ConfigError`
+    needs('onnx', 'export')
+    import onnx
+    with reading(path, instead='export the model again'):
+        return {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+
 # %% ../../nbs/2_model/11_load.ipynb #graph-weights
 def graph_weights(folder: Path) -> dict: # name -> array
     "The weights in a graph of 8-bit integers. Raises `ConfigError`."
-    needs('onnx', 'export')
-    import onnx
-    with reading(folder/'model.onnx', instead='export the model again'):
-        stored = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(folder/'model.onnx').graph.initializer}
-    def whole(key): return stored[key] * stored[f'{key.removesuffix("codes")}scales'] if key.endswith('_codes') else stored[key]
+    held = _held(folder/'model.onnx')
+    def whole(key, turned):
+        matrix = held[key] * held[f'{key.removesuffix("codes")}scales'] if key.endswith('_codes') else held[key]
+        return matrix.T if turned else matrix
     with reading(folder/'weights.json', instead='export the model again'):
-        return {name: whole(key).T if turned else whole(key) for name, (key, turned) in read_json(folder/'weights.json').items()}
+        return {name: whole(*place) for name, place in read_json(folder/'weights.json').items()}
 
 # %% ../../nbs/2_model/11_load.ipynb #take-weights
 @torch.no_grad()
@@ -145,9 +150,10 @@ def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigErro
     from safetensors.numpy import load_file
     found = graph_weights(folder) | load_file(folder/'model.safetensors')
     state = model.state_dict()
-    absent = [name for name in state if name not in found and not name.startswith('backbone.')]  # there: what nothing reads
+    absent = [name for name in state.keys() - found.keys() if not name.startswith('backbone.')]  # there: not read
     if absent: raise ConfigError(f'{folder}: {", ".join(absent)} missing; export the model again')
-    for name in state.keys() & found.keys(): state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
+    for name in state.keys() & found.keys():
+        state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
 
 # %% ../../nbs/2_model/11_load.ipynb #load
 @torch.inference_mode(False) # weights made in that mode cannot be trained
@@ -173,7 +179,8 @@ def load(folder: Path | str) -> SpladeDoc:
 # %% ../../nbs/2_model/11_load.ipynb #trained-backbone
 def _trained_backbone(folder: Path, mlm_head: bool): # of what `save` wrote; raises `ConfigError`
     model = load(folder)
-    if mlm_head != model.settings.mlm_head: raise ConfigError(f'{folder}: trained with mlm_head={model.settings.mlm_head}')
+    trained = model.settings.mlm_head
+    if mlm_head != trained: raise ConfigError(f'{folder}: trained with mlm_head={trained}')
     backbone, _ = _read_backbone(folder, mlm_head, random=True)
     backbone.load_state_dict(model.backbone.state_dict())
     return backbone

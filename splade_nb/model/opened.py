@@ -8,7 +8,8 @@ __all__ = ['RUNTIMES', 'model_place', 'open_model']
 # %% ../../nbs/2_model/20_opened.ipynb #imports
 from pathlib import Path
 from ..config.files import RELEASED, choose, installed, needs, root
-from .onnx import is_rounded, open_onnx
+from .encode import is_rounded
+from .onnx import open_onnx
 
 # %% ../../nbs/2_model/20_opened.ipynb #place
 RUNTIMES = 'auto', 'torch', 'onnx'

@@ -228,7 +228,8 @@ def request(row: sparse.csr_matrix,        # [1, V]
     weights = weights_of((row / scale).astype(row.dtype), names)
     method = options.approximate and dict(k=k) | options.approximate
     query = rank_feature(weights) if options.by == 'rank_feature' else neural_sparse(weights, method)
-    if dense is not None and dense.any(): query = dict(bool=dict(should=[query] * bool(weights) + [similarity(dense / scale)]))
+    if dense is not None and dense.any():
+        query = dict(bool=dict(should=[query] * bool(weights) + [similarity(dense / scale)]))
     body = dict(query=query, size=k, _source=False, track_total_hits=False)
     if options.two_phase is not None:
         processor = dict(neural_sparse_two_phase_processor=dict(two_phase_parameter=options.two_phase))

@@ -236,7 +236,7 @@ def _query_vector(searcher, query): # [1, V]
     return encode_queries(encoder.model, encoder.tokenizer, [query], searcher.factor, decoder).tocsr()
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #search-index-2
-PARTS = 'all', 'sparse', 'learned', 'counted' # what a query is searched by; sparse: without the dense vectors of a hybrid
+PARTS = 'all', 'sparse', 'learned', 'counted' # that a query is searched by; sparse: without the dense vectors
 
 def _of_part(vector, part, tokens): # [1, V]; tokens: columns that are not counted
     if part not in ('learned', 'counted'): return vector
@@ -248,6 +248,7 @@ def _dense_query(searcher, query, vector, part): # [1, D], None where there are 
     if part != 'all': return np.zeros((1, searcher.index.label.dense), np.float32)
     return dense_queries(searcher.dense([query], 'query'), vector.sum(axis=1), searcher.hybrid)
 
+# %% ../../nbs/6_serving/08_searcher.ipynb #search-index-3
 def _search(searcher, query, k, part):
     tokenizer, store = searcher.encoder.tokenizer, searcher.store
     with remembered({}):
@@ -257,7 +258,8 @@ def _search(searcher, query, k, part):
         results = [(document_store.read_entry(store, document_store.text_id(store, key)), score) for key, score in found]
         def hit(entry, score):
             terms = matched_terms(vector, entry, tokens, tokenizer, hashed)
-            return Hit(entry.id, score, entry.title, entry.text, _reasons(score, terms, searcher.hybrid and part == 'all'))
+            reasons = _reasons(score, terms, searcher.hybrid and part == 'all')
+            return Hit(entry.id, score, entry.title, entry.text, reasons)
         return [hit(*result) for result in results if result[0] is not None]
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searching

@@ -169,13 +169,11 @@ class _CallQueue:
         return await asyncio.shield(work)
 
 # %% ../../nbs/6_serving/10_web.ipynb #routes
-def _add_routes(app, searcher, queue):
-    from fastapi import Body, HTTPException, Query
+def _add_search(app, searcher, queue):
+    from fastapi import Body, Query
     from fastapi.concurrency import run_in_threadpool
     from pydantic import AfterValidator
     valid, k_limits, length = AfterValidator(valid_text), dict(ge=1, le=50), dict(max_length=QUERY.letters)
-    Id, Text = Annotated[str, Body(**length), valid], Annotated[str, Body(max_length=EXPANSION.letters), valid]
-
     Part = Literal[tuple(searcher.parts)]
 
     @app.get('/api/search')
@@ -187,6 +185,14 @@ def _add_routes(app, searcher, queue):
     async def post(query: Annotated[str, Body(**length), valid], k: Annotated[int, Body(**k_limits)] = 10,
                    part: Annotated[Part, Body()] = 'all'):
         return await search(query, k, part)
+
+# %% ../../nbs/6_serving/10_web.ipynb #expansion-route
+def _add_expansion(app, searcher, queue):
+    from fastapi import Body, HTTPException
+    from fastapi.concurrency import run_in_threadpool
+    from pydantic import AfterValidator
+    valid = AfterValidator(valid_text)
+    Id, Text = (Annotated[str, Body(max_length=most.letters), valid] for most in (QUERY, EXPANSION))
 
     @app.post('/api/expand')
     async def expand(text: Text = None, id: Id = None):
@@ -227,7 +233,7 @@ def application(searcher: Searcher,
     app.add_api_route('/', lambda: HTMLResponse(html, headers={'Content-Security-Policy': policy}))
     app.add_api_route('/api/health', lambda: health)
     queue = _CallQueue(wait)
-    _add_routes(app, searcher, queue)
+    for add in (_add_search, _add_expansion): add(app, searcher, queue)
     if token or not hosts: add_connector(app, searcher.encoder, queue, token)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(ConfigError, _failed)
@@ -306,7 +312,7 @@ def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000,
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
     with suppress(KeyboardInterrupt): http_server(app, host, port).run()
 
-# %% ../../nbs/6_serving/10_web.ipynb #main
+# %% ../../nbs/6_serving/10_web.ipynb #example-queries
 def example_queries(source: str,   # of the texts
                     most: int = 3, letters: int = 30) -> tuple[str, ...]:
     "The first short questions of a folder that has some."
@@ -317,6 +323,7 @@ def example_queries(source: str,   # of the texts
             return tuple(islice((text for text in texts if len(text) <= letters), most))
     return ()
 
+# %% ../../nbs/6_serving/10_web.ipynb #main
 def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: # options: of `saved_searcher`
     "Serve a saved searcher. Raises `ConfigError`, `DataError`."
     check_port(port)  # before a model is read
