@@ -356,6 +356,6 @@ def is_rounded(folder: Path) -> bool: # of a model
     "Whether its graph holds all weights, in 8-bit integers. Raises `ConfigError` for a file that is damaged."
     from safetensors import safe_open
     place = folder/'model.safetensors'
-    if not (folder/'model.onnx').exists() or not place.exists(): return False
+    if not all((folder/name).exists() for name in ('splade.json', 'model.onnx', place.name)): return False
     with reading(place, instead='export the model again'), safe_open(place, 'numpy') as weights:
         return not any(name.startswith('backbone.') for name in weights.keys())
