@@ -214,7 +214,7 @@ def test_a_searcher_keeps_what_another_wrote_since_it_was_opened(engine, build, 
 
 
 def test_a_search_reads_what_another_process_saved(build, reopen, monkeypatch):
-    monkeypatch.setattr(searchers, '_search', search_letters)
+    monkeypatch.setattr(searchers, '_search', lambda searcher, text, k, part: search_letters(searcher, text, k))
     with build() as reader:
         before = reader.index.rows()
         assert reader.search(WORDS[0], 1) == ['글 0'] and reader.index.rows() is before, 'nothing to read again'

@@ -276,7 +276,7 @@ class _Answers:
                part: str = 'all') -> list[Hit]: # of `parts`
         "The best texts. Raises `ConfigError`."
         check_text(query, 'query')
-        choose('part', part, self.parts)
+        if part != 'all': choose('part', part, self.parts)
         with self.lock:
             _follow(self)
             return _search(self, query, k, part)
