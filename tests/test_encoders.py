@@ -1,11 +1,13 @@
 """Encoders by name: the file of 4-bit weights, its folder, where it comes from, and who finds it."""
 import copy, json, re
+from threading import Event, Thread
 import numpy as np
 import pytest
+from chromium import HANGS, until
 from conftest import ROOT, read, real, text
 from splade_nb.config import files
 from splade_nb.config.files import ConfigError, DataError, encoder_folder, model_folder, out_of_reach, read_json, write_json
-from splade_nb.data import encoders
+from splade_nb.data import collections, encoders
 from splade_nb.data.encoders import encoder_record, fetch_encoder, packaged_file
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.mixture import make_data
@@ -193,3 +195,24 @@ def test_a_run_from_an_encoder_stands_beside_its_dense_vectors_and_both_together
     np.testing.assert_allclose(found['hybrid']['ndcg@10'], ndcg(both), atol=1e-6)
     assert found['dense']['recall@1000'].notna().all() and not _encoder_beside(resolve_quietly('v28', scale='mini'), collection, ids, stages)
     assert _encoder_beside(settings.but(teacher=str(tmp_path/'data')), collection, ids, stages) == {}, 'what cannot be read costs no run its summary'
+
+
+@pytest.mark.parametrize('module, fetch, name', [(encoders, encoders.fetch_encoder, NAME), (collections, collections.fetch, 'parakqc')])
+def test_of_two_that_fetch_at_once_one_waits(module, fetch, name, tmp_path, monkeypatch, capsys):
+    "As two notebooks of `make test` do on a new machine."
+    made, found, begun, go_on = [], [], Event(), Event()
+    def fill(*arguments):
+        begun.set()
+        assert go_on.wait(HANGS)
+        (arguments[-1]).mkdir()
+        (arguments[-1]/'SOURCE').write_text('{}')
+        made.append(arguments[-1])
+    monkeypatch.setattr(module, '_fill', fill)
+    threads = [Thread(target=lambda: found.append(fetch(name, into=tmp_path))) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(HANGS)
+    threads[1].start()
+    until(lambda: 'another process is fetching' in capsys.readouterr().err, 'the second')
+    go_on.set()
+    for thread in threads: thread.join()
+    assert made == [tmp_path/name] and found == made * 2

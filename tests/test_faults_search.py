@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from fake_opensearch import serving
 from scipy import sparse
-from splade_nb.config.files import ConfigError, needs, read_json, write_json
+from splade_nb.config.files import ConfigError, in_turn, needs, read_json, write_json
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.retrieval import retrieve
-from splade_nb.serving import document_store, embedded_engines, saved_copies, searcher as searchers
+from splade_nb.serving import document_store, embedded_engines, searcher as searchers
 from splade_nb.serving.engines import new_index, open_index
 from splade_nb.serving.index import Label
 from splade_nb.serving.searcher import build_searcher, open_encoder, open_searcher
@@ -210,8 +210,8 @@ def test_a_save_does_not_undo_what_another_saved(engine, tmp_path):
 def test_of_two_first_searches_one_makes_the_copy_and_the_other_waits(tmp_path, capsys):
     order = []
     def second():
-        with saved_copies.in_turn(tmp_path): order.append('second')
-    with saved_copies.in_turn(tmp_path):
+        with in_turn(tmp_path, 'reading these texts'): order.append('second')
+    with in_turn(tmp_path, 'reading these texts'):
         thread = Thread(target=second)
         thread.start()
         while 'waiting' not in capsys.readouterr().err: thread.join(0.01)

@@ -188,7 +188,7 @@ def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
 
 
 def test_training_goes_on_from_a_saved_model(models, tmp_path):
-    "With its head and vocabulary, also from a run's folder and from integers; a random start of the same shape has others."
+    "With its head and its vocabulary, also by a run's folder and from 8-bit integers."
     model, tokenizer = load_encoder(models('v26-full'))
     shutil.copytree(models('v26-full'), tmp_path/'run'/'model')
     write_form(model, tokenizer, 'onnx-int8', tmp_path/'int8')

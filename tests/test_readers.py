@@ -8,7 +8,7 @@ import pytest
 from splade_nb.config.files import DataError, root
 from splade_nb.data import lines, triplets
 from splade_nb.data.prepared import file_hash
-from splade_nb.data.readers import load, load_collection
+from splade_nb.data.readers import load, load_collection, short_queries
 from splade_nb.data.records import toy_corpus
 
 
@@ -256,3 +256,13 @@ def test_a_draw_is_told_each_time(tmp_path, capsys):
     drawn = load_collection(str(tmp_path/'more.jsonl'))
     assert drawn.notes[-1] in capsys.readouterr().err and len(drawn.split('train')) + len(drawn.split('test')) == 30
     assert load_collection(str(tmp_path/'more.jsonl')).notes[-1] in capsys.readouterr().err and len(drawn.split('train')) > 15
+
+
+def test_examples_are_short_queries_of_the_folder(tmp_path):
+    asked = short_queries('mini')
+    assert len(asked) == 3 and all(0 < len(text) <= 30 for text in asked)
+    assert short_queries('toy') == short_queries(str(tmp_path)) == short_queries('no/such/folder') == ()
+    file = write(tmp_path/'queries.jsonl', dict(_id='q1', text='긴 질문 ' * 9), dict(_id='q2', text='환불'))
+    assert short_queries(str(tmp_path)) == ('환불',)
+    file.write_text('{"_id": "q1"}', encoding='utf-8')
+    assert short_queries(str(tmp_path)) == ()

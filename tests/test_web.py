@@ -358,14 +358,6 @@ def test_a_part_is_chosen_and_an_example_asked(failing, given, browser, width):
     assert httpx.get(f'{failing}/api/search', params=dict(query='김치', part='dense')).status_code == 422
 
 
-def test_examples_are_short_questions_of_the_collection(tmp_path):
-    asked = web.example_queries('mini')
-    assert len(asked) == 3 and all(0 < len(text) <= 30 for text in asked)
-    assert web.example_queries('toy') == web.example_queries(str(tmp_path)) == web.example_queries('no/such/folder') == ()
-    (tmp_path/'queries.jsonl').write_text('{"_id": "q1"}', encoding='utf-8')
-    assert web.example_queries(str(tmp_path)) == ()
-
-
 def test_an_index_that_fails_is_said_and_older_hits_do_not_stand_for_an_answer(failing, browser, capsys):
     answer = httpx.post(f'{failing}/api/search', json={'query': '고장'})
     assert answer.status_code == 500 and 'service was started' in answer.json()['detail'] and 'kim' not in answer.text

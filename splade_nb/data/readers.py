@@ -6,14 +6,15 @@
 __all__ = ['COLUMNS', 'ALONE', 'HUB', 'TEXTS', 'SOURCES', 'TEXT_FIELDS', 'TITLE_FIELDS', 'metadata', 'read_documents',
            'read_queries', 'score', 'read_judgments', 'read_beir', 'read_squad', 'own_cache', 'hub_tables',
            'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'Part', 'parts_of', 'load', 'load_collection',
-           'own_documents', 'read_source', 'iterate_texts', 'named_queries']
+           'own_documents', 'read_source', 'iterate_texts', 'named_queries', 'short_queries']
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports
 import csv, hashlib, io, os, re, sys, unicodedata
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports-library
@@ -505,3 +506,13 @@ def named_queries(source: str) -> Iterator: # id, text
     "Queries of a collection; of files of one's own, such as `queries.jsonl`, each text is one. Raises `DataError`."
     if _own_files(source): yield from ((document.id, document.text) for document in read_source(source))
     else: yield from ((id, query.text) for id, query in load_collection(source).queries.items())
+
+# %% ../../nbs/1_data/07_readers.ipynb #short-queries
+def short_queries(source: str, most: int = 3, letters: int = 30) -> tuple[str, ...]:
+    "The first short queries of a BEIR folder, as examples; none of another source, nor of a file with faults."
+    with suppress(DataError):
+        folder = locate(source)
+        if folder is None or not (folder/'queries.jsonl').is_file(): return ()
+        texts = (row.text('text') for row in islice(read_rows(folder/'queries.jsonl', Faults()), 500))
+        return tuple(islice((text for text in texts if len(text) <= letters), most))
+    return ()

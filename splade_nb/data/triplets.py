@@ -7,16 +7,16 @@ __all__ = ['SPLIT_WORDS', 'FIELDS', 'FILES', 'split_of', 'holds_documents', 'is_
            'Lines', 'read_files', 'prepare_triplets', 'read_triplets']
 
 # %% ../../nbs/1_data/05_triplets.ipynb #imports
-import fcntl, hashlib, re, sys
+import hashlib, re, sys
 from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/1_data/05_triplets.ipynb #imports-library
 from tqdm import tqdm
-from ..config.files import DataError, read_json, replaced, write_json
+from ..config.files import DataError, in_turn, read_json, replaced, write_json
 from .lines import Faults, Row, kind_of, pair_type, read_rows, row_texts, visible
 from .prepared import file_hash, prepared_folder, write_rows
 from .records import CODES, SPLITS, settle_splits
@@ -162,17 +162,6 @@ def _write_tables(out: dict, lines: Lines) -> tuple:  # out: name -> open file; 
         digest.update(part.tobytes())
     return digest.hexdigest()[:16], notes + dropped, drawn
 
-# %% ../../nbs/1_data/05_triplets.ipynb #alone
-@contextmanager
-def _alone(folder: Path):
-    "Hold a folder; a process that wants it too waits."
-    with open(folder/'lock', 'w') as file:
-        try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f'another process reads the triplets; waiting for {folder}', file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
 # %% ../../nbs/1_data/05_triplets.ipynb #prepare-triplets
 def _label(path: Path) -> str: return f'{path.resolve().parent.name}/{path.name}'
 
@@ -196,7 +185,7 @@ def prepare_triplets(files: list,           # [(path, split)]
     allowed = faults.pair_types and sorted(faults.pair_types)
     folder = prepared_folder('triplets', form=2, files=about, strict=faults.strict, pair_types=allowed)
     if (folder/'summary.json').exists(): return folder
-    with _alone(folder):
+    with in_turn(folder, 'reading the triplets'):
         if not (folder/'summary.json').exists(): _fill(folder, files, faults)
     return folder
 

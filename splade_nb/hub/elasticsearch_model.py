@@ -143,7 +143,7 @@ def _add_at(x, dim, index, values): # dim: 1
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #largest
 class Largest:
-    "As `topk` for weights from 0 on, but of the values only the last, [..., 1]. Places raise `ConfigError`."
+    "As `topk` for weights from 0 on; of the values only the last, [..., 1], and `indices` raises `ConfigError`."
     def __init__(self, x: torch.Tensor, k: int, dim: int = -1):
         low, high = x.new_zeros(1), x.max(dim, keepdim=True).values
         for _ in range(32):

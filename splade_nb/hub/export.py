@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MEASURED', 'EXPORTS', 'beyond_pooling', 'whole_tokenizer', 'limits_of', 'to_mlm', 'copy_module',
-           'to_sentence_transformers', 'plain_attention', 'Graph', 'stored_places', 'write_graph', 'add_graph',
-           'to_onnx', 'register_export', 'write_form']
+           'to_sentence_transformers', 'plain_attention', 'Graph', 'array_key', 'stored_places', 'write_graph',
+           'add_graph', 'to_onnx', 'register_export', 'write_form']
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports
 import copy, hashlib, json, re, shutil
@@ -258,7 +258,8 @@ def _graph_inputs(model): # name -> example of two texts with three windows, nam
     return inputs, {name: sizes.get(name, ('windows', 'tokens')) for name in inputs}
 
 # %% ../../nbs/5_hub/03_export.ipynb #stored-places
-def _key(array): return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array)).digest()
+def array_key(array: np.ndarray) -> tuple: # the same for the same content
+    return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array)).digest()
 
 def _offsets(path: Path) -> dict: # name -> where its bytes begin
     with open(path, 'rb') as file:
@@ -271,7 +272,7 @@ def stored_places(path: Path) -> dict: # key of the content -> offset, bytes
     "Where each tensor of a safetensors file begins, and how long it is."
     from safetensors.numpy import load_file
     begins = _offsets(path)
-    return {_key(array): (begins[name], array.nbytes) for name, array in load_file(path).items()}
+    return {array_key(array): (begins[name], array.nbytes) for name, array in load_file(path).items()}
 
 # %% ../../nbs/5_hub/03_export.ipynb #share-weights
 def _stored(tensor, shape, place, path): # a tensor of `onnx_ir` that lies in a file
@@ -293,8 +294,8 @@ def _share_weights(graph, path: Path) -> None: # graph: of `onnx_ir`; path: a sa
     for value in list(graph.initializers.values()):
         tensor, array = value.const_value, value.const_value.numpy()
         if array.nbytes < 1024: continue
-        if place := places.get(_key(array)): value.const_value = _stored(tensor, array.shape, place, path)
-        elif array.ndim == 2 and (place := places.get(_key(array.T))):
+        if place := places.get(array_key(array)): value.const_value = _stored(tensor, array.shape, place, path)
+        elif array.ndim == 2 and (place := places.get(array_key(array.T))):
             _turn(graph, value, _stored(tensor, array.T.shape, place, path))
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-graph

@@ -8,14 +8,14 @@ __all__ = ['FITS', 'OUTLIERS', 'FAR', 'LEAST', 'KEPT', 'ROWS', 'LENGTH', 'ROUNDE
            'to_onnx_int8']
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #imports
-import hashlib, os
+import os
 from pathlib import Path
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #imports-library
 import numpy as np
 from ..config.files import write_json
 from ..data.tokenizer import SpladeTokenizer
-from .export import register_export, to_onnx
+from .export import array_key, register_export, to_onnx
 from .model_card import FORMATS
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #codes-of
@@ -192,9 +192,6 @@ def quantize(folder: Path, inputs: dict) -> None: # of `to_onnx`; of `random_tex
 ROUNDED = 'Products of small integers: vectors are near those of `encode`, but not equal to them.'
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #weight-names
-def _key(*arrays) -> str:
-    return hashlib.sha256(b''.join(f'{each.dtype}{each.shape}'.encode() + each.tobytes() for each in arrays)).hexdigest()
-
 def _forms(value: np.ndarray): # in which a graph may hold a weight: turned around, arrays
     yield False, (value,)
     if value.ndim == 2: yield from ((True, (value.T,)), (False, codes_of(value, 1)), (True, codes_of(value.T, 0, FITS)))
@@ -203,11 +200,11 @@ def weight_names(model, path: Path) -> dict: # name of a weight -> name in the g
     "Where a graph holds the weights of a model; what it does not hold is left out."
     import onnx
     stored = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
-    scales = {name: stored[f'{name.removesuffix("codes")}scales'] for name in stored if name.endswith('_codes')}
-    places = {_key(value, *([scales[name]] if name in scales else [])): name for name, value in stored.items()}
+    scales = {name: (stored[f'{name.removesuffix("codes")}scales'],) for name in stored if name.endswith('_codes')}
+    places = {tuple(map(array_key, (array, *scales.get(name, ())))): name for name, array in stored.items()}
     found = {}
     for name, value in model.state_dict().items():
-        forms = ((places.get(_key(*arrays)), turned) for turned, arrays in _forms(value.numpy()))
+        forms = ((places.get(tuple(map(array_key, arrays))), turned) for turned, arrays in _forms(value.numpy()))
         if place := next((form for form in forms if form[0]), None): found[name] = place
     return found
 

@@ -150,7 +150,7 @@ def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigErro
     from safetensors.numpy import load_file
     found = graph_weights(folder) | load_file(folder/'model.safetensors')
     state = model.state_dict()
-    absent = [name for name in state.keys() - found.keys() if not name.startswith('backbone.')]  # there: not read
+    absent = [name for name in state.keys() - found.keys() if not name.startswith('backbone.')]  # there: unused ones
     if absent: raise ConfigError(f'{folder}: {", ".join(absent)} missing; export the model again')
     for name in state.keys() & found.keys():
         state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))

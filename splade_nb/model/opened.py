@@ -6,14 +6,13 @@
 __all__ = ['RELEASED', 'RUNTIMES', 'model_place', 'open_model']
 
 # %% ../../nbs/2_model/20_opened.ipynb #imports
-from importlib.resources import files
 from pathlib import Path
-from ..config.files import choose, installed, needs, root
+from ..config.files import choose, installed, needs, released_folder, root
 from .encode import is_rounded
 from .onnx import open_onnx
 
 # %% ../../nbs/2_model/20_opened.ipynb #place
-RELEASED, RUNTIMES = Path(str(files('splade_nb')/'released')), ('auto', 'torch', 'onnx')
+RELEASED, RUNTIMES = released_folder(), ('auto', 'torch', 'onnx')
 
 def model_place(name: str | Path) -> Path: # '' and 'released': `RELEASED`
     "The folder of a model, also from the project's root: `outputs/v28` from a notebook in `nbs/`."

@@ -55,7 +55,7 @@ def _take_decoder(backbone) -> nn.Linear:  # a decoder without a bias gets zeros
 
 # %% ../../nbs/2_model/05_splade.ipynb #splade
 class States(dict):
-    "Of each thread. `torch.export` would put copies in the place of a plain dict, which the hook does not fill."
+    "The encoder's states by thread. `torch.export` replaces a plain dict by a copy, which the hook would not fill."
 
 class Splade(nn.Module):
     "SPLADE-doc on a transformers model (design 1; Formal et al. 2021)."

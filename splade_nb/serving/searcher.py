@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes, printable
-from ..config.files import ConfigError, Damaged, check_text, choose, needs, read_json, write_json
+from ..config.files import ConfigError, Damaged, check_text, choose, in_turn, needs, read_json, write_json
 from ..config.settings import reads_bags
 from ..data.idf import count_factor
 from ..data.phonetic_keys import phonetic_key
@@ -43,7 +43,7 @@ from .postgres import POSTGRES_ADDRESS
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
 from .network import without_password
 from .saved_copies import clean, copy_folder, empty_copy, file_stamp, record_use, report_old_copies
-from .saved_copies import in_turn, open_locked, write_lock
+from .saved_copies import open_locked, write_lock
 from .saved_copies import source_name, source_paths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
@@ -236,7 +236,7 @@ def _query_vector(searcher, query): # [1, V]
     return encode_queries(encoder.model, encoder.tokenizer, [query], searcher.factor, decoder).tocsr()
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #search-index-2
-PARTS = 'all', 'sparse', 'learned', 'counted' # that a query is searched by; sparse: without the dense vectors
+PARTS = 'all', 'sparse', 'learned', 'counted' # of a score; sparse: without dense vectors
 
 def _of_part(vector, part, tokens): # [1, V]; tokens: columns that are not counted
     if part not in ('learned', 'counted'): return vector
@@ -268,7 +268,7 @@ class _Answers:
 
     @property
     def parts(self) -> list[str]: # of `PARTS`
-        "What there is to search by."
+        "Parts of a score by which this searcher can rank."
         both = bool(self.encoder.model.settings.counted_terms)
         return ['all', *['sparse'] * bool(self.hybrid), *['learned', 'counted'] * both]
 
@@ -522,7 +522,7 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
     stamp = file_stamp(source_paths(data))  # what cannot be read is refused before a model is opened
     encoder = open_encoder(model)
     place, message = copy_folder(encoder.label, data, engine, index, dense_encoder if hybrid else ''), 'nothing to encode'
-    with in_turn(place), _begun(place, encoder.label.size):
+    with in_turn(place, 'reading these texts'), _begun(place, encoder.label.size):
         record_use(place, encoder.folder, data)
         if (searcher := _current(place, encoder, index, stamp, hybrid)) is None:
             searcher = build_searcher(encoder, data, place, engine, index, True, hybrid, dense_encoder)

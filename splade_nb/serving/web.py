@@ -5,25 +5,25 @@
 # %% auto #0
 __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'PATIENCE', 'HEAD', 'CLIENT', 'ALL', 'term_spans', 'matched_letters', 'best_start',
            'passage', 'search_json', 'expansion_json', 'page', 'bounded', 'application', 'check_port', 'http_server',
-           'serve', 'example_queries', 'serve_texts', 'main']
+           'serve', 'serve_texts', 'main']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
-import asyncio, base64, hashlib, json, os, re, sys
+import asyncio, base64, hashlib, os, re, sys
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Annotated, Literal
 from urllib.parse import unquote_to_bytes
 import numpy as np
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports-library
 from ..config.command_line import add_serve_options, exit_codes, printable
-from ..config.files import ConfigError, DataError, needs
-from ..data.readers import locate
+from ..config.files import ConfigError, needs
+from ..data.readers import short_queries
 from ..data.text import aligned
-from ..data.tokenizer import ENDINGS, PARTICLES
+from ..data.tokenizer import ENDINGS, PARTICLES, token_kind
 from ..hub.server_limits import SIDES
 from .connector import add_connector
 from .network import EXPANSION, PIPELINE, QUERY, served_names, valid_text
@@ -71,7 +71,10 @@ def passage(text: str, terms: list[Term],
     return [('… ', False)] * (first > 0) + runs + [(' …', False)] * (first + width < len(text))
 
 # %% ../../nbs/6_serving/10_web.ipynb #json
-def _terms_json(terms): return [asdict(term) | dict(weight=round(term.weight, 4)) for term in terms]
+def _is_foreign(term): return term.kind != 'dense' and token_kind(term.name.lstrip('-')) in ('english', 'other')
+
+def _terms_json(terms):
+    return [asdict(term) | dict(weight=round(term.weight, 4), foreign=_is_foreign(term)) for term in terms]
 
 def search_json(query: str, hits: list[Hit]) -> dict:
     "The answer to a search."
@@ -312,23 +315,12 @@ def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000,
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
     with suppress(KeyboardInterrupt): http_server(app, host, port).run()
 
-# %% ../../nbs/6_serving/10_web.ipynb #example-queries
-def example_queries(source: str,   # of the texts
-                    most: int = 3, letters: int = 30) -> tuple[str, ...]:
-    "The first short questions of a folder that has some."
-    with suppress(OSError, ValueError, KeyError, DataError):
-        if (place := locate(source)) is None: return ()
-        with (place/'queries.jsonl').open(encoding='utf-8') as file:
-            texts = (json.loads(line)['text'] for line in islice(file, 500))
-            return tuple(islice((text for text in texts if len(text) <= letters), most))
-    return ()
-
 # %% ../../nbs/6_serving/10_web.ipynb #main
 def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: # options: of `saved_searcher`
     "Serve a saved searcher. Raises `ConfigError`, `DataError`."
     check_port(port)  # before a model is read
     served_names(host)
-    with saved_searcher(**options) as searcher: serve(searcher, host, port, example_queries(options['data']))
+    with saved_searcher(**options) as searcher: serve(searcher, host, port, short_queries(options['data']))
 
 @exit_codes
 def main(arguments: list | None = None) -> int | None: # exit code

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-library
-from ..config.files import ConfigError, device, model_folder
+from ..config.files import ConfigError, device, in_turn, model_folder
 from ..config.stages import Stages
 from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, bigram_columns, every_phase
 from ..config.settings import needs_teacher, off
@@ -134,8 +134,9 @@ def _cut_backbone(stages: Preparation, settings: Settings, collection, rows: np.
                              backbone=identity(settings.backbone))/'backbone'
     def make():
         texts = [*collection.texts.values(), *TrainingQueries(collection, rows).all_texts]
-        if folder.exists(): return str(folder)
-        prune(model_folder(settings.backbone), texts, folder, ['korean'], segment=settings.segment)
+        with in_turn(folder.parent, 'cutting this vocabulary'):
+            if not folder.exists():
+                prune(model_folder(settings.backbone), texts, folder, ['korean'], segment=settings.segment)
         return str(folder)
     with stages.stages('vocabulary'):
         return replace(settings, backbone=stages.group.of_first(make) if stages.group else make())
