@@ -12,10 +12,11 @@ from splade_nb.data.readers import load_collection
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.data.tokenizer import counted, masks
 from splade_nb.evaluation.metrics import retrieval_metrics
-from splade_nb.evaluation.retrieval import retrieve
+from splade_nb.evaluation.retrieval import evaluate_queries, retrieve
 from splade_nb.experiment import run_version
 import splade_nb.hub.opensearch_model  # registers its form
 from splade_nb.hub.export import write_form
+from splade_nb.hub.release import matching_facts, release
 from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model
 from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
 from splade_nb.serving.searcher import build_searcher
@@ -164,6 +165,16 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
     assert 0 < share(rarer) <= 0.2 < share(encoder)
     moved = {name for name, value in rarer.model.state_dict().items() if not value.equal(encoder.model.state_dict()[name])}
     assert any(name.endswith('decoder.bias') for name in moved) and all(name.endswith('bias') or name == 'counted_weights' for name in moved)
+    released = {weight: tmp_path/f'released-{weight:g}' for weight in (0, 0.001)}
+    for weight, folder in released.items():
+        label = release(tmp_path/'run', folder, forms='', counted_weight=weight)
+        assert label['counted_weight'] == load(folder).model.settings.counted_weight == (weight or rarer.model.settings.counted_weight)
+    usual, light = (matching_facts(folder)['summary'] for folder in released.values())
+    collection = load_collection('toy')
+    found = evaluate_queries(load(released[0.001]).model, load(released[0.001]).tokenizer, collection, [*collection.split('test')], k=1000)
+    assert light['metrics'] != usual['metrics'] and light['learned'] == usual['learned'] and light['bm25'] == usual['bm25']
+    assert found['metrics'] == {name: value for name, value in light['metrics'].items() if name in found['metrics']}, 'the figures are of the weight'
+    with pytest.raises(ConfigError, match='counted_weight=-1'): release(tmp_path/'run', tmp_path/'none', counted_weight=-1)
     with quiet(), pytest.raises(CheckpointError, match='learning_rate='): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(learning_rate=1e-3), resume=True)
 
 

@@ -248,3 +248,17 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     before = (tmp_path/'kept'/'own'/f'{name}.json').read_bytes()
     run_cells('studies/one_index.ipynb', **given, measure=True)
     assert (tmp_path/'kept'/'own'/f'{name}.json').read_bytes() == before, 'measured once'
+    write_json(tmp_path/'own'/'config.json', dict(data=str(source), seed=42))
+    left_out, record = study['left_out'](tmp_path/'own'), study['run_model'](tmp_path/'own', study['load_collection'](str(source)))
+    assert left_out[name] and {*left_out[name]} <= {*study['load_collection'](str(source)).split('train')}
+    assert [*record['tried']] == [f'{weight:g}' for weight in study['COUNTED_WEIGHTS']] and {len(values.split()) for values in record['tried'].values()} == {len(left_out[name])}
+    assert study['run_left_out'](tmp_path/'own', [name])['sources'] == {}, 'it is judged'
+    [(_, apart)] = study['run_left_out'](tmp_path/'own', [])['sources'].items()
+    assert apart['tried'] == record['tried'], 'all of its documents are searched in both'
+    (tmp_path/'kept'/'own').rename(tmp_path/'kept'/'released')
+    ways = run_cells('studies/ways.ipynb', collections=str(source), encoder=tiny_encoder, settings='{"max_length": 48, "initial_terms": 20, "counted_terms": 1024}',
+                     work=str(tmp_path/'work'), index=str(tmp_path/'kept'), results=str(tmp_path/'ways'), measure=True)
+    assert ways['names'] == [name] and ways['cell']('trained', name) == ('not judged', 'not judged'), 'the trained models have not seen it'
+    assert ways['values']('fitted', name).mean() == pytest.approx(own) == ways['values']('released', name).mean(), 'the same texts give the same model'
+    assert [row['way'] for row in ways['cost_rows'](name)] == ['as released', 'fitted to the texts']
+    assert ways['gains']['fitted', name]['mean'] == pytest.approx(own - floor)

@@ -11,14 +11,19 @@ from pathlib import Path
 
 # %% ../../nbs/5_hub/09_release.ipynb #imports-library
 from ..config.files import ConfigError, choose, listed, read_json, sha256_of, write_json
+from ..data.readers import load
+from ..evaluation.metrics import paired_difference
 from ..evaluation.report import made_by
+from ..evaluation.retrieval import baselines, contract_metrics, encoder_systems, evaluate_queries
 from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
 from . import onnx_int8  # adds its form
 from .opensearch_model import CONNECTOR
+from ..model.counted_terms import reweighed
 from ..model.encode import is_rounded
-from ..model.load import load_encoder
+from ..model.load import load_encoder, save
 from ..model.prune_vocabulary import new_folder
+from ..training.validation_pool import searched
 
 # %% ../../nbs/5_hub/09_release.ipynb #matching-facts
 def matching_facts(folder: Path | str) -> dict:  # of `facts_of`
@@ -75,13 +80,38 @@ def _write_rounded(model, tokenizer, folder: Path) -> str:  # SHA-256 of the gra
     shutil.rmtree(folder/'splade_onnx')  # this package is there
     return sha256_of(folder/'model.onnx')
 
+# %% ../../nbs/5_hub/09_release.ipynb #judged-again
+def _judged(encoder: tuple, config: dict, dense: bool) -> tuple: # rows of the metrics by system; rows of BM25
+    settings = config['settings']
+    collection = searched(load(config['data']), settings['evaluation_documents'])
+    ids = list(collection.split('test'))
+    found = evaluate_queries(*encoder, collection, ids, k=1000)
+    beside = encoder_systems(collection, ids, settings['teacher'], settings['teacher_max_length'], search=found['search']) if dense else {}
+    rows = dict(metrics=found['per_query']) | ({'model_hybrid': beside['model_hybrid']} if dense else {})
+    return {name: (values, contract_metrics(collection.name, values)) for name, values in rows.items()}, baselines(collection, ids)[0]['bm25']
+
+
+# %% ../../nbs/5_hub/09_release.ipynb #weighed
+def _weighed(encoder: tuple, facts: dict, weight: float) -> tuple: # model and tokenizer, facts
+    "A run's model whose counted terms weigh otherwise, judged anew. Raises `ConfigError` for one without counted terms."
+    (model, tokenizer), summary = encoder, facts['summary']
+    if not (model.settings.counted_terms and weight > 0):
+        raise ConfigError(f'counted_weight={weight:g}: a model with counted terms and a weight above 0 are expected')
+    encoder = reweighed(model, weight / model.settings.counted_weight), tokenizer
+    rows, words = _judged(encoder, facts['config'], 'model_hybrid' in summary)
+    difference = paired_difference(rows['metrics'][0]['ndcg@10'], words['ndcg@10'])
+    summary = summary | {name: metrics for name, (_, metrics) in rows.items()} | dict(counted_weight=weight)
+    return encoder, facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
+
+
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def release(folder: Path | str,        # of a finished run
             out: Path | str,           # does not exist yet
             licence: str = 'unknown',  # of the weights, as the hub spells it
             name: str = '',            # empty: that of `out`
             forms: str = ','.join(FORMS), # empty: the model alone
-            rounded: bool = False      # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
+            rounded: bool = False,     # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
+            counted_weight: float = 0  # of counted terms, with which the test queries are judged anew; 0: that of the run
            ) -> dict:                  # what `release.json` holds
     "Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights."
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
@@ -89,14 +119,16 @@ def release(folder: Path | str,        # of a finished run
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
         encoder = load_encoder(folder)
+        if counted_weight: encoder, facts = _weighed(encoder, facts, counted_weight)
         if rounded: facts['summary']['rounded'] = _write_rounded(*encoder, part/'model')
         else:
             shutil.copytree(folder/'model', part/'model')
+            if counted_weight: facts['summary']['weights'] = sha256_of(save(encoder[0], part/'model')/'model.safetensors')
             add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
         _write_facts(facts, part)
         missing = _write_forms(encoder, facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
-        label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing, files=_files_of(part),
+        label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing, files=_files_of(part), counted_weight=encoder[0].settings.counted_weight,
                      **{fact: facts['summary'][fact] for fact in ('revision', 'device')})
         write_json(part/'release.json', label)
     return label
