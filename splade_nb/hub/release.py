@@ -81,14 +81,14 @@ def _write_rounded(model, tokenizer, folder: Path) -> str:  # SHA-256 of the gra
     return sha256_of(folder/'model.onnx')
 
 # %% ../../nbs/5_hub/09_release.ipynb #judged-again
-def _judged(encoder: tuple, config: dict, dense: bool) -> tuple: # rows of the metrics by system; rows of BM25
+def _judged(encoder: tuple, config: dict, dense: bool) -> tuple: # DataFrames of the metrics by system; collection
     settings = config['settings']
     collection = searched(load(config['data']), settings['evaluation_documents'])
-    ids = list(collection.split('test'))
+    ids, teacher = list(collection.split('test')), (settings['teacher'], settings['teacher_max_length'])
     found = evaluate_queries(*encoder, collection, ids, k=1000)
-    beside = encoder_systems(collection, ids, settings['teacher'], settings['teacher_max_length'], search=found['search']) if dense else {}
-    rows = dict(metrics=found['per_query']) | ({'model_hybrid': beside['model_hybrid']} if dense else {})
-    return {name: (values, contract_metrics(collection.name, values)) for name, values in rows.items()}, baselines(collection, ids)[0]['bm25']
+    rows = dict(metrics=found['per_query'], bm25=baselines(collection, ids)[0]['bm25'])
+    if dense: rows |= encoder_systems(collection, ids, *teacher, search=found['search'])
+    return rows, collection
 
 
 # %% ../../nbs/5_hub/09_release.ipynb #weighed
@@ -98,10 +98,11 @@ def _weighed(encoder: tuple, facts: dict, weight: float) -> tuple: # model and t
     if not (model.settings.counted_terms and weight > 0):
         raise ConfigError(f'counted_weight={weight:g}: a model with counted terms and a weight above 0 are expected')
     encoder = reweighed(model, weight / model.settings.counted_weight), tokenizer
-    rows, words = _judged(encoder, facts['config'], 'model_hybrid' in summary)
-    difference = paired_difference(rows['metrics'][0]['ndcg@10'], words['ndcg@10'])
-    summary = summary | {name: metrics for name, (_, metrics) in rows.items()} | dict(counted_weight=weight)
-    return encoder, facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
+    rows, collection = _judged(encoder, facts['config'], 'model_hybrid' in summary)
+    difference = paired_difference(rows['metrics']['ndcg@10'], rows['bm25']['ndcg@10'])
+    judged = {name: contract_metrics(collection.name, rows[name]) for name in ('metrics', 'model_hybrid') if name in rows}
+    evaluation = facts['evaluation'] | dict(difference=difference)
+    return encoder, facts | dict(summary=summary | judged | dict(counted_weight=weight), evaluation=evaluation)
 
 
 # %% ../../nbs/5_hub/09_release.ipynb #release
@@ -111,7 +112,7 @@ def release(folder: Path | str,        # of a finished run
             name: str = '',            # empty: that of `out`
             forms: str = ','.join(FORMS), # empty: the model alone
             rounded: bool = False,     # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
-            counted_weight: float = 0  # of counted terms, with which the test queries are judged anew; 0: that of the run
+            counted_weight: float = 0  # of counted terms; 0: that of the run
            ) -> dict:                  # what `release.json` holds
     "Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights."
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
@@ -123,12 +124,13 @@ def release(folder: Path | str,        # of a finished run
         if rounded: facts['summary']['rounded'] = _write_rounded(*encoder, part/'model')
         else:
             shutil.copytree(folder/'model', part/'model')
-            if counted_weight: facts['summary']['weights'] = sha256_of(save(encoder[0], part/'model')/'model.safetensors')
+            facts['summary']['weights'] = sha256_of(save(encoder[0], part/'model')/'model.safetensors')
             add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
         _write_facts(facts, part)
         missing = _write_forms(encoder, facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
-        label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing, files=_files_of(part), counted_weight=encoder[0].settings.counted_weight,
+        label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing,
+                     files=_files_of(part), counted_weight=encoder[0].settings.counted_weight,
                      **{fact: facts['summary'][fact] for fact in ('revision', 'device')})
         write_json(part/'release.json', label)
     return label
