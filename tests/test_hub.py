@@ -178,11 +178,13 @@ def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
 def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
     "Each weight is that which was trained, within a step of its integers."
     model, tokenizer = load_encoder(models(form))
+    if form == 'v26-full': model.decoder.bias = torch.nn.Parameter(model.decoder.bias - 0.1)  # as `expansion_df` leaves it
     write_form(model, tokenizer, 'onnx-int8', tmp_path/'int8')
     wanted, found = model.state_dict(), load_encoder(tmp_path/'int8')[0].state_dict()
     assert wanted.keys() == found.keys()
     other = [name for name, value in wanted.items() if (found[name].float() - value.float()).abs().max() > value.float().abs().max() / 126]
-    assert other in ([], ['special']) and (found['special'] | wanted['special']).equal(found['special'])  # an export masks signs too
+    unread = ['backbone.lm_head.bias'] * (form == 'v26-full')  # the head's own bias
+    assert [name for name in other if name != 'special'] == unread and (found['special'] | wanted['special']).equal(found['special'])  # an export masks signs too
     (tmp_path/'int8'/'config.json').unlink()
     with pytest.raises(ConfigError, match='config.json missing'): load(tmp_path/'int8', runtime='torch')
 

@@ -217,7 +217,8 @@ def to_onnx_int8(model, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     quantize(folder, random_texts(model, tokenizer))
     names = weight_names(model, folder/'model.onnx')
     write_json(folder/'weights.json', names)
-    beside = model.state_dict().keys() - names.keys() | {'special', 'frequencies'}
+    absent = model.state_dict().keys() - names.keys()
+    beside = {name for name in absent if not name.startswith('backbone.')} | {'special', 'frequencies'}
     kept = {name: value for name, value in model.state_dict().items() if name in beside}
     save_file(kept, folder/'model.safetensors', dict(format='pt'))
     return [*limits, ROUNDED]

@@ -14,7 +14,7 @@ from ..config.files import ConfigError, choose, listed, read_json, sha256_of, wr
 from ..data.readers import load
 from ..evaluation.metrics import paired_difference
 from ..evaluation.report import made_by
-from ..evaluation.retrieval import baselines, contract_metrics, encoder_systems, evaluate_queries
+from ..evaluation.retrieval import baselines, contract_metrics, evaluate_queries
 from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
 from . import onnx_int8  # adds its form
@@ -22,6 +22,7 @@ from .opensearch_model import CONNECTOR
 from ..model.counted_terms import reweighed
 from ..model.encode import is_rounded
 from ..model.load import load_encoder, save
+from ..model.opened import open_model
 from ..model.prune_vocabulary import new_folder
 from ..training.validation_pool import searched
 
@@ -80,29 +81,23 @@ def _write_rounded(model, tokenizer, folder: Path) -> str:  # SHA-256 of the gra
     shutil.rmtree(folder/'splade_onnx')  # this package is there
     return sha256_of(folder/'model.onnx')
 
+# %% ../../nbs/5_hub/09_release.ipynb #weighed-model
+def _weighed(encoder: tuple, weight: float) -> tuple: # model, tokenizer
+    "A run's model whose counted terms weigh otherwise. Raises `ConfigError` for one without counted terms."
+    model, tokenizer = encoder
+    if model.settings.counted_terms and weight > 0: return reweighed(model, weight / model.settings.counted_weight), tokenizer
+    raise ConfigError(f'counted_weight={weight:g}: a model with counted terms and a weight above 0 are expected')
+
+
 # %% ../../nbs/5_hub/09_release.ipynb #judged-again
-def _judged(encoder: tuple, config: dict, dense: bool) -> tuple: # DataFrames of the metrics by system; collection
-    settings = config['settings']
-    collection = searched(load(config['data']), settings['evaluation_documents'])
-    ids, teacher = list(collection.split('test')), (settings['teacher'], settings['teacher_max_length'])
-    found = evaluate_queries(*encoder, collection, ids, k=1000)
-    rows = dict(metrics=found['per_query'], bm25=baselines(collection, ids)[0]['bm25'])
-    if dense: rows |= encoder_systems(collection, ids, *teacher, search=found['search'])
-    return rows, collection
-
-
-# %% ../../nbs/5_hub/09_release.ipynb #weighed
-def _weighed(encoder: tuple, facts: dict, weight: float) -> tuple: # model and tokenizer, facts
-    "A run's model whose counted terms weigh otherwise, judged anew. Raises `ConfigError` for one without counted terms."
-    (model, tokenizer), summary = encoder, facts['summary']
-    if not (model.settings.counted_terms and weight > 0):
-        raise ConfigError(f'counted_weight={weight:g}: a model with counted terms and a weight above 0 are expected')
-    encoder = reweighed(model, weight / model.settings.counted_weight), tokenizer
-    rows, collection = _judged(encoder, facts['config'], 'model_hybrid' in summary)
-    difference = paired_difference(rows['metrics']['ndcg@10'], rows['bm25']['ndcg@10'])
-    judged = {name: contract_metrics(collection.name, rows[name]) for name in ('metrics', 'model_hybrid') if name in rows}
-    evaluation = facts['evaluation'] | dict(difference=difference)
-    return encoder, facts | dict(summary=summary | judged | dict(counted_weight=weight), evaluation=evaluation)
+def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
+    "What a run says of itself, with the figures of another weight of its counted terms."
+    config, summary = facts['config'], {name: value for name, value in facts['summary'].items() if name != 'model_hybrid'}
+    collection = searched(load(config['data']), config['settings']['evaluation_documents'])
+    found = evaluate_queries(*encoder, collection, ids := list(collection.split('test')), k=1000)['per_query']
+    difference = paired_difference(found['ndcg@10'], baselines(collection, ids)[0]['bm25']['ndcg@10'])
+    summary |= dict(metrics=contract_metrics(collection.name, found), counted_weight=encoder[0].settings.counted_weight)
+    return facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
 
 
 # %% ../../nbs/5_hub/09_release.ipynb #release
@@ -120,12 +115,13 @@ def release(folder: Path | str,        # of a finished run
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
         encoder = load_encoder(folder)
-        if counted_weight: encoder, facts = _weighed(encoder, facts, counted_weight)
+        if counted_weight: encoder = _weighed(encoder, counted_weight)
         if rounded: facts['summary']['rounded'] = _write_rounded(*encoder, part/'model')
         else:
             shutil.copytree(folder/'model', part/'model')
             facts['summary']['weights'] = sha256_of(save(encoder[0], part/'model')/'model.safetensors')
             add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
+        if counted_weight: facts = _judged_again(facts, open_model(part/'model'))
         _write_facts(facts, part)
         missing = _write_forms(encoder, facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
