@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
            'require_parts', 'few_pairs', 'begin_run', 'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts',
-           'sample_terms', 'keep_samples', 'evaluate_run', 'peak_memory', 'summarise_run', 'chosen_weight',
+           'sample_terms', 'keep_samples', 'evaluate_run', 'peak_memory', 'summarise_run', 'close_weights',
            'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
@@ -371,16 +371,16 @@ def _weights_tried(setup: TrainingSetup, group: ProcessGroup) -> dict:  # weight
     return {weight: found(search) for weight, search in searches.items()}
 
 
-# %% ../nbs/7_experiment.ipynb #chosen-weight
-def chosen_weight(*tried: dict) -> float: # for each source of queries: weight -> [Q] nDCG@10
-    "The largest weight whose mean over the sources is at most one standard error of the difference below the best mean."
+# %% ../nbs/7_experiment.ipynb #close-weights
+def close_weights(*tried: dict) -> list: # for each source of queries: weight -> [Q] nDCG@10
+    "The weights whose mean over the sources is at most one standard error of the difference below the best mean."
     def mean(weight): return np.mean([values[weight].mean() for values in tried])
     best = max(tried[0], key=mean)
     def spread(gains): return gains.var() / max(1, len(gains) - 1)
     def close(weight):
         gains = [values[best] - values[weight] for values in tried]
         return np.mean([each.mean() for each in gains]) <= sum(map(spread, gains)) ** 0.5 / len(gains)
-    return max(filter(close, tried[0]))
+    return [*filter(close, tried[0])]
 
 # %% ../nbs/7_experiment.ipynb #with-counted-weight
 def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -> tuple:  # setup, what was tried
@@ -388,7 +388,7 @@ def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGrou
     model, settings = setup.model, setup.settings
     if settings.counted_weight or not model.settings.counted_terms: return setup, {}
     tried = _weights_tried(setup, group) if setup.dev_queries else {}
-    weight = chosen_weight(tried) if tried else 0.5
+    weight = max(close_weights(tried)) if tried else 0.5
     means = {each: round(float(values.mean()), 5) for each, values in tried.items()}
     return replace(setup, model=reweighed(model, weight)), dict(counted_weight=weight, counted_weights=means)
 
