@@ -91,5 +91,6 @@ def searched(collection, most: int  # documents at most; 0: all
 
 def evaluated(setup: TrainingSetup) -> TrainingSetup:
     "The setup with what the test queries search as its collection: all of it, or at most `evaluation_documents`."
-    return replace(setup, collection=searched(setup.collection, setup.settings.evaluation_documents))
+    found = searched(setup.collection, setup.settings.evaluation_documents)
+    return setup if found is setup.collection else replace(setup, collection=found)
 
