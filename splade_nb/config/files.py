@@ -282,7 +282,7 @@ def in_turn(folder: Path, doing: str): # doing: what the other process is at, su
     place = folder/'.turn'
     with _locked(place, f'{folder}: another process is {doing}; waiting for it'):
         try: yield
-        finally: place.unlink()
+        finally: place.unlink(missing_ok=True)  # work that failed may have taken the folder along
 
 # %% ../../nbs/0_config/01_files.ipynb #encoder-folder
 ENCODERS = {'multilingual-e5-small': 'intfloat/multilingual-e5-small'}  # name: on the hub; `data.encoders` fetches them
