@@ -312,9 +312,9 @@ def _add_release_options(command) -> None:
     command.add_argument('--model', required=True, help='The folder of a run.')
     _add_written_options(command)
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
-    command.add_argument('--forms', default=','.join(FORMS), help='The forms beside the model, by commas; empty: none.')
+    command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
     command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, a quarter as large.')
-    command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms, judged anew.')
+    command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms. The model is judged again.')
 
 # %% ../nbs/8_cli.ipynb #written-options
 def _add_written_options(command) -> None:

@@ -370,7 +370,6 @@ def _weights_tried(setup: TrainingSetup, group: ProcessGroup) -> dict:  # weight
     def found(search): return search_metrics(search, setup.collection)['ndcg@10'].to_numpy()
     return {weight: found(search) for weight, search in searches.items()}
 
-
 # %% ../nbs/7_experiment.ipynb #close-weights
 def close_weights(*tried: dict) -> list: # for each source of queries: weight -> [Q] nDCG@10
     "The weights whose mean over the sources is at most one standard error of the difference below the best mean."

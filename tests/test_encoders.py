@@ -204,7 +204,7 @@ def test_of_two_that_fetch_at_once_one_waits(module, fetch, name, tmp_path, monk
     def fill(*arguments):
         begun.set()
         assert go_on.wait(HANGS)
-        (arguments[-1]).mkdir()
+        arguments[-1].mkdir()
         (arguments[-1]/'SOURCE').write_text('{}')
         made.append(arguments[-1])
     monkeypatch.setattr(module, '_fill', fill)
@@ -216,3 +216,5 @@ def test_of_two_that_fetch_at_once_one_waits(module, fetch, name, tmp_path, monk
     go_on.set()
     for thread in threads: thread.join()
     assert made == [tmp_path/name] and found == made * 2
+    monkeypatch.setattr(module, 'in_turn', None)
+    assert fetch(name, into=tmp_path) == made[0], 'what is there is found without a lock, also where nobody can write'

@@ -203,6 +203,21 @@ def test_training_goes_on_from_a_saved_model(models, tmp_path):
     with pytest.raises(ConfigError, match='trained with mlm_head=True'): pretrained_backbone(str(models('v26-full')), mlm_head=False)
 
 
+@pytest.mark.parametrize('bias', [(), ('bias',)])
+def test_a_product_with_and_without_a_bias_is_turned(bias):
+    import onnx, onnx_ir, onnxruntime
+    matrix, rows = (np.random.default_rng(seed).standard_normal((20, 20)).astype(np.float32) for seed in (0, 1))
+    held = [onnx.numpy_helper.from_array(array, name) for name, array in dict(matrix=matrix, bias=matrix[0]).items() if name in ('matrix', *bias)]
+    value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (20, 20))
+    nodes = onnx.helper.make_node('Gemm', ['rows', 'matrix', *bias], ['product'], transB=1), onnx.helper.make_node('Identity', ['product'], ['out'])
+    graph = onnx.helper.make_graph(nodes, 'gemm', [value('rows')], [value('out')], held)
+    source = onnx_ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid('', 18)], ir_version=10))
+    onnx_int8.turn(source.graph)
+    assert 'Gemm' not in [node.op_type for node in source.graph]
+    session = onnxruntime.InferenceSession(onnx_ir.to_proto(source).SerializeToString(), providers=['CPUExecutionProvider'])
+    np.testing.assert_allclose(session.run(None, dict(rows=rows))[0], rows @ matrix.T + (matrix[0] if bias else 0), atol=1e-4)
+
+
 def test_a_matrix_that_two_products_read_is_rounded_once(tmp_path):
     import onnx
     from onnx import TensorProto, helper, numpy_helper

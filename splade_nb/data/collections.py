@@ -14,9 +14,8 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
-from splade_nb.config.files import (
-    ENCODERS, ConfigError, DataError, alternatives, embedded, in_turn, read_json, replaced, root, sha256_of,
-    write_json)
+from ..config.files import ENCODERS, ConfigError, DataError, alternatives, embedded, in_turn
+from ..config.files import read_json, replaced, root, sha256_of, write_json
 from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/15_collections.ipynb #forms
@@ -264,6 +263,7 @@ def fetch(name: str,        # of the registry
     "Fetch a set, check it and put it in place; one that is there stays. Raises ConfigError, DataError."
     source = registered(name)
     folder = Path(into)/source.name if into else source.folder
+    if (folder/'SOURCE').exists(): return folder  # nothing is written
     with in_turn(folder.parent, 'fetching a set'):
         if (folder/'SOURCE').exists(): return folder
         if folder.exists():

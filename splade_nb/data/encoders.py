@@ -191,6 +191,7 @@ def fetch_encoder(name: str,       # of `ENCODERS`, or as the hub names it
     "The folder of an encoder, put in place when whole; one that is there stays. Raises `ConfigError`, `DataError`."
     name = choose('encoder', name.rsplit('/', 1)[-1], ENCODERS)
     folder = Path(into)/name if into else encoder_folder(name)
+    if (folder/'SOURCE').exists(): return folder  # nothing is written
     with in_turn(folder.parent, 'fetching an encoder'):
         if (folder/'SOURCE').exists(): return folder
         if folder.exists(): raise DataError(folder, None, 'folder', 'no file SOURCE', 'a fetched encoder: remove it')

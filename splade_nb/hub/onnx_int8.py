@@ -91,7 +91,7 @@ def turn(graph) -> None:
             stored = stored.T if 'transB' in node.attributes and node.attributes['transB'].value else stored
             matrix = _constant(graph, f'{node.inputs[1].name}_turned', stored)
             product = _before(node, 'MatMul', node.inputs[0], matrix)
-            _replace(node, _before(node, 'Add', product, node.inputs[2]))
+            _replace(node, _before(node, 'Add', product, node.inputs[2]) if len(node.inputs) > 2 else product)
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #products
 KEPT = '.value.' # in the name of a bias: products that stay in float32

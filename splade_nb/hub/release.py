@@ -82,12 +82,11 @@ def _write_rounded(model, tokenizer, folder: Path) -> str:  # SHA-256 of the gra
     return sha256_of(folder/'model.onnx')
 
 # %% ../../nbs/5_hub/09_release.ipynb #weighed-model
-def _weighed(encoder: tuple, weight: float) -> tuple: # model, tokenizer
-    "A run's model whose counted terms weigh otherwise. Raises `ConfigError` for one without counted terms."
-    model, tokenizer = encoder
-    if model.settings.counted_terms and weight > 0: return reweighed(model, weight / model.settings.counted_weight), tokenizer
-    raise ConfigError(f'counted_weight={weight:g}: a model with counted terms and a weight above 0 are expected')
-
+def _weighed(model, weight: float): # SpladeDoc
+    "A model with another weight of its counted terms. Raises `ConfigError` for one without counted terms."
+    if not (model.settings.counted_terms and 0 < weight < float('inf')):
+        raise ConfigError(f'counted_weight={weight:g}: a model with counted terms and a weight above 0 are expected')
+    return reweighed(model, weight / model.settings.counted_weight)
 
 # %% ../../nbs/5_hub/09_release.ipynb #judged-again
 def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
@@ -99,7 +98,6 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
     summary |= dict(metrics=contract_metrics(collection.name, found), counted_weight=encoder[0].settings.counted_weight)
     return facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
 
-
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def release(folder: Path | str,        # of a finished run
             out: Path | str,           # does not exist yet
@@ -109,24 +107,25 @@ def release(folder: Path | str,        # of a finished run
             rounded: bool = False,     # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
             counted_weight: float = 0  # of counted terms; 0: that of the run
            ) -> dict:                  # what `release.json` holds
-    "Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights."
+    """Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights, and for a
+    weight of counted terms where it has none."""
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
     config, data, wanted = facts['config'], facts['summary']['data'], listed(forms)
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
-        encoder = load_encoder(folder)
-        if counted_weight: encoder = _weighed(encoder, counted_weight)
-        if rounded: facts['summary']['rounded'] = _write_rounded(*encoder, part/'model')
+        model, tokenizer = load_encoder(folder)
+        if counted_weight: model = _weighed(model, counted_weight)
+        if rounded: facts['summary']['rounded'] = _write_rounded(model, tokenizer, part/'model')
         else:
             shutil.copytree(folder/'model', part/'model')
-            facts['summary']['weights'] = sha256_of(save(encoder[0], part/'model')/'model.safetensors')
-            add_graph(copy.deepcopy(encoder[0]).cpu().float(), part/'model')
+            if counted_weight: facts['summary']['weights'] = sha256_of(save(model, part/'model')/'model.safetensors')
+            add_graph(copy.deepcopy(model).cpu().float(), part/'model')
         if counted_weight: facts = _judged_again(facts, open_model(part/'model'))
         _write_facts(facts, part)
-        missing = _write_forms(encoder, facts, name, part, licence, wanted)
+        missing = _write_forms((model, tokenizer), facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', [], licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing,
-                     files=_files_of(part), counted_weight=encoder[0].settings.counted_weight,
+                     files=_files_of(part), counted_weight=model.settings.counted_weight,
                      **{fact: facts['summary'][fact] for fact in ('revision', 'device')})
         write_json(part/'release.json', label)
     return label

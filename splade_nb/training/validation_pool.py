@@ -93,4 +93,3 @@ def evaluated(setup: TrainingSetup) -> TrainingSetup:
     "The setup with what the test queries search as its collection: all of it, or at most `evaluation_documents`."
     found = searched(setup.collection, setup.settings.evaluation_documents)
     return setup if found is setup.collection else replace(setup, collection=found)
-
