@@ -1,35 +1,29 @@
-"""As many documents as needed, with vectors like those of the current default on public collections.
+"""As many documents as needed, with vectors like those of the released model on public collections.
 
-The vectors are those of `splade_ko` before training, with everything that it counts in texts and training pairs:
-input tokens, bigrams, phonetic keys and Model 1 expansions. Training leaves the number of its terms and its quality on
-these collections as they are (nbs/studies/leaderboard.ipynb). It encodes them as passages, since collections of single sentences
-would halve the number of terms. The first documents are the real ones, in a random order. Every further one is
-resampled: the columns are divided at random into two halves once, and a document has one half of the columns from one
-real document and the other half from another of the same collection. So a term is in the same share of documents with
-the same weights, and documents keep their number of terms. The words of a resampled document are the first half of the
-one and the second half of the other. Queries are test queries, weighted by the document frequencies of the enlarged
-collection.
+The collections are those with passages, since single sentences would halve the number of terms. The first documents
+are the real ones, in a random order. Every further one is resampled: the columns are divided at random into two halves
+once, and a document has one half of the columns from one real document and the other half from another of the same
+collection. So a term is in the same share of documents with the same weights, and documents keep their number of terms.
+The words of a resampled document are the first half of the one and the second half of the other. Queries are test
+queries, weighted by the document frequencies of the enlarged collection.
 """
 from pathlib import Path
 import numpy as np
 from scipy import sparse
-from splade_nb.data import readers as data
 from splade_nb.config.files import read_json, root, write_json
-from splade_nb.config.versions import resolve_quietly
-from splade_nb.model.encode import encode
-from splade_nb.data.idf import Frequencies
 from splade_nb.data.bm25 import split
-from splade_nb.data.idf import collection_factor
-from splade_nb.evaluation.retrieval import encode_collection
-from splade_nb.evaluation.systems import model_in
+from splade_nb.data.idf import Frequencies, collection_factor
+from splade_nb.data.readers import load
 from splade_nb.data.tokenizer import remembered
+from splade_nb.evaluation.retrieval import encode_collection
+from splade_nb.model.encode import encode
+from splade_nb.model.opened import open_model
 from measure import say
 
 SHARED = root().parent/'shared'/'data'
-TRAINING = ('ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko')
-OTHERS = ('korquad_v1/KorQuAD_v1.0_dev.json',)  # without a train split
+COLLECTIONS = 'ko_strategyqa_facts', 'tydiqa_ko_goldp', 'techdocs_ko', 'korquad_v1/KorQuAD_v1.0_dev.json'
 QUERIES, SEED = 200, 42
-VECTORS = 'splade_ko at its start, with Model 1, of passages'  # in every result: what it was measured with
+VECTORS = 'the released model, of passages'  # in every result: what it was measured with
 
 
 def halves(text: str) -> list:
@@ -38,10 +32,8 @@ def halves(text: str) -> list:
     return [' '.join(words[:middle]), ' '.join(words[middle:])]
 
 
-def sources(small: bool) -> tuple:  # with training pairs, only encoded; `mini` where no public collection is there
-    training, others = ([] if small else [str(SHARED/name) for name in names if (SHARED/name).exists()]
-                        for names in (TRAINING, OTHERS))
-    return training or ['mini'], others
+def sources(small: bool) -> list:  # `mini` where no public collection is there
+    return ([] if small else [str(SHARED/name) for name in COLLECTIONS if (SHARED/name).exists()]) or ['mini']
 
 
 def test_queries(collections: list) -> list:  # texts, equally many from each collection
@@ -54,22 +46,17 @@ def test_queries(collections: list) -> list:  # texts, equally many from each co
 
 @remembered({})
 def prepare(folder: Path, small: bool) -> None:
-    "Read the collections, count and encode; writes vectors of documents and queries, and the words of half documents."
-    training, others = sources(small)
-    collections = [data.load(source) for source in (*training, *others)]
-    settings = resolve_quietly('splade_ko', 'corrected', 'mini', **(dict(vocabulary=2000) if small else {}))
-    say(f'  splade_ko before training on {", ".join(Path(source).name for source in training)}')
-    model, tokenizer, _ = model_in(folder/'model', settings, data.load(','.join(training)), SEED, folder/'cache',
-                                   learns=False)
+    "Read the collections and encode; writes vectors of documents and queries, and the words of half documents."
+    collections, (model, tokenizer) = [*map(load, sources(small))], open_model('released')
     texts = {(each.name, id): text for each in collections for id, text in each.texts.items()}
     say(f'  {len(texts):,} documents of {", ".join(each.name for each in collections)}')
     queries = test_queries(collections)
     sparse.save_npz(folder/'documents.npz', encode_collection(model, tokenizer, texts, progress=True)[0])
     sparse.save_npz(folder/'queries.npz', encode(model, tokenizer, queries, document=False))
-    np.save(folder/'frequencies.npy', model.frequencies.numpy())
+    np.save(folder/'frequencies.npy', model.frequencies)
     write_json(folder/'setup.json', dict(
-        names=[each.name for each in collections], sizes=[len(each.texts) for each in collections],
-        taught=[each.name for each in collections[:len(training)]], idf_prior_documents=settings.idf_prior_documents,
+        data={each.name: each.hash for each in collections}, sizes=[len(each.texts) for each in collections],
+        idf_prior_documents=model.settings.idf_prior_documents,
         words=split([half for text in texts.values() for half in halves(text)]), asked_words=split(queries)))
 
 
@@ -82,7 +69,7 @@ class Source:
                                         for name in ('documents', 'queries'))
         *counts, number = np.load(folder/'frequencies.npy').tolist()
         self.frequencies = Frequencies(int(number), np.array(counts))
-        vars(self).update(read_json(folder/'setup.json'))  # names, sizes, taught, words, asked_words, ...
+        vars(self).update(read_json(folder/'setup.json'))  # data, sizes, words, asked_words, ...
 
     def pairs(self, size: int) -> tuple:  # [size] documents that give one half, [size] that give the other
         generator, real = np.random.default_rng(size), sum(self.sizes)

