@@ -1,6 +1,6 @@
 """Measure the parts of the benchmark that have no result yet, then write the pages.
 
-    python benchmarks/run.py [PART ...] [--force] [--small --results FOLDER]
+    python benchmarks/run.py [--part PARTS] [--force] [--small --results FOLDER]
 """
 import importlib, re
 from pathlib import Path
@@ -12,13 +12,12 @@ PARTS = ('head', 'step', 'pooling', 'start', 'encode', 'int8', 'engines')  # `gp
 
 def options():
     reader = CommandLine(description=__doc__.splitlines()[0])
-    reader.add_argument('parts', nargs='*', metavar='PART',
-                        help=f'of {", ".join(PARTS)}, separated by spaces or commas; all by default')
-    reader.add_argument('--force', action='store_true', help='measure again what has a result')
+    reader.add_argument('--part', default='', help=f'of {", ".join(PARTS)}, separated by spaces or commas; all by default')
+    reader.add_argument('--force', nargs='?', const='1', default='', help='measure again what has a result')
     reader.add_argument('--small', action='store_true', help='tiny shapes, to see whether it runs')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     given = reader.parse_args()
-    given.parts = re.findall(r'[^,\s]+', ' '.join(given.parts)) or PARTS
+    given.parts = re.findall(r'[^,\s]+', given.part) or PARTS
     if unknown := set(given.parts) - set(PARTS):
         reader.error(f'no such part: {", ".join(sorted(unknown))}. Parts: {", ".join(PARTS)}')
     return given

@@ -285,19 +285,6 @@ DOCUMENTS = ['README.md', 'README.ko.md', 'CONTRIBUTING.md', 'CHANGELOG.md', *(f
     'commands', 'commands_ko', 'data', 'data_ko', 'rent_a_gpu', 'results', 'results_ko', 'versions', 'versions_ko', 'walks'))]
 
 
-def test_make_passes_parameters_that_exist():
-    lines = [line for line in (ROOT/'Makefile').read_text().splitlines() if 'parameters' in line or 'papermill' in line]
-    for line in lines:
-        named = re.search(r'nbs/([\w/]+)\.ipynb', line)
-        assert set(re.findall(r'-[rp] (\w+)', line)) <= parameters(named[1] if named else 'train').keys(), line
-
-
-def test_make_hands_a_whole_evaluation_on():
-    done = program('make', '-n', 'evaluate-full')
-    assert done.returncode == 0, done.stderr
-    assert set(re.findall(r'-[rp] (\w+)', done.stdout)) == parameters('evaluate_full').keys()
-
-
 @pytest.mark.parametrize('document', DOCUMENTS)
 def test_commands_that_are_named_exist(document):
     said = commands(document)

@@ -1,11 +1,14 @@
 """What people type after `make` reaches the programs as it was typed: stubs in place of the programs record what they
-were given, and no text runs as a command."""
+were given, and no text runs as a command. And docs/run_notebook.py, which most targets call."""
 import json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 from conftest import ROOT
+from splade_nb import cli
 from splade_nb.config.settings import read_overrides
 from splade_nb.config.versions import resolve
+sys.path.insert(0, str(ROOT/'docs'))
+import run_notebook
 
 # Writes its name and arguments; as `python -m venv --clear FOLDER` it makes an environment with itself as Python.
 STUB = r'''#!/bin/sh
@@ -20,8 +23,20 @@ HOSTILE = {
     'or': '| touch X || touch X', 'hash': 'a # b', 'percent': '50% %', 'backslash': 'a\\b\\', 'dollars': '${HOME} $$ $',
     'glob': '* ? ~ [a-z]', 'braces': '{a} {0}', 'redirect': '> X < X', 'out-of-quotes': '"; touch X; "',
     'out-of-apostrophes': "'; touch X; '", 'spaces': 'a  b   c', 'variable': '$(QUERY) ${typed_QUERY}'}
-NAMES = re.search(r'^known\s*:= (.*)', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split()
-TARGETS = 'train resume train-distributed resume-distributed report evaluate evaluate-full evaluate-board study leaderboard record data search serve export release bench gpu pretrain resume-pretrain fit'.split()
+PROGRAMS = {  # what a target calls, and the names that it takes
+    **{target: (f'docs/run_notebook.py {target}', names) for target, names in {
+        'train': 'VERSION RECIPE SCALE DATA SEED OUT SETTINGS', 'resume': 'VERSION RECIPE SCALE DATA SEED OUT SETTINGS',
+        'train-distributed': 'VERSION DATA OUT SETTINGS PROCESSES SCALE_BATCH', 'resume-distributed': 'OUT PROCESSES', 'report': 'OUT',
+        'pretrain': 'DATA SCALE BACKBONE TOKENS SEED OUT SETTINGS', 'resume-pretrain': 'OUT DATA', 'compare': 'RUNS',
+        'evaluate-full': 'MODEL COLLECTIONS SAMPLE DENSE OUT', 'evaluate-board': 'MODEL TASKS SPLIT OUT', 'study': 'STUDY SETTINGS',
+        'leaderboard': 'DATA TEST SYSTEMS SEEDS STEPS RESULTS', 'rehearse': 'DATA SETTINGS'}.items()},
+    **{target: (f'-m splade_nb.cli {target}', names) for target, names in {
+        'evaluate': 'MODEL DATA SPLIT WHAT HYBRID', 'search': 'MODEL DATA QUERY ENGINE INDEX HYBRID',
+        'serve': 'MODEL DATA ENGINE INDEX HYBRID HOST PORT', 'data': 'NAME FROM INTO TRIPLETS', 'fit': 'DATA OUT SEED SETTINGS',
+        'export': 'MODEL TO LICENCE PUSH DATA EXPORT', 'release': 'MODEL LICENCE EXPORT'}.items()},
+    'record': ('docs/records_page.py', 'ENTRY'), 'bench': ('benchmarks/run.py', 'PART FORCE'),
+    'gpu': ('benchmarks/gpu.py', 'MINUTES STAGE DEVICE PACK FORCE')}
+NAMES = sorted({name for _, names in PROGRAMS.values() for name in names.split()})
 
 each_text = pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 FEW = {name: HOSTILE[name] for name in ('price', 'make-shell', 'out-of-quotes', 'out-of-apostrophes')}
@@ -39,7 +54,7 @@ class Workshop:
         if ready: self.environment()
 
     def environment(self) -> None:
-        for name in ('python', 'papermill', 'tensorboard', 'nbdev_export'): self.stub(self.folder/self.venv/'bin'/name)
+        for name in ('python', 'tensorboard'): self.stub(self.folder/self.venv/'bin'/name)
         (self.folder/self.venv/'.ready').write_text(f'{self.folder.resolve()}\n', encoding='utf-8')
 
     def stub(self, path: Path) -> Path:
@@ -48,15 +63,8 @@ class Workshop:
         path.chmod(0o755)
         return path
 
-    def notebook(self, version: str) -> Path:
-        "What a run leaves for its report."
-        path = self.folder/'outputs'/version/'train.ipynb'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        return path
-
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        of_make = ('MAKE', 'MFLAGS', 'typed_', *NAMES)
+        of_make = ('MAKE', 'MFLAGS', 'typed_', 'VENV', 'PYTHON', *NAMES)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
         told = dict(RECORD=str(self.record), PATH=f'{self.tools}:{os.environ["PATH"]}') | environment
         return subprocess.run(['make', '--no-print-directory', *arguments], cwd=self.folder, env=clean | told,
@@ -76,155 +84,85 @@ class Workshop:
 def workshop(tmp_path): return Workshop(tmp_path)
 
 
-EXPORT = ['nbdev_export']  # an edited notebook is what trains
+def options(call: list) -> dict:  # option -> text
+    return dict(text.removeprefix('--').split('=', 1) for text in call if text.startswith('--'))
 
 
-def wanted(value: dict) -> list[list[str]]:
-    "The calls of TARGETS, in their order."
-    given = lambda **names: [f'--{option}={value[name]}' for option, name in names.items()]
-    pairs = lambda flag, *names: [part for name in names for part in (flag, name.lower(), value[name])]
-    notebook = lambda folder, name: f'{value[folder]}/{name}.ipynb'.replace('{', '{{').replace('}', '}}')
-    papermill = ['papermill', '--log-output', '--no-progress-bar']
-    train = [*papermill, 'nbs/train.ipynb', notebook('OUT', 'train'),
-             *pairs('-r', 'VERSION', 'RECIPE', 'SCALE', 'DATA'), *pairs('-p', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
-    pretrain = [*papermill, 'nbs/pretrain.ipynb', notebook('OUT', 'pretrain'), *pairs('-r', 'DATA', 'SCALE', 'BACKBONE'),
-                *pairs('-p', 'TOKENS', 'SEED'), *pairs('-r', 'OUT', 'SETTINGS')]
-    finished = [*train[:5], '-r', 'out', value['OUT'], '-p', 'finished', 'True']
-    settings = [f'{name.lower()}={value[name]}' for name in 'RECIPE SCALE DATA SEED OUT SETTINGS SCALE_BATCH'.split()]
-    torchrun = ['python', '-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={value["PROCESSES"]}',
-                '-m', 'splade_nb.training']
-    distributed = lambda *resume: [[*torchrun, *resume, '--set', *settings, '--', value['VERSION']], finished]
-    page = lambda folder, name: [f'{value[folder]}/{name}.ipynb', f'{value[folder]}/report.html']
-    report = lambda folder, name: ['python', 'docs/report_html.py', *page(folder, name)]
-    judge = [*papermill, 'nbs/evaluate_full.ipynb', notebook('FULL', 'evaluate_full'),
-             *pairs('-r', 'MODEL', 'COLLECTIONS'), *pairs('-p', 'SAMPLE'), *pairs('-r', 'DENSE'),
-             '-r', 'out', value['FULL']]
-    on_board = [*papermill, 'nbs/evaluate.ipynb', notebook('BOARD', 'evaluate'), *pairs('-r', 'MODEL', 'TASKS', 'SPLIT'), '-r', 'out', value['BOARD']]
-    braced = value['STUDY'].replace('{', '{{').replace('}', '}}')
-    study = [*papermill, f'nbs/studies/{braced}.ipynb', f'outputs/studies/{braced}.ipynb', '-y', value['SETTINGS'],
-             '-p', 'measure', 'True']
-    board = [*papermill, 'nbs/studies/leaderboard.ipynb', 'outputs/studies/leaderboard.ipynb', '-p', 'measure', 'True',
-             *pairs('-r', 'DATA', 'TEST', 'SYSTEMS', 'SEEDS', 'STEPS', 'RESULTS')]
-    shown = lambda name: ['python', 'docs/report_html.py', *(f'outputs/studies/{name}.{kind}' for kind in ('ipynb', 'html'))]
-    written = given(model='MODEL', to='TO', out='EXPORT', licence='LICENCE', push='PUSH', data='DATA')
-    box = given(model='MODEL', data='DATA', engine='ENGINE', index='INDEX')
-    return [
-        EXPORT, train, report('OUT', 'train'), EXPORT, [*train, '-p', 'resume', 'True'], report('OUT', 'train'),
-        EXPORT, *distributed(), report('OUT', 'train'), EXPORT, *distributed('--resume'), report('OUT', 'train'),
-        finished, report('OUT', 'train'),
-        ['python', '-m', 'splade_nb.cli', 'evaluate', *given(model='MODEL', data='DATA', split='SPLIT', what='WHAT', hybrid='HYBRID')],
-        judge, report('FULL', 'evaluate_full'), on_board, report('BOARD', 'evaluate'),
-        study, shown(value['STUDY']), board, shown('leaderboard'),
-        ['python', 'docs/records_page.py', f'--entry={value["ENTRY"]}'],
-        ['python', '-m', 'splade_nb.cli', 'data', f'--name={value["NAME"]}', f'--from={value["FROM"]}', *given(into='INTO', triplets='TRIPLETS')],
-        ['python', '-m', 'splade_nb.serving.searcher', *box, *given(query='QUERY', hybrid='HYBRID')],
-        ['python', '-m', 'splade_nb.serving.web', *box, *given(port='PORT', host='HOST', hybrid='HYBRID')],
-        ['python', '-m', 'splade_nb.cli', 'export', *written],
-        ['python', '-m', 'splade_nb.cli', 'release', *given(model='MODEL', licence='LICENCE', out='EXPORT')],
-        ['python', 'benchmarks/run.py', '--force', '--', value['PART']],
-        ['python', 'benchmarks/gpu.py', *given(minutes='MINUTES', device='DEVICE', stage='STAGE', pack='PACK'), '--force'],
-        EXPORT, pretrain, report('OUT', 'pretrain'), EXPORT, [*pretrain, '-p', 'resume', 'True'], report('OUT', 'pretrain'),
-        ['python', '-m', 'splade_nb.cli', 'fit', *given(data='DATA', out='OUT', seed='SEED', settings='SETTINGS')]]
+@few_texts
+def test_every_variable_reaches_its_program_as_it_was_typed(text, tmp_path):
+    shop = Workshop(tmp_path, venv=f'VENV {text}')
+    for target, (program, names) in PROGRAMS.items():
+        told = {name: f'{name} {text}' for name in names.split()}
+        done = shop.make(target, f'VENV={shop.venv}', *(f'{name}={value}' for name, value in told.items()))
+        assert done.returncode == 0, done.stderr
+        wanted = {dict(EXPORT='out').get(name, name.lower()): value for name, value in told.items()}
+        call = shop.calls()[-1]
+        assert call[:1 + len(program.split())] == ['python', *program.split()] and options(call) == wanted
+    assert shop.intruders() == [] and len(shop.calls()) == len(PROGRAMS)
 
 
-def values(text: str) -> dict: return {name: f'{name} {text}' for name in NAMES}
-
-
-def check_calls(shop: Workshop, done: subprocess.CompletedProcess, value: dict) -> None:
-    assert done.returncode == 0, done.stderr
-    assert shop.calls() == wanted(value)
-    assert shop.intruders() == [] and {path.name for path in shop.folder.iterdir()} >= {value['OUT'], value['FULL'], value['BOARD']}
-
-
-@each_text
-def test_every_variable_reaches_the_programs_as_it_was_typed(text, tmp_path):
-    value = values(text)
-    shop = Workshop(tmp_path, venv=value['VENV'])
-    check_calls(shop, shop.make(*TARGETS, *(f'{name}={told}' for name, told in value.items())), value)
+def test_the_programs_know_the_names_that_make_tells_of():
+    commands = cli.parser().commands.choices
+    scripts = dict(record='docs/records_page.py', bench='benchmarks/run.py', gpu='benchmarks/gpu.py')
+    for target, (program, names) in PROGRAMS.items():
+        if 'splade_nb.cli' in program: known = {name.removeprefix('--') for action in commands[target]._actions for name in action.option_strings}
+        elif target in scripts: known = set(re.findall(r"add_argument\('--(\w+)'", (ROOT/scripts[target]).read_text(encoding='utf-8')))
+        else: known = {*run_notebook.defaults({'study': 'studies/gates'}.get(target, run_notebook.TARGETS[target][0])), 'study', *run_notebook.OF_PROCESSES}
+        assert {dict(EXPORT='out').get(name, name.lower()) for name in names.split()} <= known | {'settings'}, target
+    said = {name for line in (ROOT/'Makefile').read_text(encoding='utf-8').splitlines() if line.split(':')[0] in PROGRAMS
+            for name in re.findall(r'\b[A-Z_]{2,}\b', line.partition('## ')[2])}
+    assert said - set(NAMES) <= {'JSON', 'BM25', 'MTEB', 'CPU', 'GPU', 'ONNX'}
 
 
 def test_the_environment_says_only_where_python_is(tmp_path):
     "WSL sets NAME, a shell PORT or DATA, a CI VERSION: none of them trains, fetches or serves something else."
-    typed, given = ('train', 'data', 'search', 'serve', 'export', 'gpu', 'QUERY=한복'), {name: 'other' for name in NAMES if name not in ('PYTHON', 'VENV')}
+    targets = ('train', 'data', 'search QUERY=한복', 'serve', 'export', 'gpu', 'evaluate-full', 'fit')
+    given = {name: 'other' for name in (*NAMES, 'other', 'by', 'run', 'model', 'texts')}
     calls = []
     for folder, environment in (('bare', {}), ('set', given)):
         (tmp_path/folder).mkdir()
         shop = Workshop(tmp_path/folder, venv="it's mine")
-        done = shop.make(*typed, VENV="it's mine", **environment)
-        assert done.returncode == 0, done.stderr
+        for target in targets:
+            done = shop.make(*target.split(), VENV="it's mine", **environment)
+            assert done.returncode == 0, done.stderr
         calls.append(shop.calls())
-    assert calls[0] == calls[1] and len(calls[0]) > len(typed)
+    assert calls[0] == calls[1] and len(calls[0]) == len(targets)
 
 
 def test_a_text_that_begins_with_a_dash_is_no_option(workshop):
-    done = workshop.make('search', 'bench', 'QUERY=-5도 이하', 'PART=--force')
-    assert done.returncode == 0, done.stderr
+    for typed in (('search', 'QUERY=-5도 이하'), ('bench', 'PART=--force')): assert workshop.make(*typed).returncode == 0
     search, bench = workshop.calls()
-    assert '--query=-5도 이하' in search and bench[-2:] == ['--', '--force']
+    assert '--query=-5도 이하' in search and bench[-1] == '--part=--force'
 
 
-def test_defaults_follow_what_is_given(workshop):
-    done = workshop.make('train', 'leaderboard', 'export', 'VERSION=v23', 'SEED=7')
-    assert done.returncode == 0, done.stderr
-    _, trained, _, board, _, export = workshop.calls()
-    assert trained[5:] == ['-r', 'version', 'v23', '-r', 'recipe', 'corrected', '-r', 'scale', 'auto',
-                           '-r', 'data', 'mini', '-p', 'seed', '7', '-r', 'out', 'outputs/v23', '-r', 'settings', '']
-    written = 'outputs/v23/sentence-transformers'
-    assert board[-5:] == ['measure', 'True', '-r', 'data', 'mini']
-    assert export[4:] == ['--model=outputs/v23', '--to=sentence-transformers', f'--out={written}', '--licence=unknown']
+def test_what_is_empty_is_as_if_it_were_not_typed_but_in_a_notebook(workshop):
+    for target in ('search QUERY=제주 HYBRID=', 'evaluate-full DENSE='): assert workshop.make(*target.split()).returncode == 0
+    search, judged = map(options, workshop.calls())
+    assert 'hybrid' not in search and judged['dense'] == ''
 
 
-def test_a_pretrained_backbone_has_a_folder_of_its_own(workshop):
-    done = workshop.make('pretrain')
-    assert done.returncode == 0, done.stderr
-    _, pretrained, _ = workshop.calls()
-    assert pretrained[3:] == ['nbs/pretrain.ipynb', 'outputs/pretrain/pretrain.ipynb', '-r', 'data', 'mini', '-r', 'scale', 'auto',
-                              '-p', 'seed', '42', '-r', 'out', 'outputs/pretrain', '-r', 'settings', '']
-
-
-def test_a_search_without_a_query_says_so(workshop):
-    done = workshop.make('search')
-    assert done.returncode and 'there is no QUERY' in done.stderr and workshop.calls() == []
-
-
-def test_a_record_without_a_file_says_so(workshop):
-    done = workshop.make('record')
-    assert done.returncode and 'there is no ENTRY' in done.stderr and workshop.calls() == []
-
-
-def test_a_study_without_a_name_says_so(workshop):
-    done = workshop.make('study')
-    assert done.returncode and 'there is no STUDY' in done.stderr and workshop.calls() == []
+def test_exports_have_a_folder_of_their_own(workshop):
+    for typed in ((), ('VERSION=v23', 'TO=onnx'), ('OUT=here',)): assert workshop.make('export', *typed).returncode == 0
+    assert [(call['model'], call['out']) for call in map(options, workshop.calls())] == [
+        ('outputs/v28', 'outputs/v28/sentence-transformers'), ('outputs/v23', 'outputs/v23/onnx'), ('here', 'here/sentence-transformers')]
 
 
 # Names in targets
 
 @few_texts
 def test_a_version_in_a_target_is_a_name(text, workshop):
-    for name in ('tail', 'flock'): workshop.stub(workshop.tools/name)
-    finished(workshop, 'v27')
-    goals = [f'{goal}-{text}' for goal in ('train', 'resume', 'tensorboard', 'logs', 'after-v27')]
-    done = workshop.make(*goals, f'QUERY={text}')
+    workshop.stub(workshop.tools/'tail')
+    goals = [*(f'{goal}-{text}' for goal in ('train', 'resume', 'tensorboard', 'logs', 'after-v27')), f'train-{text}-bg']
+    done = workshop.make(*goals, f'DATA={text}')
     assert done.returncode == 0, done.stderr
-    calls = workshop.calls()
-    trained = [call for call in calls if call[0] == 'papermill']
-    assert [call[call.index('version') + 1] for call in trained] == [text] * 3
-    assert [call[call.index('out') + 1] for call in trained] == [f'outputs/{text}'] * 3
-    assert [call for call in calls if call[0] not in ('papermill', 'python', *EXPORT)] == [
-        ['tensorboard', f'--logdir=outputs/{text}'], ['tail', '-n', '40', '-F', f'outputs/{text}/train.log'],
-        ['flock', 'outputs/v27/.lock', 'true']]
+    calls, run = workshop.calls(), ['python', 'docs/run_notebook.py']
+    of_version = dict(version=text, out=f'outputs/{text}', data=text)
+    assert [(call[:3], options(call)) for call in calls if call[0] == 'python'] == [
+        ([*run, 'train'], of_version), ([*run, 'resume'], of_version),
+        ([*run, 'after'], dict(name=f'v27-{text}', data=text)), ([*run, 'background'], dict(name=text, data=text))]
+    assert [call for call in calls if call[0] != 'python'] == [
+        ['tensorboard', f'--logdir=outputs/{text}'], ['tail', '-n', '40', '-F', f'outputs/{text}/train.log']]
     assert workshop.intruders() == []
-
-
-@few_texts
-def test_a_version_in_the_background_is_a_name(text, workshop):
-    workshop.stub(workshop.tools/'nohup')
-    os.mkfifo(workshop.record)  # reading waits until the background has written
-    done = workshop.make(f'train-{text}-bg')
-    assert done.returncode == 0 and f'make logs-{text}\n' in done.stdout, done.stderr
-    begun = ['nohup', 'make', '--no-print-directory', 'train', f'VERSION={text}', f'OUT=outputs/{text}']
-    assert workshop.calls() == [begun]
-    assert workshop.intruders() == [] and (workshop.folder/'outputs'/text/'train.log').exists()
 
 
 @pytest.mark.parametrize('typed, model', [((), 'splade_nb/released'), (('VERSION=v27',), 'outputs/v27'), (('OUT=here',), 'here'),
@@ -242,77 +180,30 @@ def test_after_training_the_trained_model_is_used(workshop):
     assert '--model=outputs/v28' in workshop.calls()[-1]
 
 
-def finished(shop: Workshop, version: str, moment: int = 10**10) -> Path:
-    "A run that began and ended: its lock, and its summary, written `moment` nanoseconds later."
-    folder = shop.folder/'outputs'/version
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ('.lock', 'summary.json'): (folder/name).touch()
-    began = (folder/'.lock').stat().st_mtime_ns
-    os.utime(folder/'summary.json', ns=2 * (began + moment,))
-    return folder
+# Unknown variables
+
+@pytest.mark.parametrize('name', ['version', "VER'SION", '`touch>X`', 'VERSION;touch'])
+def test_a_name_that_is_not_in_capitals_is_none(name, workshop):
+    done = workshop.make('train', f'{name}=v23', 'PYTHON=$(touch X); touch X')
+    assert done.returncode and 'no such variable' in done.stderr and workshop.calls() == [] and workshop.intruders() == []
 
 
-@pytest.mark.parametrize('goal, there, given, data', [
-    ('v27', True, (), 'data/v24.0,data/v27.0'), ('v27', True, ('DATA=mine',), 'mine'), ('v27', False, (), 'mini'), ('v26', True, (), 'mini')])
-def test_v27_learns_from_its_travel_data_too(goal, there, given, data, workshop):
-    for name in ('v24.0', 'v27.0') if there else ('v24.0',): (workshop.folder/'data'/name).mkdir(parents=True)
-    done = workshop.make(f'train-{goal}', *given)
-    call = next(call for call in workshop.calls() if call[0] == 'papermill')
-    assert done.returncode == 0 and call[call.index('data') + 1] == data, done.stderr
+@pytest.mark.parametrize('typed, said', [
+    ('train --verison=v23', "unknown parameter 'verison': did you mean 'version'?"), ('study --study=gate', "did you mean 'studies/gates'?"),
+    ('evaluate-full --sampel=10', "did you mean 'sample'?"), ('study --study=gates --seedz=4', "did you mean 'seeds'?"),
+    ('study --study=gates --settings={"seedz":1}', "did you mean 'seeds'?"), ('train --version=v99', "unknown version 'v99'"),
+    ('train --processes=2', "unknown parameter 'processes'"), ('train v28', 'allowed: --name=value'), ('study', "unknown notebook 'studies/'"),
+    ('trian', "did you mean 'train'?")])
+def test_a_misspelt_name_is_told_what_is_near(typed, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_notebook.main(typed.split()) == 2 and said in capsys.readouterr().err
+    assert [*tmp_path.rglob('*.ipynb')] == []
 
 
-def test_a_version_is_trained_after_another_that_finished(workshop):
-    finished(workshop, 'v27')
-    done = workshop.make('after-v27-v28')
-    assert done.returncode == 0, done.stderr
-    assert ['papermill', 'python'] == [call[0] for call in workshop.calls()[1:]]
-
-
-@pytest.mark.parametrize('state', ('nothing', 'failed', 'failed again', 'failed at its launch'))
-def test_nothing_is_trained_after_a_version_that_failed(state, workshop):
-    if state == 'failed': (finished(workshop, 'v27')/'summary.json').unlink()
-    if state == 'failed again': finished(workshop, 'v27', -10**10)  # the summary is of an earlier run
-    if state == 'failed at its launch':
-        folder, papermill = finished(workshop, 'v27', -10**10), workshop.folder/'.venv'/'bin'/'papermill'
-        papermill.write_text('#!/bin/sh\nexit 1\n', encoding='utf-8')
-        assert workshop.make('train-v27').returncode
-        workshop.stub(papermill)
-        workshop.record.unlink()
-        assert (folder/'.lock').stat().st_mtime_ns > (folder/'summary.json').stat().st_mtime_ns
-    done = workshop.make('after-v27-v28')
-    assert done.returncode and 'outputs/v27: its last run did not finish' in done.stderr and workshop.calls() == []
-
-
-def test_after_waits_for_a_run_in_the_background_from_its_launch_on(workshop):
-    "The run ends only when `after` already waits: it asks for a lock that is held before any program has begun."
-    folder, waits = finished(workshop, 'v27', -10**10), workshop.tools/'waits'
-    os.mkfifo(waits)
-    flock = workshop.tools/'flock'  # says that it waits, then does
-    flock.write_text(f'#!/bin/sh\ncase "$1" in *.launch) echo > "{waits}"\nesac\nexec {shutil.which("flock")} "$@"\n', encoding='utf-8')
-    flock.chmod(0o755)
-    papermill = workshop.folder/'.venv'/'bin'/'papermill'
-    papermill.write_text(f'#!/bin/sh\ncase "$*" in *v27*) read line < "{waits}"; touch -d "+1 hour" outputs/v27/summary.json\nesac\n'
-                         + STUB.partition('\n')[2], encoding='utf-8')
-    assert workshop.make('train-v27-bg').returncode == 0
-    second = workshop.make('train-v27-bg')
-    assert second.returncode and 'is training in the background' in second.stderr
-    done = workshop.make('after-v27-v28')
-    assert done.returncode == 0, done.stderr
-    trained = [call[call.index('version') + 1] for call in workshop.calls() if call[0] == 'papermill']
-    assert trained == ['v27', 'v28'] and folder.exists()
-
-
-def test_a_report_is_made_again_without_the_notebook_where_that_is_new(workshop):
-    notebook, folder = workshop.notebook('v28'), finished(workshop, 'v28')
-    assert workshop.make('report').returncode == 0 and workshop.calls()[0][0] == 'papermill', 'a later run has none'
-    os.utime(folder/'summary.json', ns=2 * (notebook.stat().st_mtime_ns,))
-    workshop.record.unlink()
-    assert workshop.make('report').returncode == 0 and [call[0] for call in workshop.calls()] == ['python']
-
-
-def test_after_needs_two_versions(workshop):
-    done = workshop.make('after-v27')
-    assert done.returncode and 'two versions' in done.stderr and workshop.calls() == []
+def test_a_misspelt_option_of_a_command_is_told_what_is_near(capsys):
+    for typed, said in (('search --querry=제주 --data=mini', "'--querry': did you mean '--query'?"), ('train v28 --sett steps=1', "did you mean '--set'?")):
+        with pytest.raises(SystemExit, match='2'): cli.main(typed.split())
+        assert said in capsys.readouterr().err
 
 
 # The environment
@@ -322,11 +213,10 @@ def test_the_environment_is_made_where_it_is_asked_for(text, tmp_path):
     shop = Workshop(tmp_path, venv=f'venv {text}', ready=False)
     python = shop.stub(shop.tools/f'python {text}')
     given = (f'VENV={shop.venv}', f'PYTHON={python}')
-    shop.notebook('v28')
     done = shop.make('report', 'clean', *given)
     assert done.returncode == 0, done.stderr
     made, *installed, report = shop.calls()
-    assert made == [python.name, '-m', 'venv', '--clear', shop.venv] and report[:2] == ['python', 'docs/report_html.py']
+    assert made == [python.name, '-m', 'venv', '--clear', shop.venv] and report[:3] == ['python', 'docs/run_notebook.py', 'report']
     assert installed[-1][-1] == '.[all]' and {call[0] for call in installed} == {'python'}
     assert (shop.folder/shop.venv/'.ready').read_text(encoding='utf-8') == f'{shop.folder.resolve()}\n'
     shop.record.unlink()
@@ -346,54 +236,9 @@ def test_the_environment_is_made_again_where_it_is_old(change, again, workshop):
         os.utime(newer, ns=2 * (ready.stat().st_mtime_ns + 10**10,))
     python = workshop.stub(workshop.tools/'python')
     if again: shutil.rmtree(workshop.folder/'.venv'/'bin')
-    workshop.notebook('v28')
     assert workshop.make('report', f'PYTHON={python}').returncode == 0
     calls = workshop.calls()
     assert len(calls) == 2 + again and ([*calls[0][:3], *calls[0][4:]] == ['python', '-m', 'venv', '.venv']) == again
-
-
-# Unknown variables
-
-@pytest.mark.parametrize('name, said', [('VERISON', "did you mean 'VERSION'? Known: PYTHON"),
-                                        ('version', "did you mean 'VERSION'?"),
-                                        ('BANANA', 'no such variable: BANANA: Known: PYTHON'),
-                                        ("VER'SION", "did you mean 'VERSION'?"),
-                                        ('`touch>X`', 'Known: PYTHON'), ('VERSION;touch', 'Known: PYTHON')])
-def test_a_misspelt_variable_is_told_what_is_near(name, said, workshop):
-    (workshop.folder/'splade_nb').mkdir()
-    shutil.copy(ROOT/'splade_nb'/'__init__.py', workshop.folder/'splade_nb')
-    shutil.copytree(ROOT/'splade_nb'/'config', workshop.folder/'splade_nb'/'config')
-    done = workshop.make('train', f'{name}=v23', f'PYTHON={sys.executable}')
-    assert done.returncode and said in done.stderr and workshop.calls() == [] and workshop.intruders() == []
-
-
-def test_without_python_the_variables_are_listed(workshop):
-    done = workshop.make('train', 'VERISON=v23', 'PYTHON=$(touch X); touch X')
-    assert done.returncode and 'no such variable: VERISON: Known: PYTHON' in done.stderr
-    assert workshop.intruders() == []
-
-
-# papermill itself
-
-@pytest.mark.slow
-def test_papermill_gives_the_notebook_what_was_typed(workshop):
-    "The real papermill writes the notebook without running it; the cell of parameters is run here."
-    (workshop.folder/'nbs').mkdir()
-    shutil.copy(ROOT/'nbs'/'train.ipynb', workshop.folder/'nbs')
-    papermill = workshop.folder/'.venv'/'bin'/'papermill'
-    papermill.write_text('#!/bin/sh\nexec "$PAPERMILL" --prepare-only "$@"\n', encoding='utf-8')
-    settings = '{"language_allows": ["don\'t", "$(touch X)", "`가격` \\"5\\" \\\\", "{a}"]}'
-    out = f'out {HOSTILE["braces"]} {HOSTILE["apostrophe"]} {HOSTILE["price"]}'
-    program = Path(sys.executable).with_name('papermill')
-    done = workshop.make('train', f'SETTINGS={settings}', f'OUT={out}', PAPERMILL=str(program))
-    assert done.returncode == 0, done.stderr
-    notebook = json.loads((workshop.folder/out/'train.ipynb').read_text(encoding='utf-8'))
-    injected, = (cell for cell in notebook['cells'] if 'injected-parameters' in cell['metadata'].get('tags', []))
-    found = {}
-    exec(''.join(injected['source']), found)
-    assert found['settings'] == settings and found['out'] == out
-    allowed = resolve('v28', 'corrected', 'mini', **read_overrides(found['settings'])).language_allows
-    assert allowed == ("don't", '$(touch X)', '`가격` "5" \\', '{a}')
 
 
 @pytest.mark.parametrize('part', ['language', 'context'])
@@ -401,5 +246,159 @@ def test_one_part_of_an_evaluation(part, workshop):
     "The model is that of the version's folder, or of OUT where it is given."
     for given, model in (([], 'outputs/v28'), (['OUT=outputs/mine'], 'outputs/mine')):
         assert (done := workshop.make(f'eval-v28-{part}', *given)).returncode == 0, done.stderr
-        wanted = ['evaluate', f'--model={model}', '--data=mini', '--split=test', f'--what={part}']
-        assert workshop.calls()[-1] == ['python', '-m', 'splade_nb.cli', *wanted]
+        assert workshop.calls()[-1] == ['python', '-m', 'splade_nb.cli', 'evaluate', f'--model={model}', '--data=mini', f'--what={part}']
+
+
+# What runs a notebook
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    "A folder in which papermill, the export and the report record what they are given."
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    def papermill(arguments, standalone_mode):
+        calls.append(arguments)
+        Path(arguments[3].replace('{{', '{').replace('}}', '}')).touch()
+    monkeypatch.setattr(run_notebook.papermill, 'papermill', papermill)
+    monkeypatch.setattr(run_notebook.subprocess, 'run', lambda command, **options: calls.append(['export', Path(command[0]).name]))
+    monkeypatch.setattr(run_notebook.report_html, 'main', lambda notebook, report: calls.append(['report', str(notebook), str(report)]))
+    return calls
+
+
+def given(call: list) -> dict:  # of papermill: parameter -> (flag, text)
+    assert call[:2] == ['--log-output', '--no-progress-bar']
+    return {name: (flag, text) for flag, name, text in zip(call[4::3], call[5::3], call[6::3])}
+
+
+@each_text
+def test_the_notebook_is_given_what_was_typed(text, desk):
+    out = f'out {text}'
+    assert run_notebook.main(['train', f'--out={out}', f'--data={text}', '--seed=7', f'--settings={text}']) == 0
+    export, call, report = desk
+    assert export == ['export', 'nbdev_export'] and report == ['report', f'{out}/train.ipynb', f'{out}/report.html']
+    assert Path(call[2]) == ROOT/'nbs/train.ipynb' and call[3] == f'{out}/train.ipynb'.replace('{', '{{').replace('}', '}}')
+    assert given(call) == dict(version=('-r', 'v28'), data=('-r', text), seed=('-p', '7'), settings=('-r', text), out=('-r', out))
+    assert Path(out, '.lock').exists()
+
+
+@pytest.mark.parametrize('typed, place, wanted', [
+    ('train --version=v23', 'outputs/v23/train', dict(version='v23', out='outputs/v23', data='mini')),
+    ('resume', 'outputs/v28/train', dict(resume='True', out='outputs/v28')), ('pretrain', 'outputs/pretrain/pretrain', dict(out='outputs/pretrain')),
+    ('compare', 'outputs/compare', dict(runs='')), ('evaluate-board --board=there', 'there/evaluate', dict(out='there', tasks='')),
+    ('study --study=gates --seeds=7', 'outputs/studies/gates', dict(measure='True', seeds='7')),
+    ('leaderboard', 'outputs/studies/leaderboard', dict(measure='True', data='mini')), ('rehearse', 'outputs/studies/rehearsal', dict(measure='True'))])
+def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk):
+    assert run_notebook.main(typed.split()) == 0
+    call, report = desk[-2:]
+    assert call[3] == f'{place}.ipynb' and report[1] == f'{place}.ipynb'
+    assert {name: text for name, (_, text) in given(call).items() if name in wanted} == wanted
+
+
+def test_settings_of_a_study_are_its_parameters(desk):
+    assert run_notebook.main(['study', '--study=gates', '--settings={"seeds": "7"}']) == 0
+    assert desk[0][-2:] == ['-y', '{"seeds": "7"}']
+
+
+def test_a_distributed_run_is_trained_by_torchrun_and_then_shown(desk, monkeypatch):
+    import torch.distributed.run as torchrun
+    monkeypatch.setattr(torchrun, 'main', desk.append)
+    assert run_notebook.main(['resume-distributed', '--version=v27', '--data=a b', '--scale_batch=True']) == 0
+    assert desk[1][:3] == ['--standalone', '--nproc-per-node=auto', '-m'] and desk[1][4] == '--resume' and desk[1][-2:] == ['--', 'v27']
+    assert desk[1][desk[1].index('--set') + 1:-2] == ['data=a b', 'scale_batch=True', 'out=outputs/v27']
+    shown = given(desk[2])
+    assert shown['finished'] == ('-p', 'True') and shown['out'] == ('-r', 'outputs/v27') and len(desk) == 4
+
+
+@pytest.mark.parametrize('version, there, typed, data', [
+    ('v27', True, (), 'data/v24.0,data/v27.0'), ('27', True, (), 'data/v24.0,data/v27.0'), ('v27', True, ('--data=mine',), 'mine'),
+    ('v27', False, (), 'mini'), ('v26', True, (), 'mini')])
+def test_v27_learns_from_its_travel_data_too(version, there, typed, data, desk):
+    for name in ('v24.0', 'v27.0') if there else ('v24.0',): Path('data', name).mkdir(parents=True)
+    assert run_notebook.main(['train', f'--version={version}', *typed]) == 0
+    assert given(desk[1])['data'] == ('-r', data)
+
+
+def finished(version: str, moment: int = 10**10) -> Path:
+    "A run that began and ended: its lock, and its summary, written `moment` nanoseconds later."
+    folder = Path('outputs')/version
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ('.lock', 'summary.json'): (folder/name).touch()
+    began = (folder/'.lock').stat().st_mtime_ns
+    os.utime(folder/'summary.json', ns=2 * (began + moment,))
+    return folder
+
+
+def test_a_report_is_made_again_without_the_notebook_where_that_is_new(desk):
+    folder = finished('v28')
+    assert run_notebook.main(['report']) == 0 and given(desk[0])['finished'] == ('-p', 'True'), 'a later run has none'
+    os.utime(folder/'summary.json', ns=2 * ((folder/'train.ipynb').stat().st_mtime_ns,))
+    desk.clear()
+    assert run_notebook.main(['report']) == 0 and [call[0] for call in desk] == ['report']
+
+
+def test_a_version_is_trained_after_another_that_finished(desk):
+    finished('v27')
+    assert run_notebook.main(['after', '--name=v27-v28']) == 0
+    assert given(desk[1])['version'] == ('-r', 'v28') and given(desk[1])['out'] == ('-r', 'outputs/v28')
+
+
+@pytest.mark.parametrize('state', ('nothing', 'failed', 'failed again', 'failed at its launch'))
+def test_nothing_is_trained_after_a_version_that_failed(state, desk, capsys, monkeypatch):
+    if state == 'failed': (finished('v27')/'summary.json').unlink()
+    if state == 'failed again': finished('v27', -10**10)  # the summary is of an earlier run
+    if state == 'failed at its launch':
+        folder = finished('v27', -10**10)
+        with monkeypatch.context() as broken:
+            broken.setattr(run_notebook.papermill, 'papermill', lambda *arguments, **options: 1 / 0)
+            with pytest.raises(ZeroDivisionError): run_notebook.main(['train', '--version=v27'])
+        assert (folder/'.lock').stat().st_mtime_ns > (folder/'summary.json').stat().st_mtime_ns
+        desk.clear()
+    assert run_notebook.main(['after', '--name=v27-v28']) == 2
+    assert 'outputs/v27: its last run did not finish' in capsys.readouterr().err and desk == []
+
+
+def test_after_needs_two_versions(desk, capsys):
+    assert run_notebook.main(['after', '--name=v27']) == 2 and 'two versions' in capsys.readouterr().err and desk == []
+
+
+def test_after_waits_for_a_run_in_the_background_from_its_launch_on(desk, tmp_path, monkeypatch, capsys):
+    "The run ends only when it is told to, and holds its lock from the launch on, before it has done anything."
+    program, (told, began) = tmp_path/'program.py', (tmp_path/'told', tmp_path/'began')
+    for path in (told, began): os.mkfifo(path)
+    program.write_text(f'import os, pathlib, sys\nprint(sys.argv[1:])\nopen({str(began)!r}, "w").close()\nopen({str(told)!r}).close()\n'
+                       'summary = pathlib.Path("outputs/v27/summary.json")\nsummary.touch()\nos.utime(summary, ns=2 * (2 * 10**18,))\n')
+    monkeypatch.setattr(run_notebook, '__file__', str(program))
+    assert run_notebook.main(['background', '--name=v27', '--seed=7']) == 0
+    assert 'make logs-v27' in capsys.readouterr().out
+    open(began).close()
+    assert run_notebook.main(['background', '--name=v27']) == 2 and 'is training in the background' in capsys.readouterr().err
+    waited, flock = [], run_notebook.fcntl.flock
+    def wait(held, how):
+        waited.append(Path(held.name).name)
+        with pytest.raises(BlockingIOError): flock(held, how | run_notebook.fcntl.LOCK_NB)
+        open(told, 'w').close()
+        flock(held, how)
+    monkeypatch.setattr(run_notebook.fcntl, 'flock', wait)
+    assert run_notebook.main(['after', '--name=v27-v28']) == 0 and waited == ['.launch']
+    assert given(desk[1])['version'] == ('-r', 'v28')
+    assert Path('outputs/v27/train.log').read_text() == "['train', '--seed=7', '--version=v27', '--out=outputs/v27']\n"
+
+
+@pytest.mark.slow
+def test_papermill_gives_the_notebook_what_was_typed(tmp_path, monkeypatch):
+    "The real papermill writes the notebook without running it; the cell of parameters is run here."
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_notebook, 'begin', lambda folder: None)
+    monkeypatch.setattr(run_notebook.report_html, 'main', lambda notebook, report: None)
+    papermill = run_notebook.papermill.papermill
+    monkeypatch.setattr(run_notebook.papermill, 'papermill', lambda arguments, **options: papermill(['--prepare-only', *arguments], **options))
+    settings = '{"language_allows": ["don\'t", "$(touch X)", "`가격` \\"5\\" \\\\", "{a}"]}'
+    out = f'out {HOSTILE["braces"]} {HOSTILE["apostrophe"]} {HOSTILE["price"]}'
+    assert run_notebook.main(['train', f'--settings={settings}', f'--out={out}']) == 0
+    notebook = json.loads((tmp_path/out/'train.ipynb').read_text(encoding='utf-8'))
+    injected, = (cell for cell in notebook['cells'] if 'injected-parameters' in cell['metadata'].get('tags', []))
+    found = {}
+    exec(''.join(injected['source']), found)
+    assert found['settings'] == settings and found['out'] == out
+    allowed = resolve('v28', 'corrected', 'mini', **read_overrides(found['settings'])).language_allows
+    assert allowed == ("don't", '$(touch X)', '`가격` "5" \\', '{a}')

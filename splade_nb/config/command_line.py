@@ -7,9 +7,9 @@ __all__ = ['TEXT_SOURCES', 'Once', 'Several', 'printable', 'CommandLine', 'add_s
            'add_serve_options', 'exit_codes']
 
 # %% ../../nbs/0_config/02_command_line.ipynb #imports
-import argparse, functools, os, sys
+import argparse, functools, itertools, os, sys
 from collections.abc import Callable
-from .files import ConfigError, DataError, clear_errors
+from .files import ConfigError, DataError, alternatives, clear_errors
 
 # %% ../../nbs/0_config/02_command_line.ipynb #once
 class Once(argparse.Action):
@@ -39,12 +39,30 @@ def printable(text: object) -> str:
     def shown(letter): return ' ' if letter.isspace() else letter if letter.isprintable() else ascii(letter)[1:-1]
     return ''.join(map(shown, str(text)))
 
+# %% ../../nbs/0_config/02_command_line.ipynb #known-options
+def _check_options(parser, given: list) -> None:
+    "Leaves the program with an error for an option that a parser does not know, before it misses one that it needs."
+    known = [name for action in parser._actions for name in action.option_strings]
+    for name in (text.partition('=')[0] for text in itertools.takewhile('--'.__ne__, given) if text.startswith('--')):
+        if not any(each.startswith(name) for each in known): parser.error(f'unknown option {name!r}: {alternatives(name, known)}')
+
 # %% ../../nbs/0_config/02_command_line.ipynb #command-line
 class CommandLine(argparse.ArgumentParser):
-    "A parser that loses nothing: `store` is `Once`, `extend` is `Several`."
+    "A parser that loses nothing: `store` is `Once`, `extend` is `Several`; an unknown option is told what is near."
+    commands = None  # of a program that has some
+
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         for name, action in ((None, Once), ('store', Once), ('extend', Several)): self.register('action', name, action)
+
+    def add_subparsers(self, **options):
+        self.commands = super().add_subparsers(**options)
+        return self.commands
+
+    def parse_args(self, args=None, namespace=None):
+        given, choices = sys.argv[1:] if args is None else args, self.commands.choices if self.commands else {}
+        _check_options(next((choices[text] for text in given if text in choices), self), given)
+        return super().parse_args(args, namespace)
 
 # %% ../../nbs/0_config/02_command_line.ipynb #text-sources
 TEXT_SOURCES = ('a .txt file with one on each line, a .jsonl, .csv or .tsv file, one as .xz or .gz, a folder of '
@@ -56,18 +74,20 @@ def add_search_options(parser) -> None: # --model, --data, --engine, --index, --
     parser.add_argument('--model', default='', help='The folder of a run or of a model. The default is the model that '
                                                     'this package brings.')
     parser.add_argument('--data', required=True, help=f'The texts: {TEXT_SOURCES}.')
-    parser.add_argument('--engine', default='exact', help='What ranks the texts: exact, seismic, milvus, qdrant or '
-                                                          'opensearch. The default is exact.')
+    parser.add_argument('--engine', default='exact', help='What ranks the texts: exact, seismic, milvus, qdrant, '
+                                                          'opensearch or postgres. The default is exact.')
     parser.add_argument('--index', default='', help='The address of a server for the vectors, such as '
                                                     'http://localhost:9200/name.')
     parser.add_argument('--hybrid', type=float, default=0.0,
                         help='The weight of dense vectors beside the model, such as 1. The default is none.')
 
+# %% ../../nbs/0_config/02_command_line.ipynb #query-options
 def add_query_options(parser) -> None: # --query, --results
     "What one search takes besides."
     parser.add_argument('--query', required=True, help='The words that are searched.')
     parser.add_argument('--results', type=int, default=5, help='How many texts are printed at most.')
 
+# %% ../../nbs/0_config/02_command_line.ipynb #serve-options
 def add_serve_options(parser) -> None: # --host, --port
     "What the search page takes besides."
     parser.add_argument('--host', default=os.environ.get('SPLADE_NB_HOST') or '127.0.0.1',
