@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 SHELL         := /bin/bash
 .SHELLFLAGS   := -euo pipefail -c
-.DEFAULT_GOAL := help
+help:  ## List the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 # What people type stays as it is typed: make expands no `$` in it (also where it hands it on to another make), and
@@ -12,11 +13,12 @@ SHELL         := /bin/bash
 quoted = '$(subst ','\'',$(1))'
 typed := $(filter-out SHELL MAKE% -%,$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
 odd   := $(shell printf '%s\n' $(foreach name,$(typed),$(call quoted,$(name))) | grep -vxE '[A-Z_]*')
-$(if $(odd),$(error no such variable: $(odd). Names are written in capitals, such as VERSION=v28))
+$(if $(odd),$(error no such variable: $(odd). Names are capital letters and _, such as VERSION=v28))
 $(foreach name,$(typed) PYTHON VENV,$(if $(filter command environment,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 $(foreach name,$(typed) PYTHON VENV,$(eval export typed_$(name) = $$($(name))))
 other      =# names that are no options of the program
 by         =# options that make adds
+first      =# what is done before: what trains is exported, so that an edited notebook counts
 given      = $(filter $(1),$(typed))
 option     = --$(shell tr A-Z a-z <<< $(1))=$$typed_$(1)
 parameters = $(foreach name,$(filter-out PYTHON VENV $(other),$(typed)),"$(call option,$(name))")
@@ -47,13 +49,14 @@ rehearse:  ## Rehearse full scale on a CPU with the triplets in DATA (else made 
 study leaderboard: export OMP_NUM_THREADS = 1
 evaluate-full evaluate-board: other = VERSION
 evaluate-full evaluate-board: by = $(model)
+study: first = : "$${typed_STUDY:?there is no STUDY: make study STUDY=gates. nbs/studies holds them}" &&
+train resume train-distributed resume-distributed pretrain resume-pretrain train-% after-%: first = "$(bin)/nbdev_export" &&
 train resume train-distributed resume-distributed report pretrain resume-pretrain compare evaluate-full evaluate-board study leaderboard rehearse: environment
-	$(notebook) $@ $(by) $(parameters)
-
+	$(first) $(notebook) $@ $(by) $(parameters)
 # One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
 train-% resume-% logs-% tensorboard-% after-% eval-%: export name = $*
-train-%-bg: environment ; @$(notebook) background --name="$$name" $(parameters)
-after-%: environment ; $(notebook) after --name="$$name" $(parameters)
+train-%-bg: environment ; @$(first) $(notebook) background --name="$$name" $(parameters)
+after-%: environment ; $(first) $(notebook) after --name="$$name" $(parameters)
 train-%: ; $(MAKE) --no-print-directory train VERSION="$$name" OUT="outputs/$$name"
 resume-%: ; $(MAKE) --no-print-directory resume VERSION="$$name" OUT="outputs/$$name"
 logs-%: ; tail -n 40 -F "outputs/$$name/train.log"
@@ -70,15 +73,15 @@ export:  ## Write MODEL for sentence-transformers, mlm, onnx, onnx-int8, opensea
 release:  ## Write the model of the finished run MODEL with ONNX, OpenSearch files, card and hashes into EXPORT (LICENCE of the weights)
 search serve evaluate export release: other = OUT VERSION EXPORT
 search serve evaluate: by = $(model) $(texts)
+search: first = : "$${typed_QUERY:?there is no QUERY: make search QUERY=\"한복 입고 경복궁\"}" &&
 fit: by = $(texts)
 export: by = $(model) --out="$${typed_EXPORT:-$(run)/$${typed_TO:-sentence-transformers}}"
 release: by = $(model) --out="$${typed_EXPORT:-outputs/release}"
 data fit search serve evaluate export release: environment
-	@"$(bin)/python" -m splade_nb.cli $@ $(by) $(options)
-record: environment ; @"$(bin)/python" docs/records_page.py $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
+	@$(first) "$(bin)/python" -m splade_nb.cli $@ $(by) $(options)
+record: environment ; @"$(bin)/python" docs/records_page.py --entry="$${typed_ENTRY:?there is no ENTRY: make record ENTRY=mine.json. docs/records.md says how to write one}" $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
 bench: environment ; @"$(bin)/python" benchmarks/run.py $(options)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
-
 # One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
 test test-all: export OMP_NUM_THREADS = 1
 test test-all notebooks: export HF_HUB_OFFLINE = 1
@@ -105,9 +108,6 @@ clean-prepared: environment ; @"$(bin)/python" -m splade_nb.data.prepared "$${ty
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex docs/_static/mermaid.min.js build ./*.egg-info .pytest_cache
 	find . -path "./$$typed_VENV" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
-help:  ## List the targets
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
-
 # The environment holds its own path: half made, or copied from elsewhere, it is made anew.
 own = [ "$$(cat "$$typed_VENV/.ready" 2> /dev/null)" = "$$(pwd -P)" ]
 environment:

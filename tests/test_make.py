@@ -54,7 +54,7 @@ class Workshop:
         if ready: self.environment()
 
     def environment(self) -> None:
-        for name in ('python', 'tensorboard'): self.stub(self.folder/self.venv/'bin'/name)
+        for name in ('python', 'tensorboard', 'nbdev_export'): self.stub(self.folder/self.venv/'bin'/name)
         (self.folder/self.venv/'.ready').write_text(f'{self.folder.resolve()}\n', encoding='utf-8')
 
     def stub(self, path: Path) -> Path:
@@ -77,6 +77,8 @@ class Workshop:
         bare = lambda program: program.removeprefix(f'{self.venv}/bin/').removeprefix(f'{self.tools}/')
         return [[bare(program), *rest] for program, *rest in found]
 
+    def asked(self) -> list: return [call for call in self.calls() if call != ['nbdev_export']]
+
     def intruders(self) -> list: return [path for path in self.folder.parent.rglob('*') if path.name == 'X']
 
 
@@ -98,7 +100,8 @@ def test_every_variable_reaches_its_program_as_it_was_typed(text, tmp_path):
         wanted = {dict(EXPORT='out').get(name, name.lower()): value for name, value in told.items()}
         call = shop.calls()[-1]
         assert call[:1 + len(program.split())] == ['python', *program.split()] and options(call) == wanted
-    assert shop.intruders() == [] and len(shop.calls()) == len(PROGRAMS)
+    assert shop.intruders() == [] and len(shop.asked()) == len(PROGRAMS)
+    assert len(shop.calls()) - len(PROGRAMS) == sum(target.startswith(('train', 'resume', 'pretrain')) for target in PROGRAMS)
 
 
 def test_the_programs_know_the_names_that_make_tells_of():
@@ -125,7 +128,7 @@ def test_the_environment_says_only_where_python_is(tmp_path):
         for target in targets:
             done = shop.make(*target.split(), VENV="it's mine", **environment)
             assert done.returncode == 0, done.stderr
-        calls.append(shop.calls())
+        calls.append(shop.asked())
     assert calls[0] == calls[1] and len(calls[0]) == len(targets)
 
 
@@ -147,6 +150,19 @@ def test_exports_have_a_folder_of_their_own(workshop):
         ('outputs/v28', 'outputs/v28/sentence-transformers'), ('outputs/v23', 'outputs/v23/onnx'), ('here', 'here/sentence-transformers')]
 
 
+@pytest.mark.parametrize('target, name', [('search', 'QUERY'), ('study', 'STUDY'), ('record', 'ENTRY')])
+def test_what_is_needed_is_asked_for(target, name, workshop):
+    for typed in ((), (f'{name}=',)):
+        done = workshop.make(target, *typed)
+        assert done.returncode and f'there is no {name}: make {target} {name}=' in done.stderr and workshop.calls() == []
+
+
+def test_what_trains_is_exported_first(workshop):
+    for target in ('train', 'resume-v28', 'train-v28-bg', 'after-v27-v28', 'pretrain'):
+        assert workshop.make(target).returncode == 0
+        assert [call[0] for call in workshop.calls()[-2:]] == ['nbdev_export', 'python'], target
+
+
 # Names in targets
 
 @few_texts
@@ -155,7 +171,7 @@ def test_a_version_in_a_target_is_a_name(text, workshop):
     goals = [*(f'{goal}-{text}' for goal in ('train', 'resume', 'tensorboard', 'logs', 'after-v27')), f'train-{text}-bg']
     done = workshop.make(*goals, f'DATA={text}')
     assert done.returncode == 0, done.stderr
-    calls, run = workshop.calls(), ['python', 'docs/run_notebook.py']
+    calls, run = workshop.asked(), ['python', 'docs/run_notebook.py']
     of_version = dict(version=text, out=f'outputs/{text}', data=text)
     assert [(call[:3], options(call)) for call in calls if call[0] == 'python'] == [
         ([*run, 'train'], of_version), ([*run, 'resume'], of_version),
@@ -189,15 +205,18 @@ def test_a_name_that_is_not_in_capitals_is_none(name, workshop):
 
 
 @pytest.mark.parametrize('typed, said', [
-    ('train --verison=v23', "unknown parameter 'verison': did you mean 'version'?"), ('study --study=gate', "did you mean 'studies/gates'?"),
+    ('train --verison=v23', "unknown parameter 'verison': did you mean 'version'?"), ('study --study=gate', "unknown study 'studies/gate': did you mean 'studies/gates'?"),
+    ('background --name=v28 --scael=mini', "did you mean 'scale'?"), ('after --name=v27-v28 --scael=mini', "did you mean 'scale'?"),
+    ('study --study=gates --settings=5', 'allowed: parameters as JSON'), ('study --study=gates --settings={"a":', 'which is no JSON'),
+    ('train --full=there', "unknown parameter 'full'"), ('report --out=there', 'there: holds no finished run'), ('', "unknown target ''"),
     ('evaluate-full --sampel=10', "did you mean 'sample'?"), ('study --study=gates --seedz=4', "did you mean 'seeds'?"),
-    ('study --study=gates --settings={"seedz":1}', "did you mean 'seeds'?"), ('train --version=v99', "unknown version 'v99'"),
-    ('train --processes=2', "unknown parameter 'processes'"), ('train v28', 'allowed: --name=value'), ('study', "unknown notebook 'studies/'"),
+    ('study --study=gates --settings={"seedz":1}', "did you mean 'seeds'?"),
+    ('train --processes=2', "unknown parameter 'processes'"), ('train v28', 'allowed: --name=value'), ('study', "unknown study 'studies/'"),
     ('trian', "did you mean 'train'?")])
 def test_a_misspelt_name_is_told_what_is_near(typed, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_notebook.main(typed.split()) == 2 and said in capsys.readouterr().err
-    assert [*tmp_path.rglob('*.ipynb')] == []
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_misspelt_option_of_a_command_is_told_what_is_near(capsys):
@@ -260,7 +279,6 @@ def desk(tmp_path, monkeypatch):
         calls.append(arguments)
         Path(arguments[3].replace('{{', '{').replace('}}', '}')).touch()
     monkeypatch.setattr(run_notebook.papermill, 'papermill', papermill)
-    monkeypatch.setattr(run_notebook.subprocess, 'run', lambda command, **options: calls.append(['export', Path(command[0]).name]))
     monkeypatch.setattr(run_notebook.report_html, 'main', lambda notebook, report: calls.append(['report', str(notebook), str(report)]))
     return calls
 
@@ -274,8 +292,8 @@ def given(call: list) -> dict:  # of papermill: parameter -> (flag, text)
 def test_the_notebook_is_given_what_was_typed(text, desk):
     out = f'out {text}'
     assert run_notebook.main(['train', f'--out={out}', f'--data={text}', '--seed=7', f'--settings={text}']) == 0
-    export, call, report = desk
-    assert export == ['export', 'nbdev_export'] and report == ['report', f'{out}/train.ipynb', f'{out}/report.html']
+    call, report = desk
+    assert report == ['report', f'{out}/train.ipynb', f'{out}/report.html']
     assert Path(call[2]) == ROOT/'nbs/train.ipynb' and call[3] == f'{out}/train.ipynb'.replace('{', '{{').replace('}', '}}')
     assert given(call) == dict(version=('-r', 'v28'), data=('-r', text), seed=('-p', '7'), settings=('-r', text), out=('-r', out))
     assert Path(out, '.lock').exists()
@@ -286,7 +304,7 @@ def test_the_notebook_is_given_what_was_typed(text, desk):
     ('resume', 'outputs/v28/train', dict(resume='True', out='outputs/v28')), ('pretrain', 'outputs/pretrain/pretrain', dict(out='outputs/pretrain')),
     ('compare', 'outputs/compare', dict(runs='')), ('evaluate-board --board=there', 'there/evaluate', dict(out='there', tasks='')),
     ('study --study=gates --seeds=7', 'outputs/studies/gates', dict(measure='True', seeds='7')),
-    ('leaderboard', 'outputs/studies/leaderboard', dict(measure='True', data='mini')), ('rehearse', 'outputs/studies/rehearsal', dict(measure='True'))])
+    ('leaderboard --data=a,b', 'outputs/studies/leaderboard', dict(measure='True', data='a,b')), ('rehearse', 'outputs/studies/rehearsal', dict(measure='True'))])
 def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk):
     assert run_notebook.main(typed.split()) == 0
     call, report = desk[-2:]
@@ -295,18 +313,41 @@ def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk)
 
 
 def test_settings_of_a_study_are_its_parameters(desk):
-    assert run_notebook.main(['study', '--study=gates', '--settings={"seeds": "7"}']) == 0
-    assert desk[0][-2:] == ['-y', '{"seeds": "7"}']
+    typed = '{"seeds": "7", "data": "toy"}'
+    assert run_notebook.main(['study', '--study=training', f'--settings={typed}', '--variants={"mine": {}}']) == 0
+    assert desk[0][4:] == ['-p', 'measure', 'True', '-p', 'variants', '{"mine": {}}', '-y', typed], 'no default stands against it'
+
+
+def test_a_study_with_a_folder_of_its_own_is_written_where_studies_are(desk):
+    assert run_notebook.main(['study', '--study=full_scale', '--settings=']) == 0
+    assert desk[0][3] == 'outputs/studies/full_scale.ipynb' and desk[1][2] == 'outputs/studies/full_scale.html'
+    assert 'out' not in given(desk[0])
+
+
+def test_an_evaluation_does_not_replace_the_report_of_a_run(desk, capsys):
+    report = finished('v28')/'report.html'
+    report.touch()
+    assert run_notebook.main(['evaluate-full', '--out=outputs/v28']) == 2 and 'MODEL=outputs/v28' in capsys.readouterr().err
+    assert report.exists() and desk == []
+
+
+def test_an_interrupt_ends_as_in_a_shell_and_a_make_inside_is_not_told_what_was_typed(desk, monkeypatch):
+    def aborted(arguments, **options):
+        desk.append({name for name in os.environ if name.startswith(('MAKE', 'typed_'))} - {'MAKELEVEL'})
+        raise run_notebook.click.exceptions.Abort
+    for name in ('MAKEFLAGS', 'typed_SIZES'): monkeypatch.setenv(name, ' -- SIZES=10')
+    monkeypatch.setattr(run_notebook.papermill, 'papermill', aborted)
+    assert run_notebook.main(['rehearse', '--sizes=10']) == 130 and desk == [set()]
 
 
 def test_a_distributed_run_is_trained_by_torchrun_and_then_shown(desk, monkeypatch):
     import torch.distributed.run as torchrun
-    monkeypatch.setattr(torchrun, 'main', desk.append)
+    monkeypatch.setattr(torchrun, 'main', lambda arguments: desk.append(arguments) or finished('v27'))
     assert run_notebook.main(['resume-distributed', '--version=v27', '--data=a b', '--scale_batch=True']) == 0
-    assert desk[1][:3] == ['--standalone', '--nproc-per-node=auto', '-m'] and desk[1][4] == '--resume' and desk[1][-2:] == ['--', 'v27']
-    assert desk[1][desk[1].index('--set') + 1:-2] == ['data=a b', 'scale_batch=True', 'out=outputs/v27']
-    shown = given(desk[2])
-    assert shown['finished'] == ('-p', 'True') and shown['out'] == ('-r', 'outputs/v27') and len(desk) == 4
+    assert desk[0][:3] == ['--standalone', '--nproc-per-node=auto', '-m'] and desk[0][4] == '--resume' and desk[0][-2:] == ['--', 'v27']
+    assert desk[0][desk[0].index('--set') + 1:-2] == ['data=a b', 'scale_batch=True', 'out=outputs/v27']
+    shown = given(desk[1])
+    assert shown['finished'] == ('-p', 'True') and shown['out'] == ('-r', 'outputs/v27') and len(desk) == 3 and set(shown) == {'out', 'finished'}
 
 
 @pytest.mark.parametrize('version, there, typed, data', [
@@ -315,7 +356,7 @@ def test_a_distributed_run_is_trained_by_torchrun_and_then_shown(desk, monkeypat
 def test_v27_learns_from_its_travel_data_too(version, there, typed, data, desk):
     for name in ('v24.0', 'v27.0') if there else ('v24.0',): Path('data', name).mkdir(parents=True)
     assert run_notebook.main(['train', f'--version={version}', *typed]) == 0
-    assert given(desk[1])['data'] == ('-r', data)
+    assert given(desk[0])['data'] == ('-r', data)
 
 
 def finished(version: str, moment: int = 10**10) -> Path:
@@ -339,7 +380,7 @@ def test_a_report_is_made_again_without_the_notebook_where_that_is_new(desk):
 def test_a_version_is_trained_after_another_that_finished(desk):
     finished('v27')
     assert run_notebook.main(['after', '--name=v27-v28']) == 0
-    assert given(desk[1])['version'] == ('-r', 'v28') and given(desk[1])['out'] == ('-r', 'outputs/v28')
+    assert given(desk[0])['version'] == ('-r', 'v28') and given(desk[0])['out'] == ('-r', 'outputs/v28')
 
 
 @pytest.mark.parametrize('state', ('nothing', 'failed', 'failed again', 'failed at its launch'))
@@ -380,7 +421,7 @@ def test_after_waits_for_a_run_in_the_background_from_its_launch_on(desk, tmp_pa
         flock(held, how)
     monkeypatch.setattr(run_notebook.fcntl, 'flock', wait)
     assert run_notebook.main(['after', '--name=v27-v28']) == 0 and waited == ['.launch']
-    assert given(desk[1])['version'] == ('-r', 'v28')
+    assert given(desk[0])['version'] == ('-r', 'v28')
     assert Path('outputs/v27/train.log').read_text() == "['train', '--seed=7', '--version=v27', '--out=outputs/v27']\n"
 
 
@@ -388,7 +429,6 @@ def test_after_waits_for_a_run_in_the_background_from_its_launch_on(desk, tmp_pa
 def test_papermill_gives_the_notebook_what_was_typed(tmp_path, monkeypatch):
     "The real papermill writes the notebook without running it; the cell of parameters is run here."
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_notebook, 'begin', lambda folder: None)
     monkeypatch.setattr(run_notebook.report_html, 'main', lambda notebook, report: None)
     papermill = run_notebook.papermill.papermill
     monkeypatch.setattr(run_notebook.papermill, 'papermill', lambda arguments, **options: papermill(['--prepare-only', *arguments], **options))
