@@ -315,6 +315,7 @@ def _add_release_options(command) -> None:
     command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
     command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, a quarter as large.')
     command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms. The model is judged again.')
+    command.add_argument('--written', action='store_true', help='Add no term that none of the training texts has. The model is judged again.')
 
 # %% ../nbs/8_cli.ipynb #written-options
 def _add_written_options(command) -> None:
