@@ -1,5 +1,5 @@
 """The model that the repository publishes is whole, small, licensed, and found by those who have trained nothing."""
-import shutil, subprocess, sys
+import re, shutil, subprocess, sys
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -8,7 +8,7 @@ from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.encoders import encoder_record
 from splade_nb.data.readers import load as load_data
 from splade_nb.hub.export import write_form
-from splade_nb.hub.release import check_release, matching_facts
+from splade_nb.hub.release import NEVER, check_release, matching_facts
 from splade_nb.model.encode import encode
 from splade_nb.model.load import pretrained_backbone
 from splade_nb.model.opened import open_model
@@ -73,6 +73,14 @@ def test_training_goes_on_from_it_and_says_its_licence():
     assert wanted.keys() == found.keys() and all((value == found[name]).all() for name, value in wanted.items())
     record = encoder_record('released')
     assert record['licence'] == 'cc-by-sa-4.0' and {'model.onnx', 'weights.json'} <= record['sha256'].keys()
+
+
+def test_it_adds_no_advert_of_web_pages():
+    "XLM-R's vocabulary holds some forty of one trade; no training text has them."
+    model, tokenizer = open_model(RELEASED, 'torch')
+    adverts = [place for place, name in enumerate(tokenizer.backend.convert_ids_to_tokens([*range(len(tokenizer.backend))])) if re.search('출장(샵|안마|만남|마사지)', name)]
+    assert len(adverts) > 10 and (model.decoder.bias[adverts] == NEVER).all()
+    assert (model.decoder.bias == NEVER).sum() < len(tokenizer.backend) / 20
 
 
 def test_it_opens_without_what_takes_seconds_to_import():
