@@ -1,5 +1,5 @@
 """What tables say: the floor beside every figure, marks corrected over a table, the commit of each result."""
-import re, sys
+import re, subprocess, sys
 import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -9,6 +9,7 @@ from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
 from splade_nb.data.bm25 import BM25
+from splade_nb.config import files
 from splade_nb.config.files import revision
 from splade_nb.evaluation.retrieval import baselines, compare_systems, index_facts
 from splade_nb.evaluation.study import known_baselines, revision_of
@@ -147,8 +148,21 @@ def test_a_report_is_titled_by_what_was_run_and_the_result(rows, told):
 
 
 def test_a_copy_without_git_names_the_revision_that_it_was_made_of(tmp_path, monkeypatch):
-    from splade_nb.config import files
     monkeypatch.setattr(files, 'root', lambda: tmp_path)
     without = files.revision()
     (tmp_path/'REVISION').write_text('abc1234\n')
     assert files.revision() == 'abc1234' != without
+
+
+def test_results_that_a_measurement_writes_do_not_change_the_revision_of_its_code(tmp_path, monkeypatch):
+    def git(*words): subprocess.run(['git', '-C', tmp_path, '-c', 'user.name=a', '-c', 'user.email=a@b.c', *words], check=True, capture_output=True)
+    for name in ('code.py', 'docs/results/a.json', 'docs/page.md'):
+        (tmp_path/name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path/name).write_text('1')
+    git('init'); git('add', '.'); git('commit', '-m', 'first')
+    monkeypatch.setattr(files, 'root', lambda: tmp_path)
+    clean = files.revision()
+    (tmp_path/'docs/results/a.json').write_text('2')
+    assert files.revision() == clean and 'dirty' not in clean
+    (tmp_path/'docs/page.md').write_text('2')
+    assert files.revision() == f'{clean}-dirty'
