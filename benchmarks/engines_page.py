@@ -22,7 +22,7 @@ Each size and engine is measured in a process of its own on one core of {machine
 Indexing is processor time, with saving. Queries are searched one at a time, wall time, the shortest of three
 rounds: median and 99th percentile over the queries. Disk is what the file system allocates. Memory is the
 kernel's peak above what was held before indexing, when the documents were already in memory. Opening ends with
-the first result. PostgreSQL with pgvector is a server beside the process, on the same core: its indexing is elapsed
+the first result; BM25 is not opened, and has rankings of its own. PostgreSQL with pgvector is a server beside the process, on the same core: its indexing is elapsed
 time, its disk is that of the table, its memory is not measured. It has no index for vectors of so many terms and
 compares the query with every row. An engine that took more than {seconds:,} s or {memory} GB was stopped by the
 benchmark.
@@ -95,8 +95,8 @@ contains the time of reading or encoding a text. Revision: {revisions}."""
 def indexing(result: dict) -> float: return result['index']['wall' if result['engine'] in SERVED else 'cpu']
 
 
-def optional(name: str, write):  # BM25 has no recall and is not opened
-    return lambda result: write(result[name]) if name in result else ''
+def optional(name: str, write):  # BM25 has no recall and is not opened, a server's memory is not measured
+    return lambda result: write(result[name]) if name in result else '-'
 
 
 FIGURES = {
