@@ -315,14 +315,15 @@ def _add_release_options(command) -> None:
     command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
     command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, a quarter as large.')
     command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms. The model is judged again.')
-    command.add_argument('--written', action='store_true', help='Add no term that none of the training texts has. The model is judged again.')
+    command.add_argument('--written', action='store_true',
+                         help='Add no term that none of the training texts has. The model is judged again.')
 
 # %% ../nbs/8_cli.ipynb #written-options
 def _add_written_options(command) -> None:
     command.add_argument('--out', required=True, help='The folder that is written; it does not exist yet.')
     command.add_argument('--licence', default='unknown', help='The licence of the weights, as the hub spells it.')
 
-# %% ../nbs/8_cli.ipynb #data-options
+# %% ../nbs/8_cli.ipynb #fit-options
 def _add_fit_options(command) -> None:
     "What `experiment.fit` takes."
     command.add_argument('--data', required=True, help=f'The documents: {TEXT_SOURCES}.')
@@ -330,6 +331,7 @@ def _add_fit_options(command) -> None:
     command.add_argument('--seed', type=int, default=42, help='The seed of what is drawn. The default is 42.')
     command.add_argument('--settings', default='', help='Settings as JSON, or a file with them.')
 
+# %% ../nbs/8_cli.ipynb #data-options
 def _add_data_options(command) -> None:
     "What `make_data` takes."
     command.add_argument('--name', default='', help='A public set, or triplets. The default lists all sets.')

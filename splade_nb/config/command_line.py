@@ -44,7 +44,8 @@ def _check_options(parser, given: list) -> None:
     "Leaves the program with an error for an option that a parser does not know, before it misses one that it needs."
     known = [name for action in parser._actions for name in action.option_strings]
     for name in (text.partition('=')[0] for text in itertools.takewhile('--'.__ne__, given) if text.startswith('--')):
-        if not any(each.startswith(name) for each in known): parser.error(f'unknown option {name!r}: {alternatives(name, known)}')
+        if not any(each.startswith(name) for each in known):
+            parser.error(f'unknown option {name!r}: {alternatives(name, known)}')
 
 # %% ../../nbs/0_config/02_command_line.ipynb #command-line
 class CommandLine(argparse.ArgumentParser):

@@ -361,9 +361,10 @@ def packages() -> dict:  # name -> version
 RESULTS = 'benchmarks/results', 'docs/results'  # what measurements write: it changes no code
 
 def revision() -> str:  # such as 14fd2ad, 14fd2ad-dirty, or 0.1.0
-    """The commit of this checkout, `-dirty` where files but `RESULTS` were changed since; that of a copy stands in its file
-    REVISION; without either the package's version, or `unknown`."""
-    def git(*words): return subprocess.run(['git', '-C', str(root()), *words], capture_output=True, text=True).stdout.strip()
+    """The commit of this checkout, `-dirty` where files but `RESULTS` were changed since; that of a copy stands in its
+    file REVISION; without either the package's version, or `unknown`."""
+    def git(*words):
+        return subprocess.run(['git', '-C', str(root()), *words], capture_output=True, text=True).stdout.strip()
     copied = root()/'REVISION'
     described = copied.read_text().strip() if copied.exists() else ''
     if (root()/'.git').exists() and shutil.which('git'):

@@ -96,11 +96,13 @@ NEVER = -1e4  # the bias of a term: below every logit
 def _unwritten(tokenizer, texts: list): # [V] bool
     "The tokens that none of the texts has."
     unwritten = np.ones(len(tokenizer.backend), bool)
-    for begin in range(0, len(texts), 10_000): unwritten[[*itertools.chain(*tokenizer.ids(texts[begin:begin + 10_000]))]] = False
+    for begin in range(0, len(texts), 10_000):
+        unwritten[[*itertools.chain(*tokenizer.ids(texts[begin:begin + 10_000]))]] = False
     return unwritten
 
 def _written_only(model, tokenizer, collection): # SpladeDoc
-    "A model that adds no term but those that some text or training query of a collection has. Raises `ConfigError` for one without a decoder."
+    """A model that adds no term but those that some text or training query of a collection has. Raises `ConfigError` for
+    one without a decoder."""
     if not model.settings.mlm_head: raise ConfigError('written: without a decoder nothing is added')
     queries = (collection.queries[id].text for id in collection.split('train'))
     unwritten = _unwritten(tokenizer, [*collection.texts.values(), *queries])
@@ -140,7 +142,8 @@ def release(folder: Path | str,        # of a finished run
         if rounded: facts['summary']['rounded'] = _write_rounded(model, tokenizer, part/'model')
         else:
             shutil.copytree(folder/'model', part/'model')
-            if counted_weight or written: facts['summary']['weights'] = sha256_of(save(model, part/'model')/'model.safetensors')
+            if counted_weight or written:
+                facts['summary']['weights'] = sha256_of(save(model, part/'model')/'model.safetensors')
             add_graph(copy.deepcopy(model).cpu().float(), part/'model')
         if counted_weight or written: facts = _judged_again(facts, open_model(part/'model'))
         _write_facts(facts, part)
