@@ -20,7 +20,7 @@ other      =# names that are no options of the program
 by         =# options that make adds
 first      =# what is done before: what trains is exported, so that an edited notebook counts
 given      = $(filter $(1),$(typed))
-option     = --$(shell tr A-Z a-z <<< $(1))=$$typed_$(1)
+option     = --$(shell tr A-Z_ a-z- <<< $(1))=$$typed_$(1)
 parameters = $(foreach name,$(filter-out PYTHON VENV $(other),$(typed)),"$(call option,$(name))")
 options    = $(foreach name,$(filter-out PYTHON VENV $(other),$(typed)),$${typed_$(name):+"$(call option,$(name))"})  # not empty
 # The model in OUT or of VERSION; where nothing names a run and none is trained, the one that this repository publishes.
@@ -77,7 +77,7 @@ search: first = : "$${typed_QUERY:?there is no QUERY: make search QUERY=\"한복
 fit: by = $(texts)
 export: by = $(model) --out="$${typed_EXPORT:-$(run)/$${typed_TO:-sentence-transformers}}"
 release: by = $(model) --out="$${typed_EXPORT:-outputs/release}"
-data fit search serve evaluate export release: environment
+data fit search serve evaluate export release clean-search clean-prepared: environment
 	@$(first) "$(bin)/python" -m splade_nb.cli $@ $(by) $(options)
 record: environment ; @"$(bin)/python" docs/records_page.py --entry="$${typed_ENTRY:?there is no ENTRY: make record ENTRY=mine.json. docs/records.md says how to write one}" $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
 bench: environment ; @"$(bin)/python" benchmarks/run.py $(options)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
@@ -103,8 +103,8 @@ tensorboard: environment ; @"$(bin)/tensorboard" --logdir outputs  ## Watch the 
 opensearch:  ## Start an OpenSearch for a trial on http://localhost:9200; deploy/compose.yaml says how
 	@docker compose version > /dev/null 2>&1 || { echo 'make opensearch needs docker with its compose plugin: docs.docker.com/get-docker'; exit 1; }
 	docker compose -f deploy/compose.yaml up --detach --build --wait
-clean-search: environment ; @"$(bin)/python" -m splade_nb.serving.searcher clean  ## Remove the saved copies under outputs/.search whose model or texts are gone
-clean-prepared: environment ; @"$(bin)/python" -m splade_nb.data.prepared "$${typed_DAYS:-30}"  ## Remove prepared training data (outputs/.prepared) that nothing has used for DAYS (30) days; DAYS=0 removes all
+clean-search:  ## Remove the saved copies under outputs/.search whose model or texts are gone
+clean-prepared:  ## Remove prepared training data (outputs/.prepared) that nothing has used for DAYS (30) days; DAYS=0 removes all
 clean:  ## Remove what was built; runs and the environment stay
 	rm -rf _proc docs/_build docs/nbs docs/node_modules docs/_static/katex docs/_static/mermaid.min.js build ./*.egg-info .pytest_cache
 	find . -path "./$$typed_VENV" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

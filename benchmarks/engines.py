@@ -34,7 +34,7 @@ def disk_bytes(folder: Path) -> int:  # blocks in use, since Qdrant's files have
 
 
 @contextmanager
-def room(engine: str, folder: Path):  # the place of an index, and a function that gives its size on disk
+def index_place(engine: str, folder: Path):  # where an index is kept, and a function that gives its size on disk
     if engine not in SERVED:
         yield folder, lambda: disk_bytes(folder)
         return
@@ -77,7 +77,7 @@ def measure_vectors(engine: str, source: Source, size: int, work: Path) -> dict:
     documents, queries = source.vectors(size)
     folder, label, opened = work/f'{size}-{engine}', Label('bench', documents.shape[1], 'released'), []
     shutil.rmtree(folder, ignore_errors=True)
-    with room(engine, folder) as (place, disk):
+    with index_place(engine, folder) as (place, disk):
         built = time_and_memory(lambda: fill(engine, place, label, documents))
         if engine in SERVED: del built['memory']
         def first_result():
@@ -163,7 +163,7 @@ def refused_before(folder: Path, engine: str, size: int) -> str:  # the limit at
     return next((reason for path in smaller if is_current(path) and (reason := read_json(path).get('refused'))), '')
 
 
-def measure_missing(results: Path, small: bool, force: bool, most: int, only: list) -> None:
+def measure_missing(results: Path, small: bool, force: bool, most: int = max(SIZES), only: tuple = ()) -> None:
     "One file for each size and engine that has none with today's vectors; an engine stopped at a size tries no larger."
     work, folder = WORK/('small' if small else 'whole'), results/'engines'
     work.mkdir(parents=True, exist_ok=True)

@@ -200,7 +200,7 @@ def options():
     reader.add_argument('--minutes', type=float, default=40)
     reader.add_argument('--stage', default='', help=f'of {", ".join(STAGES)}, separated by spaces or commas; all by default')
     reader.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: every stage at a tiny size')
-    reader.add_argument('--force', nargs='?', const='1', default='', help='measure again what has a result')
+    reader.add_argument('--force', action='store_true', help='measure again what has a result')
     reader.add_argument('--results', type=Path, help='where results are kept')
     reader.add_argument('--pack', type=Path, help='write a folder for a GPU machine without a network, and measure nothing')
     reader.add_argument('--one', help='a stage to measure in this process')

@@ -13,7 +13,7 @@ PARTS = ('head', 'step', 'pooling', 'start', 'encode', 'int8', 'engines')  # `gp
 def options():
     reader = CommandLine(description=__doc__.splitlines()[0])
     reader.add_argument('--part', default='', help=f'of {", ".join(PARTS)}, separated by spaces or commas; all by default')
-    reader.add_argument('--force', nargs='?', const='1', default='', help='measure again what has a result')
+    reader.add_argument('--force', action='store_true', help='measure again what has a result')
     reader.add_argument('--small', action='store_true', help='tiny shapes, to see whether it runs')
     reader.add_argument('--results', type=Path, default=HERE/'results')
     given = reader.parse_args()

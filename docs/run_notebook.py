@@ -23,7 +23,7 @@ TARGETS = {  # of make: the notebook, and what is given to it
     'evaluate-full': ('evaluate_full', {}), 'evaluate-board': ('evaluate', {}), 'study': ('studies', dict(measure='True')),
     'leaderboard': ('studies/leaderboard', dict(measure='True')), 'rehearse': ('studies/rehearsal', dict(measure='True'))}
 RENAMED = {'evaluate-full': dict(full='out'), 'evaluate-board': dict(board='out')}  # what they called it
-OF_PROCESSES = 'processes', 'scale_batch'  # options of a distributed run beside the notebook's parameters
+DISTRIBUTED = 'processes', 'scale_batch'  # options of a distributed run beside the notebook's parameters
 TRAVEL = 'data/v24.0', 'data/v27.0'  # V27 is V26 with travel data in every phase
 
 
@@ -32,7 +32,7 @@ def typed(target: str, arguments: list) -> dict:  # name -> text
     pairs = [argument.removeprefix('--').partition('=') for argument in arguments if argument.startswith('--')]
     if len(pairs) < len(arguments) or not all(sign for _, sign, _ in pairs):
         raise ConfigError(f'options: found {" ".join(arguments)!r}; allowed: --name=value')
-    return no_repeats((RENAMED.get(target, {}).get(name, name), value) for name, _, value in pairs)
+    return no_repeats((RENAMED.get(target, {}).get(name, name.replace('-', '_')), value) for name, _, value in pairs)
 
 
 def defaults(notebook: str) -> dict:  # name -> value
@@ -45,7 +45,7 @@ def defaults(notebook: str) -> dict:  # name -> value
     return {ast.unparse(line.targets[0]): ast.literal_eval(line.value) for line in ast.parse(declared).body}
 
 
-def of_study(text: str, known: dict) -> dict:  # name -> value
+def study_settings(text: str, known: dict) -> dict:  # name -> value
     "What SETTINGS of a study say. Raises `ConfigError` unless it is a mapping of its parameters, as JSON or YAML."
     try: values = yaml.safe_load(text)
     except yaml.YAMLError as error: raise ConfigError(f'settings: found {text!r}, which is no JSON: {error}') from None
@@ -65,10 +65,10 @@ class Job:
         if self.notebook == 'studies': self.notebook = f'studies/{self.given.pop("study", "")}'
         self.known, self.given = defaults(self.notebook), added | self.given
         self.is_study, self.is_shown_only = self.notebook.startswith('studies/'), 'finished' in self.given
-        others = OF_PROCESSES if 'processes' in added else ('settings',) if self.is_study else ()
+        others = DISTRIBUTED if 'processes' in added else ('settings',) if self.is_study else ()
         for name in self.given: choose('parameter', name, [*self.known, *others])
         self.settings = self.given.pop('settings', '') if self.is_study else ''
-        if self.settings: of_study(self.settings, self.known)
+        if self.settings: study_settings(self.settings, self.known)
         if self.notebook == 'train' and not self.is_shown_only: self.given = with_travel_data(self.given)
         self.folder = self.own_folder()
 

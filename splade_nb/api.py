@@ -45,7 +45,8 @@ def load(name: str | Path = RELEASED, # a run or model folder, also from the pro
 def encode_document(self, texts: list[str] | dict[str, str] | str, # all documents of the collection; a dictionary by its values
                     **options          # of `model.encode.encode`: progress, most_windows, ...
                    ) -> sparse.csr_matrix: # [N, V] weights, zero or positive
-    "Document vectors, as `make evaluate` and the search index hold them. Raises `ConfigError` naming the place of what is no text."
+    """Document vectors, as `make evaluate` and the search index hold them. Raises `ConfigError` naming the place of
+    what is no text."""
     return sparse.csr_matrix(encode_collection(self.model, self.tokenizer, texts, **options)[0])
 
 SparseEncoder.encode_document = encode_document
@@ -54,7 +55,8 @@ SparseEncoder.encode_document = encode_document
 def encode_query(self, texts: list[str] | str,
                  documents: sparse.csr_matrix | None = None # [N, V] of `encode_document`: what is searched
                 ) -> sparse.csr_matrix:                     # [B, V]
-    "Query vectors. Raises as `encode_document`. Warns where the version takes document frequencies from the collection and none is given."
+    """Query vectors. Raises as `encode_document`. Warns where the version takes document frequencies from the
+    collection and none is given."""
     factor, settings = None, self.model.settings
     if documents is not None: factor = factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
     elif settings.idf_prior_documents:

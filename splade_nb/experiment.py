@@ -122,7 +122,6 @@ def few_pairs(pairs: int) -> list:  # a note, or none
         'question and its document; other collections beside yours, as in DATA=yours,tydiqa_ko_goldp; or make fit, which '
         'needs none']
 
-
 # %% ../nbs/7_experiment.ipynb #write-config
 def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
@@ -225,7 +224,8 @@ def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: Lan
 
 # %% ../nbs/7_experiment.ipynb #on-test-queries
 def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search, group: ProcessGroup) -> tuple:
-    "What `evaluate_queries` finds with the test queries, the language of the terms, and rankings by parts of the vectors."
+    """What `evaluate_queries` finds with the test queries, the language of the terms, and rankings by parts of the
+    vectors."""
     ids = list(setup.collection.split('test'))
     parts = part_searches(setup.model, {id: setup.collection.queries[id].text for id in ids})
     found = evaluate_queries(setup.model, setup.training_data.tokenizer, setup.collection, ids, k=1000,
@@ -235,7 +235,8 @@ def _on_test_queries(setup: TrainingSetup, shares: LanguageShares, pairs: Search
 
 # %% ../nbs/7_experiment.ipynb #encoder-beside
 def _encoder_beside(settings: Settings, collection, ids: list, stages: Preparation, search: Search | None = None) -> dict:
-    "`encoder_systems` of a pretrained teacher; empty where the run has none at hand: no finished run is lost for want of it."
+    """`encoder_systems` of a pretrained teacher; empty where the run has none at hand: no finished run is lost for
+    want of it."""
     at_hand = needs_teacher(settings) or encoder_folder(settings.teacher).is_dir()
     if settings.teacher in EMBEDDED_TEACHERS or not at_hand: return {}
     try: return encoder_systems(collection, ids, settings.teacher, settings.teacher_max_length, stages, search)

@@ -3,7 +3,6 @@ name is told what is near."""
 import ast, re, subprocess, sys
 import pytest
 from conftest import ROOT, tracked
-from splade_nb.serving import searcher as box
 from splade_nb import cli as run
 from splade_nb.serving import web as service
 from splade_nb.model import prune_vocabulary as surgery
@@ -37,7 +36,7 @@ def test_every_parser_refuses_or_adds_up(program):
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    known = ('splade_nb/cli', 'splade_nb/config/command_line', 'benchmarks/run')
+    known = ('splade_nb/cli', 'docs/records_page', 'benchmarks/run')
     assert all(found[f'{name}.py'] for name in known)
 
 
@@ -91,17 +90,17 @@ def test_json_that_names_a_setting_twice_is_refused(tmp_path):
 # Options of every program
 
 TWICE = {
-    box.main: ['--model', 'a', '--data', 'b', '--query', '가격', '--query', '값'],
-    service.main: ['--model', 'a', '--data', 'b', '--port', '1', '--port', '2'],
-    surgery.main: ['a', 'b', 'c', '--words', 'one', '--words', 'other'],
-    run.main: ['encode', '--model', 'a', '--data', 'b', '--out', 'c', '--parts', '2', '--parts', '4']}
+    'search': (run.main, ['search', '--model', 'a', '--data', 'b', '--query', '가격', '--query', '값']),
+    'serve': (run.main, ['serve', '--model', 'a', '--data', 'b', '--port', '1', '--port', '2']),
+    'prune_vocabulary': (surgery.main, ['a', 'b', 'c', '--words', 'one', '--words', 'other']),
+    'encode': (run.main, ['encode', '--model', 'a', '--data', 'b', '--out', 'c', '--parts', '2', '--parts', '4'])}
 
 
-@pytest.mark.parametrize('main', TWICE, ids=lambda main: main.__module__)
-def test_a_second_value_is_refused(main, capsys):
-    with pytest.raises(SystemExit, match='2'): main(TWICE[main])
-    first, second = (value if not value.isdigit() else int(value) for value in TWICE[main][-3::2])
-    assert f'argument {TWICE[main][-2]}: given twice: {first!r} and {second!r}' in capsys.readouterr().err
+@pytest.mark.parametrize('main, typed', TWICE.values(), ids=TWICE)
+def test_a_second_value_is_refused(main, typed, capsys):
+    with pytest.raises(SystemExit, match='2'): main(typed)
+    first, second = (value if not value.isdigit() else int(value) for value in typed[-3::2])
+    assert f'argument {typed[-2]}: given twice: {first!r} and {second!r}' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('part', run.PARTS)
@@ -118,7 +117,7 @@ def test_a_part_of_an_evaluation_refuses_what_it_does_not_take(part, option, val
 @pytest.mark.parametrize('port', (-1, 0, 99_999))
 def test_a_number_that_is_no_port_is_refused_before_a_model_is_read(port, capsys):
     told = f'port={port}: must be from 1 to 65535'
-    assert service.main(['--model', 'nowhere', '--data', 'toy', '--port', str(port)]) == 2
+    assert run.main(['serve', '--model', 'nowhere', '--data', 'toy', '--port', str(port)]) == 2
     assert capsys.readouterr().err == f'{told}\n'
     with pytest.raises(ConfigError, match=told): service.serve(None, port=port)
 

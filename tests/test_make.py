@@ -33,7 +33,8 @@ PROGRAMS = {  # what a target calls, and the names that it takes
     **{target: (f'-m splade_nb.cli {target}', names) for target, names in {
         'evaluate': 'MODEL DATA SPLIT WHAT HYBRID', 'search': 'MODEL DATA QUERY ENGINE INDEX HYBRID',
         'serve': 'MODEL DATA ENGINE INDEX HYBRID HOST PORT', 'data': 'NAME FROM INTO TRIPLETS', 'fit': 'DATA OUT SEED SETTINGS',
-        'export': 'MODEL TO LICENCE PUSH DATA EXPORT', 'release': 'MODEL LICENCE EXPORT'}.items()},
+        'export': 'MODEL TO LICENCE PUSH DATA EXPORT', 'release': 'MODEL LICENCE EXPORT COUNTED_WEIGHT ROUNDED SEEN_ONLY',
+        'clean-search': '', 'clean-prepared': 'DAYS'}.items()},
     'record': ('docs/records_page.py', 'ENTRY'), 'bench': ('benchmarks/run.py', 'PART FORCE'),
     'gpu': ('benchmarks/gpu.py', 'MINUTES STAGE DEVICE PACK FORCE')}
 NAMES = sorted({name for _, names in PROGRAMS.values() for name in names.split()})
@@ -86,6 +87,9 @@ class Workshop:
 def workshop(tmp_path): return Workshop(tmp_path)
 
 
+def option(name: str) -> str: return dict(EXPORT='out').get(name, name.lower().replace('_', '-'))
+
+
 def options(call: list) -> dict:  # option -> text
     return dict(text.removeprefix('--').split('=', 1) for text in call if text.startswith('--'))
 
@@ -97,7 +101,7 @@ def test_every_variable_reaches_its_program_as_it_was_typed(text, tmp_path):
         told = {name: f'{name} {text}' for name in names.split()}
         done = shop.make(target, f'VENV={shop.venv}', *(f'{name}={value}' for name, value in told.items()))
         assert done.returncode == 0, done.stderr
-        wanted = {dict(EXPORT='out').get(name, name.lower()): value for name, value in told.items()}
+        wanted = {option(name): value for name, value in told.items()}
         call = shop.calls()[-1]
         assert call[:1 + len(program.split())] == ['python', *program.split()] and options(call) == wanted
     assert shop.intruders() == [] and len(shop.asked()) == len(PROGRAMS)
@@ -109,9 +113,9 @@ def test_the_programs_know_the_names_that_make_tells_of():
     scripts = dict(record='docs/records_page.py', bench='benchmarks/run.py', gpu='benchmarks/gpu.py')
     for target, (program, names) in PROGRAMS.items():
         if 'splade_nb.cli' in program: known = {name.removeprefix('--') for action in commands[target]._actions for name in action.option_strings}
-        elif target in scripts: known = set(re.findall(r"add_argument\('--(\w+)'", (ROOT/scripts[target]).read_text(encoding='utf-8')))
-        else: known = {*run_notebook.defaults({'study': 'studies/gates'}.get(target, run_notebook.TARGETS[target][0])), 'study', *run_notebook.OF_PROCESSES}
-        assert {dict(EXPORT='out').get(name, name.lower()) for name in names.split()} <= known | {'settings'}, target
+        elif target in scripts: known = set(re.findall(r"add_argument\('--([\w-]+)'", (ROOT/scripts[target]).read_text(encoding='utf-8')))
+        else: known = {*run_notebook.defaults({'study': 'studies/gates'}.get(target, run_notebook.TARGETS[target][0])), 'study', *run_notebook.DISTRIBUTED}
+        assert {*map(option, names.split())} <= {name.replace('_', '-') for name in known} | {'settings'}, target
     said = {name for line in (ROOT/'Makefile').read_text(encoding='utf-8').splitlines() if line.split(':')[0] in PROGRAMS
             for name in re.findall(r'\b[A-Z_]{2,}\b', line.partition('## ')[2])}
     assert said - set(NAMES) <= {'JSON', 'BM25', 'MTEB', 'CPU', 'GPU', 'ONNX'}
@@ -343,7 +347,7 @@ def test_an_interrupt_ends_as_in_a_shell_and_a_make_inside_is_not_told_what_was_
 def test_a_distributed_run_is_trained_by_torchrun_and_then_shown(desk, monkeypatch):
     import torch.distributed.run as torchrun
     monkeypatch.setattr(torchrun, 'main', lambda arguments: desk.append(arguments) or finished('v27'))
-    assert run_notebook.main(['resume-distributed', '--version=v27', '--data=a b', '--scale_batch=True']) == 0
+    assert run_notebook.main(['resume-distributed', '--version=v27', '--data=a b', '--scale-batch=True']) == 0
     assert desk[0][:3] == ['--standalone', '--nproc-per-node=auto', '-m'] and desk[0][4] == '--resume' and desk[0][-2:] == ['--', 'v27']
     assert desk[0][desk[0].index('--set') + 1:-2] == ['data=a b', 'scale_batch=True', 'out=outputs/v27']
     shown = given(desk[1])

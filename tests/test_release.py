@@ -8,7 +8,7 @@ from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.encoders import encoder_record
 from splade_nb.data.readers import load as load_data
 from splade_nb.hub.export import write_form
-from splade_nb.hub.release import NEVER, check_release, matching_facts
+from splade_nb.hub.release import BLOCKED, check_release, matching_facts
 from splade_nb.model.encode import encode
 from splade_nb.model.load import pretrained_backbone
 from splade_nb.model.opened import open_model
@@ -76,11 +76,11 @@ def test_training_goes_on_from_it_and_says_its_licence():
 
 
 def test_it_adds_no_advert_of_web_pages():
-    "XLM-R's vocabulary holds some forty of one trade; no training text has them."
+    "XLM-R's vocabulary contains adverts for prostitution from web pages, which no training text contains."
     model, tokenizer = open_model(RELEASED, 'torch')
     adverts = [place for place, name in enumerate(tokenizer.backend.convert_ids_to_tokens([*range(len(tokenizer.backend))])) if re.search('출장(샵|안마|만남|마사지)', name)]
-    assert len(adverts) > 10 and (model.decoder.bias[adverts] == NEVER).all()
-    assert (model.decoder.bias == NEVER).sum() < len(tokenizer.backend) / 20
+    assert len(adverts) > 10 and (model.decoder.bias[adverts] == BLOCKED).all()
+    assert (model.decoder.bias == BLOCKED).sum() < len(tokenizer.backend) / 20
 
 
 def test_it_opens_without_what_takes_seconds_to_import():

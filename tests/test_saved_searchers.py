@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 from fake_opensearch import Fault, serving
+from splade_nb import cli
 from splade_nb.serving import document_store, saved_copies, searcher as searchers
 from splade_nb.data.records import Document
 from splade_nb.config.files import ConfigError, DataError
@@ -380,14 +381,14 @@ def test_old_copies_are_told_and_cleaned_but_never_one_that_is_open(encoder, pro
     assert f'2 old copies in {project}/outputs/.search, {size + 1000:,} bytes' in printed
     assert 'make clean-search' in printed
     child = child_with_a_searcher(old, encoder)
-    try: assert searchers.main(['clean']) == 0
+    try: assert cli.main(['clean-search']) == 0
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     printed = capsys.readouterr().out
     assert f'kept: {old.resolve()}: a running process has it open' in printed
     assert '1,000 bytes removed in 1 old copies' in printed
-    assert searchers.main(['clean']) == 0 and f'{old.resolve()}, {size:,} bytes' in capsys.readouterr().out
+    assert cli.main(['clean-search']) == 0 and f'{old.resolve()}, {size:,} bytes' in capsys.readouterr().out
     assert [path.name for path in places()] == [used.name]
     searchers.saved_searcher('model', 'texts.txt').close()
     printed = capsys.readouterr().err

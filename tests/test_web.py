@@ -40,7 +40,7 @@ def answers(port: int) -> bool:
 def started(project: Path) -> tuple: # process, port
     "The service at a free port, once it answers or has ended: before it takes the port, another program may."
     port = free_port()
-    program = [sys.executable, '-m', 'splade_nb.serving.web', '--model', 'run', '--data', 'toy', '--host', '127.0.0.1', '--port', str(port)]
+    program = [sys.executable, '-m', 'splade_nb.cli', 'serve', '--model', 'run', '--data', 'toy', '--host', '127.0.0.1', '--port', str(port)]
     with open(project/'log.txt', 'w') as log: process = subprocess.Popen(program, cwd=project, stderr=log)
     until(lambda: process.poll() is not None or listens(process, port) and answers(port), 'the service')
     return process, port

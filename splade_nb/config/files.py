@@ -46,7 +46,8 @@ def reason(error: BaseException) -> str:
 @contextmanager
 def reading(path: Path | str,
             instead: str = 'put back the file that was saved'): # what a person can do
-    "A block that reads a file of this project, by any library. Raises `Damaged` naming it where it is missing or not whole."
+    """A block that reads a file of this project, by any library. Raises `Damaged` naming it where it is missing or
+    not whole."""
     try: yield
     except (ConfigError, DataError, ImportError, MemoryError): raise
     except FileNotFoundError as error: raise Damaged(f'{path}: missing; {instead}') from error
@@ -59,7 +60,8 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
                errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO}
 
 def disk_fault(error: BaseException) -> str:
-    "What the disk refuses, with the path that it names; '' for another error. Libraries in Rust say only `(os error 28)`."
+    """What the disk refuses, with the path that it names; '' for another error. Libraries in Rust say only `(os
+    error 28)`."""
     inside = re.search(r'os error (\d+)|code: (\d+)', str(error))
     number, path = getattr(error, 'errno', None) or int(inside[1] or inside[2] if inside else 0), getattr(error, 'filename', None)
     if not number or isinstance(error, ValueError) or not (path or number in DISK_ERRORS): return ''
@@ -68,7 +70,8 @@ def disk_fault(error: BaseException) -> str:
 @contextmanager
 def writing(place: Path | str,
             advice: str = 'Make room or take another place; what was saved before stays whole'):
-    "A block that writes a file or into a folder, by any library. Raises `ConfigError` naming it where the disk refuses."
+    """A block that writes a file or into a folder, by any library. Raises `ConfigError` naming it where the disk
+    refuses."""
     try: yield
     except Exception as error:
         named = getattr(error, 'filename', None)
@@ -150,7 +153,8 @@ def _remains(path: Path) -> list:  # parts of this file that processes of this m
 # %% ../../nbs/0_config/01_files.ipynb #replaced
 @contextmanager
 def replaced(path: Path | str, binary: bool = False):  # a file to write into
-    "Replace a file at the end of the block, whole and on the disk; after an error the old file stays. Raises as `writing`."
+    """Replace a file at the end of the block, whole and on the disk; after an error the old file stays. Raises as
+    `writing`."""
     path = Path(path)
     beside = _part_of(path, os.getpid())
     try:

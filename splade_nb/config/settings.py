@@ -227,7 +227,8 @@ def _refuse(name, value, wanted):
 
 # %% ../../nbs/0_config/03_settings.ipynb #to-phase
 def _to_phase(value: Phase | dict, like: Phase | None = None) -> Phase:
-    "A phase from its JSON form, whose mix is a dictionary; an incomplete one is filled up from `like`. Raises `ConfigError`."
+    """A phase from its JSON form, whose mix is a dictionary; an incomplete one is filled up from `like`. Raises
+    `ConfigError`."""
     if isinstance(value, Phase): return value
     if not isinstance(value, dict): _refuse('phases', value, Phase)
     kinds = {field.name: field.type for field in fields(Phase)}
@@ -298,7 +299,8 @@ RENAMED = dict(own_floor='min_input_logit', keep_start='weight_averaging', pair_
 GONE = dict(df_steepness=10.0)  # earlier setting -> the value that always holds now
 
 def current_names(values: dict) -> dict:  # name -> value
-    "Settings under their present names. Raises `ConfigError` for two values of one, and another value of one that is gone."
+    """Settings under their present names. Raises `ConfigError` for two values of one, and another value of one that
+    is gone."""
     for name in GONE.keys() & values:
         if values[name] != GONE[name]: raise ConfigError(f'{name}={values[name]}: found in an earlier configuration; allowed: {GONE[name]}')
     return no_repeats((RENAMED.get(name, name), value) for name, value in values.items() if name not in GONE)
@@ -457,7 +459,8 @@ def _mines(settings: Settings) -> bool:
     return settings.bm25_negatives + settings.dense_negatives > 0 and settings.negatives > 0
 
 def _in_temperatures(settings: Settings) -> bool:
-    "Whether every score is measured in the temperature, which then cancels out; a margin and an own loss take scores as they are."
+    """Whether every score is measured in the temperature, which then cancels out; a margin and an own loss take
+    scores as they are."""
     margins = settings.negatives and (settings.lambda_margin or settings.lambda_margin_mse)
     measured = settings.score_spread and settings.similarity == 'dot' and not settings.min_input_logit
     return bool(measured and not margins and not any(weight for _, weight in settings.extra_losses))
@@ -612,7 +615,6 @@ def _impossible_numbers(settings: Settings) -> list:  # messages
     messages += [f'{name}=1.0: must be below 1; the nearest in use is 0.999'
                  for name in ('adam_beta1', 'adam_beta2') if getattr(settings, name) == 1]
     return messages
-
 
 # %% ../../nbs/0_config/03_settings.ipynb #beside-counted
 def _beside_counted(settings: Settings) -> list:  # messages

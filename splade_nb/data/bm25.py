@@ -34,7 +34,8 @@ TOKENIZERS = {'kiwi': morphemes, 'whitespace': whitespace, 'bigrams': bigrams, '
 def split(texts: Sequence,          # documents or queries, in memory or on disk
           tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams, nori, cjk
           chunk: int = 1000) -> list:  # for each text its words, in order
-    "Texts to words; equal words are one object. Raises ValueError on an unknown tokenizer, `ConfigError` as `nori` and for what is no text."
+    """Texts to words; equal words are one object. Raises ValueError on an unknown tokenizer, `ConfigError` as `nori`
+    and for what is no text."""
     if tokenizer not in TOKENIZERS:
         raise ValueError(f'unknown tokenizer {tokenizer!r}: {alternatives(tokenizer, TOKENIZERS)}')
     starts = tqdm(range(0, len(texts), chunk), desc=f'{tokenizer} words', delay=5, mininterval=10)
@@ -121,7 +122,8 @@ BIGRAM_SHARE = 0.4  # of the bigrams' score
 
 # %% ../../nbs/1_data/13_bm25.ipynb #bigram-bm25
 class BigramBM25(_Ranker):
-    "BM25 over morphemes plus `share` times BM25 over pairs of characters, or other fields. Raises ValueError as `BM25` does."
+    """BM25 over morphemes plus `share` times BM25 over pairs of characters, or other fields. Raises ValueError as
+    `BM25` does."""
     def __init__(self, texts: Mapping, share: float = BIGRAM_SHARE,
                  words: BM25 | None = None, pairs: BM25 | None = None):  # over the same texts, where they are there already
         self.words_field, self.pairs_field, self.share = words or BM25(texts), pairs or BM25(texts, 'bigrams'), share

@@ -104,7 +104,8 @@ def sampled(corpus: Corpus, size: int) -> Corpus:
 
 # %% ../../nbs/1_data/08_corpus.ipynb #of-collection
 def of_collection(collection: Collection) -> Corpus:
-    "A collection, judged on its test split; texts on disk stay there. Raises DataError where no query has a relevant document."
+    """A collection, judged on its test split; texts on disk stay there. Raises DataError where no query has a
+    relevant document."""
     queries = {key: collection.queries[key].text for key in collection.judging()}
     qrels = {key: collection.qrels[key] for key in queries}
     return Corpus(collection.name, list(collection.documents), collection.texts.values(), queries, qrels, 'test',

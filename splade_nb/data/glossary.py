@@ -18,7 +18,8 @@ from .records import Collection, Document, Query, collect
 GLOSSED = re.compile(r'((?:[가-힣]{2,} )?[가-힣]{2,}) ?\(([A-Za-z][A-Za-z -]{1,38}[A-Za-z])\)')
 
 def glossed_terms(texts: Iterable[str]) -> list:  # [(Korean, English in small letters)], each once, in reading order
-    "Korean words directly before English of 3 to 40 letters in parentheses: the last two, or one where only one is Korean."
+    """Korean words directly before English of 3 to 40 letters in parentheses: the last two, or one where only one is
+    Korean."""
     return list(dict.fromkeys((korean, english.lower()) for text in texts for korean, english in GLOSSED.findall(clean_text(text))))
 
 # %% ../../nbs/1_data/20_glossary.ipynb #glossary

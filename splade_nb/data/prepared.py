@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'write_rows', 'Rows', 'content_key', 'prepared_root', 'prepared_folder', 'file_hash', 'digest', 'part_keys',
-           'fill', 'Parts', 'Chosen', 'Preparation', 'clean_prepared', 'main']
+           'fill', 'Parts', 'Chosen', 'Preparation', 'clean_prepared']
 
 # %% ../../nbs/1_data/02_prepared.ipynb #imports
-import hashlib, json, os, re, shutil, sys, time
+import hashlib, json, os, shutil, sys, time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -16,7 +16,7 @@ from pathlib import Path
 # %% ../../nbs/1_data/02_prepared.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
-from ..config.files import plain, read_json, replaced, root, sha256_of
+from ..config.files import ConfigError, plain, read_json, replaced, root, sha256_of
 from ..config.stages import Stages, mapped, mapped_array
 
 # %% ../../nbs/1_data/02_prepared.ipynb #record-batch
@@ -235,25 +235,8 @@ def _remove(folder: Path) -> int:  # bytes freed
 
 # %% ../../nbs/1_data/02_prepared.ipynb #clean-prepared
 def clean_prepared(days: float = 0) -> tuple:  # folders removed, bytes freed; 0 days: all
-    "Remove the stages that nothing has used for so many days."
-    removed, freed, oldest = 0, 0, time.time() - days * 86_400
-    for about in prepared_root().glob('*/*/of.json'):
-        if about.stat().st_mtime > oldest: continue
-        freed += _remove(about.parent)
-        removed += 1
-    return removed, freed
-
-# %% ../../nbs/1_data/02_prepared.ipynb #main
-def main(arguments: list | None = None) -> int:  # process exit code; None: of the command line
-    "`python -m splade_nb.data.prepared 30`: remove what nothing has used for thirty days."
-    given = sys.argv[1:] if arguments is None else arguments
-    if len(given) != 1 or not re.fullmatch(r'\d+(\.\d+)?', given[0]):
-        print(f'days: found {" ".join(given)!r}; allowed: a number of days, 0 for all', file=sys.stderr)
-        return 2
-    removed, freed = clean_prepared(float(given[0]))
-    print(f'{removed} folders of prepared data removed from {prepared_root()}, {freed / 2 ** 20:,.0f} MiB')
-    return 0
-
-# %% ../../nbs/1_data/02_prepared.ipynb #main-guard
-#| eval: false
-if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
+    "Remove the stages that nothing has used for so many days. Raises `ConfigError` for a number below 0."
+    if not days >= 0: raise ConfigError(f'days={days}: must be at least 0, which removes all')
+    oldest = time.time() - days * 86_400
+    unused = [about.parent for about in prepared_root().glob('*/*/of.json') if about.stat().st_mtime <= oldest]
+    return len(unused), sum(map(_remove, unused))

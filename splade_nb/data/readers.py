@@ -301,7 +301,8 @@ class Part:
 
 # %% ../../nbs/1_data/07_readers.ipynb #parts-of-source
 def parts_of(source: str) -> list[Part]:
-    "The parts of a source, each where it lies. Raises DataError for nothing, and for a folder that holds no file itself."
+    """The parts of a source, each where it lies. Raises DataError for nothing, and for a folder that holds no file
+    itself."""
     parts = []
     for text in [source.strip()] if os.path.exists(source) or ',' not in source else listed(source):
         named, sign, rest = text.partition('=')

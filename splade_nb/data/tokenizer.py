@@ -307,7 +307,8 @@ def save_tokenizer(tokenizer: SpladeTokenizer, folder: Path | str) -> None:
 TOKENIZER_FILES = 'tokenizer.json', 'tokenizer_config.json'
 
 class PlainTokenizer:
-    "A tokenizer that transformers saved, read without transformers. Raises `ConfigError` for a folder without its files."
+    """A tokenizer that transformers saved, read without transformers. Raises `ConfigError` for a folder without its
+    files."""
     def __init__(self, folder: Path):
         from tokenizers import Tokenizer
         absent = [name for name in TOKENIZER_FILES if not (folder/name).exists()]

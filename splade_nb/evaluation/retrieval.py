@@ -278,7 +278,8 @@ def evaluate_model(folder: str,           # of the saved model
                    hybrid: float = 0.0,   # weight of dense vectors beside the model; 0: none
                    dense_encoder: str = ENCODER # that makes them: a hub name, or a folder
                   ) -> dict:              # with `cut` where documents were cut
-    "Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`. Raises `DataError`."
+    """Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`. Raises
+    `DataError`."""
     choose('split', split, ('test', 'all'))
     check_hybrid(hybrid)
     model, tokenizer = open_model(folder)

@@ -133,7 +133,8 @@ class _WordIndex: # of one field, or of words and bigrams
 def words_system(texts: Mapping,          # {document: text}
                  tokenizer: str = 'kiwi'  # kiwi, whitespace, bigrams, kiwi+bigrams, nori, cjk, nori+cjk
                 ) -> _WordIndex:
-    "BM25 over the documents; of two names the sum of both fields. `nori` and `cjk` count a word as often as the query does."
+    """BM25 over the documents; of two names the sum of both fields. `nori` and `cjk` count a word as often as the
+    query does."""
     if tokenizer == 'kiwi+bigrams': return _WordIndex(BigramBM25(texts))
     fields = [BM25(texts, name, repeats=name in ('nori', 'cjk')) for name in tokenizer.split('+')]
     return _WordIndex(fields[0] if len(fields) == 1 else BigramBM25(texts, 1.0, *fields))

@@ -17,7 +17,8 @@ from .encode_shards import ShardWriter
 
 # %% ../../nbs/2_model/10_encode_cluster.ipynb #shard-worker
 class ShardWorker:
-    "Opens the job once and writes the shards whose numbers it is given. Raises `ConfigError`, and `DataError` of the texts."
+    """Opens the job once and writes the shards whose numbers it is given. Raises `ConfigError`, and `DataError` of
+    the texts."""
     def __init__(self, opened: Callable[[], tuple], # model, tokenizer, texts, ids, options of `encode_shards`
                  folder: Path | str, size: int):
         model, tokenizer, texts, ids, options = opened()

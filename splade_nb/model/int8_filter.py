@@ -78,7 +78,8 @@ def decoder_of(weight, bias,            # [V, H], [V]
                screen: bool = False,    # int8 first: on CPUs
                dtype=torch.float32      # of the product without the filter
               ) -> Decoder:
-    "Prepared once, used for many batches. Raises `ValueError` for the filter with another type than float32 or off the CPU."
+    """Prepared once, used for many batches. Raises `ValueError` for the filter with another type than float32 or off
+    the CPU."""
     if screen and (dtype != torch.float32 or weight.device.type != 'cpu'):
         raise ValueError(f'a screen makes float32 exact on a CPU, not {dtype} on {weight.device}')
     if terms is not None:

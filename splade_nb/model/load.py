@@ -48,7 +48,8 @@ def pretrained_backbone(source: str,             # hub name, local folder, `rele
                         random: bool = False,    # the architecture only, with random weights
                         new_head: bool = False   # an untrained head with a decoder of its own, for `head_start`
                        ):                        # transformers model
-    "A named backbone, or that of a saved model. Raises `ConfigError` where it is missing, no language model, or not whole."
+    """A named backbone, or that of a saved model. Raises `ConfigError` where it is missing, no language model, or
+    not whole."""
     folder = encoder_folder(source)
     if (folder/'splade.json').exists() and not random: return _trained_backbone(folder, mlm_head)
     changes = dict(tie_word_embeddings=False) if new_head and mlm_head else {}

@@ -131,7 +131,8 @@ def _documents(documents): # one, or an iterable; raises `ConfigError` for anyth
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #put
 def put(store: DocumentStore, documents: Document | Iterable[Document]) -> int: # texts that are new or changed
-    "Insert texts by id; a changed one has to be encoded again. Raises `ConfigError` for what is no document, or of `check_text`."
+    """Insert texts by id; a changed one has to be encoded again. Raises `ConfigError` for what is no document, or of
+    `check_text`."""
     changed = 0
     with transaction(store):
         for document in _documents(documents):
@@ -149,7 +150,8 @@ def _note_gone(store, key): store.run('INSERT OR IGNORE INTO gone VALUES(?)', ke
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #drop
 def drop(store: DocumentStore, ids: str | Iterable[str]) -> None:
-    "Delete texts and note that the index has to delete them too; unknown ids are no error. Raises `ConfigError` of `check_ids`."
+    """Delete texts and note that the index has to delete them too; unknown ids are no error. Raises `ConfigError` of
+    `check_ids`."""
     with transaction(store):
         for id in check_ids(ids):
             _remove(store, id)

@@ -43,7 +43,8 @@ class ServerAddress:
 
 # %% ../../nbs/6_serving/00_network.ipynb #read-address
 def read_address(place: object) -> ServerAddress | None: # None for a folder
-    "The parts of an address. Raises `ConfigError`, without the password, for one that does not name a server and one index."
+    """The parts of an address. Raises `ConfigError`, without the password, for one that does not name a server and
+    one index."""
     if not re.match(r'(\w+\+)?(https?|postgres(ql)?)://', str(place)): return None
     found = ADDRESS.fullmatch(str(place))
     if found and NAME.fullmatch(unquote(found[7])) and int(found[5] or 1) in range(1, 65_536):

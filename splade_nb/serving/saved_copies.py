@@ -54,7 +54,8 @@ def copy_folder(label: Label, source: str, engine: str, address: str,
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #open-locked
 def open_locked(place: Path): # file
-    "Open `searcher.json` with a shared lock. Raises `ConfigError` where another process changes or removes the searcher."
+    """Open `searcher.json` with a shared lock. Raises `ConfigError` where another process changes or removes the
+    searcher."""
     file = open(place/'searcher.json', 'rb')
     if try_lock(file, exclusive=False) and os.fstat(file.fileno()).st_nlink: return file
     file.close()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STEP', 'PARTS', 'Encoder', 'open_encoder', 'Term', 'terms_of', 'full_text', 'matched_terms', 'mean_length',
            'document_vectors', 'dense_size', 'commit', 'Hit', 'print_hits', 'Searcher', 'check_address',
-           'build_searcher', 'NoSearcher', 'open_searcher', 'saved_searcher', 'command_options', 'search_texts', 'main']
+           'build_searcher', 'NoSearcher', 'open_searcher', 'saved_searcher', 'search_texts']
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports
 import math, shlex, shutil, sys, threading
@@ -21,7 +21,7 @@ from scipy import sparse
 from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
-from ..config.command_line import CommandLine, add_query_options, add_search_options, exit_codes, printable
+from ..config.command_line import printable
 from ..config.files import ConfigError, Damaged, check_text, choose, in_turn, needs, read_json, write_json
 from ..config.settings import reads_bags
 from ..data.idf import count_factor
@@ -42,7 +42,7 @@ from .engines import ENGINES, INSIDE, SERVERS, address, resume_index
 from .postgres import POSTGRES_ADDRESS
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
 from .network import without_password
-from .saved_copies import clean, copy_folder, empty_copy, file_stamp, record_use, report_old_copies
+from .saved_copies import copy_folder, empty_copy, file_stamp, record_use, report_old_copies
 from .saved_copies import open_locked, write_lock
 from .saved_copies import source_name, source_paths
 
@@ -536,28 +536,7 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
     report_old_copies()
     return searcher
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #command-line
-def command_options(module: str) -> CommandLine: # --model, --data, --engine, --index, --hybrid
-    "The options that name a saved searcher."
-    parser = CommandLine(prog=f'python -m splade_nb.serving.{module}')
-    add_search_options(parser)
-    return parser
-
 # %% ../../nbs/6_serving/08_searcher.ipynb #main
 def search_texts(query: str, results: int = 5, **options) -> None: # options: of `saved_searcher`
     "Print the best texts of a saved searcher. Raises `ConfigError`, `DataError`."
     with saved_searcher(**options) as searcher: print_hits(searcher.search(query, results))
-
-# %% ../../nbs/6_serving/08_searcher.ipynb #main-2
-@exit_codes
-def main(arguments: list | None = None) -> int | None: # exit code
-    "One search in a terminal, or `clean`."
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments == ['clean']: return clean()
-    parser = command_options('searcher')
-    parser.epilog = '`python -m splade_nb.serving.searcher clean` removes outdated copies.'
-    add_query_options(parser)
-    search_texts(**vars(parser.parse_args(arguments)))
-
-# %% ../../nbs/6_serving/08_searcher.ipynb #main-guard
-if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'PATIENCE', 'HEAD', 'CLIENT', 'ALL', 'term_spans', 'matched_letters', 'best_start',
            'passage', 'search_json', 'expansion_json', 'page', 'bounded', 'application', 'check_port', 'http_server',
-           'serve', 'serve_texts', 'main']
+           'serve', 'serve_texts']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
 import asyncio, base64, hashlib, os, re, sys
@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports-library
-from ..config.command_line import add_serve_options, exit_codes, printable
+from ..config.command_line import printable
 from ..config.files import ConfigError, needs
 from ..data.readers import short_queries
 from ..data.text import aligned
@@ -27,7 +27,7 @@ from ..data.tokenizer import ENDINGS, PARTICLES, token_kind
 from ..hub.server_limits import SIDES
 from .connector import add_connector
 from .network import EXPANSION, PIPELINE, QUERY, served_names, valid_text
-from .searcher import Hit, Searcher, Term, command_options, full_text, saved_searcher
+from .searcher import Hit, Searcher, Term, full_text, saved_searcher
 
 # %% ../../nbs/6_serving/10_web.ipynb #patterns
 PREFIX = {'word': r'(?<!\w)', 'counted': '', 'phonetic': r'(?<!\w)', 'part': r'(?<=\w)', 'bigram': ''}
@@ -321,13 +321,3 @@ def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: #
     check_port(port)  # before a model is read
     served_names(host)
     with saved_searcher(**options) as searcher: serve(searcher, host, port, short_queries(options['data']))
-
-@exit_codes
-def main(arguments: list | None = None) -> int | None: # exit code
-    "`serve_texts` in a terminal."
-    parser = command_options('web')
-    add_serve_options(parser)
-    serve_texts(**vars(parser.parse_args(arguments)))
-
-# %% ../../nbs/6_serving/10_web.ipynb #main-guard
-if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

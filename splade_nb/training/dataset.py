@@ -141,7 +141,6 @@ def _cut_backbone(stages: Preparation, settings: Settings, collection, rows: np.
     with stages.stages('vocabulary'):
         return replace(settings, backbone=stages.group.of_first(make) if stages.group else make())
 
-
 # %% ../../nbs/3_training/07_dataset.ipynb #material
 @dataclass
 class TrainingData:
@@ -193,7 +192,6 @@ def _wrong(data: TrainingData, query: int, margin: float):  # function: candidat
     most = cosines([*data.relevant[query]]).mean() - margin
     def left(found): return [found[at] for at in np.flatnonzero(cosines([one for one, _ in found]) <= most)]
     return left
-
 
 # %% ../../nbs/3_training/07_dataset.ipynb #pool
 def pool(training_data: TrainingData, query: int, period: int, settings: Settings, seed: int) -> list:
@@ -391,7 +389,6 @@ def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settin
     wanted = dict(calibration=settings.calibration, initial_terms=settings.initial_terms)
     if any(wanted[name] for name in wanted.keys() - off(settings)): _calibrate(stages, model, settings, data)
 
-
 # %% ../../nbs/3_training/07_dataset.ipynb #score-factor
 @torch.no_grad()
 def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData) -> float:
@@ -406,7 +403,6 @@ def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData
     scores = scaled_scores(asked, answers, settings)
     spread = scores.std().item() / every_phase(settings)[0].temperature
     return settings.score_spread / max(spread, 1e-6)
-
 
 # %% ../../nbs/3_training/07_dataset.ipynb #prepared
 @dataclass
@@ -446,14 +442,14 @@ def prepare(settings: Settings, collection, seed: int,
 ROUNDING = 1e-3  # below the bound, so that a logit that equals it stays inactive in a batch that rounds otherwise
 
 def _with_rare_expansions(model: torch.nn.Module, settings: Settings, data: TrainingData) -> torch.nn.Module:
-    "A model whose terms are added to at most `expansion_df` of the training documents, as far as one window reads them."
+    """A model whose terms are added to at most `expansion_df` of the training documents, as far as one window reads
+    them."""
     if not settings.expansion_df or 'expansion_df' in off(settings): return model
     texts, rarer = _batches(model, settings, data, MOST_CALIBRATED), copy.deepcopy(model).eval()
     rank = int(settings.expansion_df * sum(len(rows['input_ids']) for rows in texts))
     bound = logits_at_rank(rarer, texts, rank)
     with torch.no_grad(): rarer.decoder.bias -= (bound + ROUNDING).where(bound > 0, 0)
     return rarer
-
 
 # %% ../../nbs/3_training/07_dataset.ipynb #as-searched
 def as_searched(setup: TrainingSetup) -> TrainingSetup:
@@ -462,7 +458,6 @@ def as_searched(setup: TrainingSetup) -> TrainingSetup:
     rarer = _with_rare_expansions(setup.model, settings, data)
     model, tokenizer = searched_model(rarer, data.tokenizer, texts, settings)
     return replace(setup, model=model, training_data=replace(data, tokenizer=tokenizer))
-
 
 # %% ../../nbs/3_training/07_dataset.ipynb #keep-model
 def save_model_folder(setup: TrainingSetup, folder: Path | str) -> Path:

@@ -102,7 +102,8 @@ def made_triplets(number: int, seed: int = 7, vocabulary: int = 50_000) -> Itera
 
 # %% ../../nbs/3_training/16_rehearsal.ipynb #write-made
 def write_made(folder: Path | str, number: int, parts: int = 4) -> Path:
-    "Made triplets in the design documents' layout: a tenth of them as travel data, 200 more each for validation and test."
+    """Made triplets in the design documents' layout: a tenth of them as travel data, 200 more each for validation
+    and test."""
     folder, triplets = Path(folder), made_triplets(number + 400)
     sizes = {'v24.0/val.jsonl': 200, 'v24.0/test.jsonl': 200, 'v27.0/train_travel_0.jsonl': number // 10}
     left = number - number // 10
@@ -122,7 +123,8 @@ DATA = {'v26': ('v24.0',), 'v27': ('v24.0', 'v27.0'), 'v28': ('v24.0',)}
 def settings_of(models: tuple,     # of `write_models`
                 steps: int = 4
                ) -> dict:
-    "What the rehearsal changes in a version: sizes and local folders, and dense negatives so that both kinds are mined."
+    """What the rehearsal changes in a version: sizes and local folders, and dense negatives so that both kinds are
+    mined."""
     backbone, teacher = map(str, models)
     return dict(backbone=backbone, teacher=teacher, steps=steps, batch_size=4, accumulation=2, precision='fp32',
                 dropout=0.0, gate_dropout=0.0,
