@@ -7,7 +7,6 @@ SHELL         := /bin/bash
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
-
 # What people type stays as it is typed: make expands no `$` in it (also where it hands it on to another make), and
 # recipes read it as "$$typed_NAME" from the environment, so that no shell reads it as a command either.
 quoted = '$(subst ','\'',$(1))'
@@ -19,6 +18,7 @@ $(foreach name,$(typed) PYTHON VENV,$(eval export typed_$(name) = $$($(name))))
 other      =# names that are no options of the program
 by         =# options that make adds
 first      =# what is done before: what trains is exported, so that an edited notebook counts
+needed     = [ -n "$${typed_$(1):-}" ] || { echo 'there is no $(1): make $@ $(1)=$(2)' >&2; exit 2; };
 given      = $(filter $(1),$(typed))
 option     = --$(shell tr A-Z_ a-z- <<< $(1))=$$typed_$(1)
 parameters = $(foreach name,$(filter-out PYTHON VENV $(other),$(typed)),"$(call option,$(name))")
@@ -49,7 +49,7 @@ rehearse:  ## Rehearse full scale on a CPU with the triplets in DATA (else made 
 study leaderboard: export OMP_NUM_THREADS = 1
 evaluate-full evaluate-board: other = VERSION
 evaluate-full evaluate-board: by = $(model)
-study: first = : "$${typed_STUDY:?there is no STUDY: make study STUDY=gates. nbs/studies holds them}" &&
+study: first = $(call needed,STUDY,gates. nbs/studies has them all)
 train resume train-distributed resume-distributed pretrain resume-pretrain train-% after-%: first = "$(bin)/nbdev_export" &&
 train resume train-distributed resume-distributed report pretrain resume-pretrain compare evaluate-full evaluate-board study leaderboard rehearse: environment
 	$(first) $(notebook) $@ $(by) $(parameters)
@@ -73,13 +73,13 @@ export:  ## Write MODEL for sentence-transformers, mlm, onnx, onnx-int8, opensea
 release:  ## Write the model of the finished run MODEL with ONNX, OpenSearch files, card and hashes into EXPORT (LICENCE of the weights)
 search serve evaluate export release: other = OUT VERSION EXPORT
 search serve evaluate: by = $(model) $(texts)
-search: first = : "$${typed_QUERY:?there is no QUERY: make search QUERY=\"한복 입고 경복궁\"}" &&
+search: first = $(call needed,QUERY,"한복 입고 경복궁")
 fit: by = $(texts)
 export: by = $(model) --out="$${typed_EXPORT:-$(run)/$${typed_TO:-sentence-transformers}}"
 release: by = $(model) --out="$${typed_EXPORT:-outputs/release}"
 data fit search serve evaluate export release clean-search clean-prepared: environment
 	@$(first) "$(bin)/python" -m splade_nb.cli $@ $(by) $(options)
-record: environment ; @"$(bin)/python" docs/records_page.py --entry="$${typed_ENTRY:?there is no ENTRY: make record ENTRY=mine.json. docs/records.md says how to write one}" $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
+record: environment ; @$(call needed,ENTRY,mine.json. docs/records.md says how to write one) "$(bin)/python" docs/records_page.py $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
 bench: environment ; @"$(bin)/python" benchmarks/run.py $(options)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
 # One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.

@@ -1,6 +1,6 @@
 """What people type after `make` reaches the programs as it was typed: stubs in place of the programs record what they
 were given, and no text runs as a command. And docs/run_notebook.py, which most targets call."""
-import json, os, re, shutil, subprocess, sys
+import ast, json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 from conftest import ROOT
@@ -165,6 +165,18 @@ def test_what_trains_is_exported_first(workshop):
     for target in ('train', 'resume-v28', 'train-v28-bg', 'after-v27-v28', 'pretrain'):
         assert workshop.make(target).returncode == 0
         assert [call[0] for call in workshop.calls()[-2:]] == ['nbdev_export', 'python'], target
+
+
+def test_each_part_of_the_benchmark_takes_what_run_gives_it():
+    "`make bench` calls `measure_missing(results, small, force)` of a part that has several files."
+    parts = ast.literal_eval(re.search(r'^PARTS = (\(.*?\))', (ROOT/'benchmarks/run.py').read_text(encoding='utf-8'), re.M)[1])
+    asked = {}
+    for part in parts:
+        body = ast.parse((ROOT/f'benchmarks/{part}.py').read_text(encoding='utf-8')).body
+        functions = {node.name: node.args for node in body if isinstance(node, ast.FunctionDef)}
+        assert {'measure', 'measure_missing'} & {*functions}, part
+        if given := functions.get('measure_missing'): asked[part] = len(given.args) - len(given.defaults), len(given.args)
+    assert asked and all(needed <= 3 <= most for needed, most in asked.values()), asked
 
 
 # Names in targets
