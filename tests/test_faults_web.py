@@ -12,7 +12,8 @@ from chromium import HANGS, until
 from conftest import ROOT
 from fastapi.testclient import TestClient
 from scipy import sparse
-from splade_nb.config.command_line import CommandLine, add_serve_options, exit_codes, printable
+from splade_nb.cli import parser
+from splade_nb.config.command_line import exit_codes, printable
 from splade_nb.config.files import ConfigError
 from splade_nb.hub.server_limits import SIDES
 from splade_nb.serving import connector, embedded_engines, engines, opensearch, web
@@ -97,9 +98,9 @@ def test_what_is_no_address_is_refused_in_one_line(host):
 @pytest.mark.parametrize('place, host', [('', '127.0.0.1'), ('10.1.2.3', '10.1.2.3')])
 def test_an_image_names_the_address_of_its_container(place, host, monkeypatch):
     monkeypatch.setenv('SPLADE_NB_HOST', place)
-    parser = CommandLine()
-    add_serve_options(parser)
-    assert parser.parse_args([]).host == host and parser.parse_args(['--host', 'localhost']).host == 'localhost'
+    needed = ['serve', '--data', 'toy']
+    assert parser().parse_args(needed).host == host
+    assert parser().parse_args([*needed, '--host', 'localhost']).host == 'localhost'
 
 
 def test_the_image_serves_on_the_address_of_its_container():

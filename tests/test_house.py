@@ -2,6 +2,7 @@
 import ast, importlib, json, os, re, shutil, statistics, subprocess, sys, tomllib
 from collections import Counter
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 import faults
 import nbformat
@@ -51,6 +52,7 @@ def default_export(notebook: Path) -> str | None:
 def dotted(path: Path) -> str: return '.'.join(path.relative_to(ROOT/'splade_nb').with_suffix('').parts)
 
 
+@lru_cache(None)
 def modules() -> list[str]:
     "Every exported module: `model.head`. Written by hand: `__init__` and `__main__`."
     return sorted(dotted(p) for p in MODULES if p.name[0] != '_')
@@ -120,6 +122,44 @@ def test_a_module_imports_only_what_stands_before_it(module):
     others = {f.split('.')[0] for f in found} - set(sys.stdlib_module_names) - {'splade_nb'}
     assert not others & {'nbdev', 'fastcore', 'execnb'}
     if module in OUTSIDE: assert others <= set(OUTSIDE[module].split())
+
+
+@lru_cache(None)
+def bound(module: str) -> set[str]:
+    "Names that a module of the package binds; of a package: its modules too."
+    path = ROOT.joinpath(*module.split('.'))
+    if path.is_dir(): return {p.stem for p in path.iterdir()} | bound(f'{module}.__init__')
+    found = set()
+    for node in ast.walk(ast.parse(path.with_suffix('.py').read_text(encoding='utf-8'))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)): found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store): found.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)): found |= {(a.asname or a.name).split('.')[0] for a in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str): found.add(node.value)  # `_export` tables, `__getattr__`
+    return found
+
+
+def python_of(path: Path) -> list[str]:
+    "The Python of a file: itself, a notebook's cells, a document's blocks."
+    if path.suffix == '.ipynb': return [re.sub(r'^\s*[%!].*$', '', text(cell), flags=re.M) for cell in code_cells(path)]
+    said = path.read_text(encoding='utf-8')
+    return [said] if path.suffix == '.py' else re.findall(r'^```python\n(.*?)^```', said, re.M | re.S)
+
+
+def test_what_notebooks_scripts_and_documents_import_is_there():
+    "Also where no test runs the code: a page that names what is gone fails here, in seconds."
+    missing, seen = [], 0
+    for path in (p for p in tracked() if p.suffix in ('.py', '.ipynb', '.md') and p not in MODULES):
+        nodes, of = [node for code in python_of(path) for node in ast.walk(ast.parse(code))], {}
+        for node in nodes:
+            if not isinstance(node, ast.ImportFrom) or node.level or node.module.split('.')[0] != 'splade_nb': continue
+            named = {a.name: a.asname or a.name for a in node.names if a.name != '*'}
+            seen += len(named)
+            missing += [(path.name, f'{node.module}.{name}') for name in named if name not in bound(node.module)]
+            of |= {short: f'{node.module}.{name}' for name, short in named.items() if f'{node.module}.{name}'[10:] in modules()}
+        used = {(n.value.id, n.attr) for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in of}
+        seen += len(used)
+        missing += [(path.name, f'{of[short]}.{name}') for short, name in sorted(used) if name[:2] != '__' and name not in bound(of[short])]
+    assert not missing and seen > 2000, (seen, missing)
 
 
 @pytest.mark.slow
