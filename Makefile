@@ -30,8 +30,8 @@ model   = $(if $(call given,MODEL),,"--model=$(trained)")
 texts   = $(if $(call given,DATA),,--data=mini)
 bin      := $$typed_VENV/bin
 notebook := "$(bin)/python" docs/run_notebook.py
-# Waiting threads sleep: spinning ones starve each other where several processes share few cores.
-export OMP_WAIT_POLICY := PASSIVE
+export OMP_WAIT_POLICY := PASSIVE# waiting threads sleep: spinning ones starve each other where processes share few cores
+export PYTHONDONTWRITEBYTECODE :=# compiled modules are kept: an image that sets it lets every process compile torch anew
 
 train:  ## Train VERSION (RECIPE, SCALE, DATA, SEED; SETTINGS as JSON or a file) into OUT and write OUT/report.html
 resume:  ## Go on with the run in OUT from its last checkpoint
