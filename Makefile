@@ -32,7 +32,6 @@ bin      := $$typed_VENV/bin
 notebook := "$(bin)/python" docs/run_notebook.py
 export OMP_WAIT_POLICY := PASSIVE# waiting threads sleep: spinning ones starve each other where processes share few cores
 export PYTHONDONTWRITEBYTECODE :=# compiled modules are kept: an image that sets it lets every process compile torch anew
-
 train:  ## Train VERSION (RECIPE, SCALE, DATA, SEED; SETTINGS as JSON or a file) into OUT and write OUT/report.html
 resume:  ## Go on with the run in OUT from its last checkpoint
 train-distributed:  ## The same in PROCESSES processes (auto: one for each GPU); SCALE_BATCH=True: a whole batch for each
@@ -85,15 +84,16 @@ gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure wha
 # One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
 test test-all: export OMP_NUM_THREADS = 1
 test test-all notebooks: export HF_HUB_OFFLINE = 1
-test: environment  ## Check what needs no GPU: notebooks, and tests but for slow proofs
-test-all: environment  ## Check what needs no GPU, the site and slow proofs too, as CI does
-test-all: export run_by_tests = --skip_folder_re '^([_.]|tutorials|0_config|1_data)'
+test: environment  ## Check what needs no GPU in minutes: the package's notebooks, and tests but for slow proofs
+test-all: environment  ## Check all that needs no GPU, all notebooks, the site and slow proofs too, as CI does
+test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean)' --skip_file_re '^([_.]|15_check|09_release|18_mixture|19_pre)'# long ones
+test-all: export left_out = --skip_folder_re '^([_.]|tutorials|0_config|1_data)'# run by tests
 test test-all:
 	tests/in_step.sh "$(bin)"
 	$(MAKE) --no-print-directory --jobs 2 notebooks $(if $(filter test-all,$@),docs)
 	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(filter test,$@),-m 'not slow')
 notebooks: environment
-	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(run_by_tests)
+	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(left_out)
 browser: environment ; @"$(bin)/python" docs/browser.py docs/_build/browser  ## Write copies of notebooks for Colab and Kaggle, which install this commit, into docs/_build/browser
 faults: environment ; @"$(bin)/python" docs/fault_table.py  ## Let every fault happen to a run and write docs/faults.md
 lock: environment ; @docs/lock.sh "$(bin)"  ## Remake constraints.txt: newest versions that fit together

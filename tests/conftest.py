@@ -159,8 +159,12 @@ RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
+    "The long files first; what needs a slow fixture is slow."
     items.sort(key=lambda item: RANK.get(item.path.stem, len(LONG)))
+    for item in items:
+        if {*getattr(item.module, 'SLOW_FIXTURES', ())} & {*item.fixturenames}: item.add_marker(pytest.mark.slow)
 
 
 def pytest_deselected(items):

@@ -141,6 +141,7 @@ def load_settings(folder: Path) -> tuple:
 def weights(folder: Path) -> bytes: return (folder/'model'/'model.safetensors').read_bytes()
 
 
+@pytest.mark.slow
 def test_fit_reads_documents_and_nothing_else(tmp_path, own):
     "With questions beside the documents, and without: one model, and another for other documents."
     judged, alone = made_collection(), tmp_path/'alone'

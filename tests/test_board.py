@@ -202,6 +202,7 @@ def no_hub(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_a_downloaded_data_set_is_read_by_mteb_s_own_code(name, model, tmp_path):
     task, = board.open_tasks(f'{name}={snapshot(tmp_path/"data", name)}')

@@ -12,12 +12,14 @@ from splade_nb.model import term_weights
 from splade_nb.training import check_settings as checks
 from splade_nb.training import curriculum, losses, objective
 
-WHOLE = tuple((version, recipe, 'mini') for version in ('v22', 'v28') for recipe in ('corrected', 'original'))
-WHOLE += ('splade_v2', 'corrected', 'mini'), ('splade_ko', 'corrected', 'mini'), ('v22', 'corrected', 'full'), ('v28', 'corrected', 'full')
 FIRST = ('v28', 'corrected', 'mini')  # what `make train` runs: checked by the smoke run as well, and once for both
-# A run that is like another: the two differ in a few settings.
-LIKE = {(version, 'corrected', 'mini'): (PARENTS[version], 'corrected', 'mini')
-        for version in VERSIONS if (version, 'corrected', 'mini') not in WHOLE}
+FULL = ('v28', 'corrected', 'full')
+WHOLE = FIRST, FULL
+# A run that is like another: the two differ in a few settings. V28 has most.
+LIKE = {('v22', 'corrected', 'mini'): FIRST, ('splade_v2', 'corrected', 'mini'): ('v22', 'corrected', 'mini'),
+        ('v28', 'original', 'mini'): FIRST, ('v22', 'original', 'mini'): ('v28', 'original', 'mini'), ('v22', 'corrected', 'full'): FULL}
+LIKE |= {run: (PARENTS[run[0]], *run[1:]) for version in VERSIONS
+         if (run := (version, 'corrected', 'mini')) not in (*WHOLE, *LIKE)}
 
 
 def identities(runs, slow=False): return [pytest.param(run, id=' '.join(run), marks=[pytest.mark.slow] * (slow and run != FIRST)) for run in runs]
@@ -61,6 +63,7 @@ VALID = [  # version, scale, its changes, settings that act
     ('v29', 'mini', {}, ['idf_smoothing'])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version, scale, changes, names', VALID, ids=lambda value: str(value)[:40])
 def test_a_valid_value_is_not_taken_for_an_unused_one(version, scale, changes, names, reproducible):
     "Values at which the change that is tried, or the size of the small run, could hide that a setting acts."

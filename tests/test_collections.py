@@ -196,6 +196,7 @@ def contents(out: Path) -> dict:
 def read(path: Path) -> list: return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
 
 
+@pytest.mark.slow
 def test_triplets_have_the_layout_of_the_designs_and_no_text_in_two_splits(tmp_path):
     out = tmp_path/'out'
     build(pairs_folder(tmp_path/'pairs'), out, RULES, said=lambda line: None)
@@ -211,6 +212,7 @@ def test_triplets_have_the_layout_of_the_designs_and_no_text_in_two_splits(tmp_p
     assert held['val'] and held['test'] and not learned & (held['val'] | held['test']) and not held['val'] & held['test']
 
 
+@pytest.mark.slow
 def test_an_interrupted_mixture_ends_as_an_uninterrupted_one(tmp_path):
     pairs, seen = pairs_folder(tmp_path/'pairs'), []
     build(pairs, tmp_path/'whole', RULES, said=lambda line: None)
@@ -244,12 +246,14 @@ def test_texts_of_judged_sets_stay_out(tmp_path, monkeypatch):
     assert not any('경복궁' in text for text in positives(tmp_path/'after'))
 
 
+@pytest.mark.slow
 def test_other_rules_need_another_folder(tmp_path):
     pairs = pairs_folder(tmp_path/'pairs', 1, 30)
     build(pairs, tmp_path/'out', RULES, said=lambda line: None)
     with pytest.raises(ConfigError, match='other rules'): build(pairs, tmp_path/'out', Rules(), said=lambda line: None)
 
 
+@pytest.mark.slow
 def test_the_card_counts_what_is_there(tmp_path):
     made = make_data('triplets', str(pairs_folder(tmp_path/'pairs')), str(tmp_path/'out'), said=lambda line: None)
     lines = [line for path in (tmp_path/'out').glob('v2*/*.jsonl') for line in read(path)]
@@ -258,6 +262,7 @@ def test_the_card_counts_what_is_there(tmp_path):
     for path in (tmp_path/'out').glob('v2*/*.jsonl'): assert sha256_of(path) in card
 
 
+@pytest.mark.slow
 def test_a_broken_pair_is_named_by_its_line(tmp_path):
     folder = pairs_folder(tmp_path/'pairs', 1, 3)
     with open(folder/'source0.jsonl', 'a', encoding='utf-8') as file: file.write('{"query": "한복", "kind": "title_body"}\n')

@@ -51,6 +51,7 @@ def test_training_sees_learned_terms_alone(plain):
     assert tokenizer.counted_terms == 0 and len(model.special) == len(tokenizer) and settings.counted_terms == COLUMNS
 
 
+@pytest.mark.slow
 def test_the_counted_columns_are_bm25_with_bigrams(joined):
     "On real documents the ranking by them alone is that of two fields, but for the length that they share and for collisions."
     (model, tokenizer), collection = joined, load_collection(str(real('data/techdocs_ko')))
@@ -137,6 +138,7 @@ def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
     assert counted_terms and all(term.name in texts[hits[0].id] and not term.added for term in counted_terms)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, monkeypatch):
     monkeypatch.setattr('splade_nb.experiment.require_acting_settings', lambda *arguments: None)  # tested below, in a minute for each run
     corpus = toy_corpus()
@@ -187,6 +189,7 @@ def traced_in(file):
     with zipfile.ZipFile(file) as parts: return torch.jit.load(io.BytesIO(parts.read('model.pt')))
 
 
+@pytest.mark.slow
 def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp_path):
     model, tokenizer = joined
     (tmp_path/'served').mkdir(); (tmp_path/'alone').mkdir()
@@ -205,6 +208,7 @@ def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp
     assert any('nori' in limit for limit in limits) and (tmp_path/'served/query.zip').exists(), 'queries have another bound'
 
 
+@pytest.mark.slow
 def test_every_setting_of_counted_terms_acts():
     from splade_nb.training.check_settings import check_settings
     names = ['counted_terms', 'counted_weight', 'bigram_query_weight', 'most_query_terms', 'most_document_terms', 'expansion_df']

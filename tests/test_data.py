@@ -409,6 +409,7 @@ def test_hub_out_of_reach_says_what_to_do(monkeypatch):
 
 # ---- real collections beside the project
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, documents, test, train', [
     ('tydiqa_ko_goldp', 1488, 276, 1590), ('question_pair', 7428, 352, 3778), ('ko_strategyqa_facts', 4160, 1647, 2513), ('techdocs_ko', 2567, 858, 1590), ('parakqc', 8987, 1000, 0)])
 def test_real_collection(name, documents, test, train):

@@ -184,6 +184,7 @@ def opened(folder: Path) -> tuple: # models of documents and of queries
     return loaded['document'], loaded.get('query', loaded['document'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 def test_the_server_gives_our_scores(form, exports, texts):
     model, tokenizer, folder, limits = exports(form)

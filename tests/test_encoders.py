@@ -91,6 +91,7 @@ def test_a_query_and_a_document_are_read_with_their_prompts(away):
         assert np.allclose(encode(['서울 맛집'], side=side), plain([f'{prompt}서울 맛집'], side=side), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_xlm_rs_to_the_last_piece():
     from tokenizers import Tokenizer
     theirs = read_json(real('tokenizers/xlm-roberta-base')/'tokenizer.json')
@@ -142,6 +143,7 @@ def cut_encoder(folder, texts):
     AutoTokenizer.from_pretrained(encoder_folder(NAME)).save_pretrained(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make', [made_encoder, cut_encoder])
 def test_thirty_steps_from_an_encoder_gain_and_end_with_the_best_validation(make, tmp_path):
     "Named at mini scale, it is trained with none of what suits random weights."

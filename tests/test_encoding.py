@@ -70,6 +70,7 @@ def ranked(documents: Path, queries: Path) -> tuple:
     return scores, rank(scores, list(shard_ids(queries)), list(shard_ids(documents)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', VERSIONS)
 def test_shards_have_the_scores_that_are_judged(version, models, source, tmp_path, capsys):
     model, collection = models(version), load_collection(str(source))

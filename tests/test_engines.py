@@ -60,6 +60,7 @@ def recall(results: list, exact: list) -> float:
 
 # The same results
 
+@pytest.mark.slow
 def test_the_exact_index_is_the_product_of_all_with_all():
     _, ids, documents, queries = collection()
     scores = (queries.astype(np.float64) @ documents.T.astype(np.float64)).toarray()
@@ -71,6 +72,7 @@ def test_the_exact_index_is_the_product_of_all_with_all():
         assert len(found) == min(10, np.count_nonzero(row > 0))
 
 
+@pytest.mark.slow
 @each_engine
 def test_an_engine_finds_what_the_exact_index_finds(engine, tmp_path):
     label, ids, documents, queries = collection()
@@ -109,6 +111,7 @@ CHANGES = [('add', NAMES[:200], DOCUMENTS[:200]), ('add', NAMES[100:], DOCUMENTS
            ('add', ['겹침', '겹침'], DOCUMENTS[:2]), ('add', [], DOCUMENTS[:0])]
 
 
+@pytest.mark.slow
 @each_engine
 def test_an_index_holds_what_was_added_and_not_deleted(engine, tmp_path):
     exact = ExactIndex(LABEL)

@@ -9,11 +9,8 @@ from splade_nb.training.curriculum import epoch_at, phase_at
 from splade_nb.training.trainer import truncate_log
 
 
-QUICK = faults.disk_full, faults.same_seed, faults.two_runs, faults.read_only  # the others start many processes
-EACH = [pytest.param(fault, id=fault.__name__, marks=[pytest.mark.slow] * (fault not in QUICK)) for fault in faults.FAULTS]
-
-
-@pytest.mark.parametrize('fault', EACH)
+@pytest.mark.slow
+@pytest.mark.parametrize('fault', faults.FAULTS, ids=lambda fault: fault.__name__)
 def test_a_run_survives(fault, tmp_path):
     seen = fault(tmp_path)
     if not seen.tries: pytest.skip(seen.outcome)
@@ -26,7 +23,8 @@ MOMENTS = {'the middle of an epoch': (dict(steps=50), 13, 1, 0, 1),
            'the middle of a cached accumulation': (dict(steps=25, accumulation=4, gradient_cache=True, dropout=0.1), 6, 7, 5, 4)}
 
 
-@pytest.mark.parametrize('moment', [pytest.param(name, marks=[pytest.mark.slow] * ('epoch' not in name)) for name in MOMENTS])
+@pytest.mark.slow
+@pytest.mark.parametrize('moment', MOMENTS)
 def test_resumed_equals_uninterrupted(moment, tmp_path):
     changes, step, calls, more, passes = MOMENTS[moment]
     settings, options = faults.settings_of(**changes), dict(save_every=step, max_steps=step + 5)

@@ -158,6 +158,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('runtime', ('torch', 'onnx'))
 @pytest.mark.parametrize('name, damage, said', DAMAGES)
 def test_a_model_that_is_not_whole_does_not_open(name, damage, said, runtime, whole, tmp_path):

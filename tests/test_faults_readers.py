@@ -160,6 +160,7 @@ def test_texts_of_windows_are_read_as_they_are(encoding, name, content, expected
     assert [document.full for document in read_source(name)] == expected
 
 
+@pytest.mark.slow
 def test_an_encoding_that_changes_inside_a_file_is_refused():
     Path('a.txt').write_bytes('환불\n'.encode('cp949') * 200_000 + '환불\n'.encode('utf-8') + b'\xff\xff')
     with pytest.raises(DataError, match='CP949 in all of the file'): [*read_source('a.txt')]

@@ -64,6 +64,7 @@ def drawn_changes(seed: int, number: int = 6):
         yield change, some, list(texts.values())
 
 
+@pytest.mark.slow
 @every
 def test_after_any_changes_a_searcher_gives_what_a_fresh_build_gives(engine, encoder, server, tmp_path):
     with build_searcher(encoder, TEXTS[:8], tmp_path/'old', engine, at(server, engine)) as searcher:
@@ -75,6 +76,7 @@ def test_after_any_changes_a_searcher_gives_what_a_fresh_build_gives(engine, enc
     with build_searcher(encoder, TEXTS[:8], tmp_path/'first', engine, at(server, engine, 'first')) as first: assert same(found, shown(first))
 
 
+@pytest.mark.slow
 def test_a_dense_part_is_that_of_the_texts_that_are_there(encoder, tiny_encoder, tmp_path):
     options = dict(hybrid=0.3, dense_encoder=tiny_encoder)
     with build_searcher(encoder, TEXTS[:8], tmp_path/'old', **options) as searcher:
@@ -96,6 +98,7 @@ def test_a_searcher_with_parts_that_are_gone_is_refused(earlier, encoder, tmp_pa
         with pytest.raises(ConfigError, match='earlier revision, with topics or a static embedding'): again()
 
 
+@pytest.mark.slow
 @every
 def test_scores_are_those_of_evaluation_whatever_was_there_before(engine, encoder, server, tmp_path, monkeypatch):
     "An engine that writes texts one by one has the mean length in steps of a thousandth; the model encodes nothing again."
@@ -136,6 +139,7 @@ def test_ids_are_opaque(engine, hybrid, encoder, tiny_encoder, server, tmp_path)
     with open_searcher(tmp_path, encoder) as searcher: assert {hit.id for hit in searcher.search('배', 100)} == left
 
 
+@pytest.mark.slow
 @every
 def test_a_hybrid_is_searched_without_its_dense_vectors(engine, encoder, tiny_encoder, server, tmp_path):
     if engine in ('seismic', 'opensearch'): pytest.skip(f'{engine} holds no dense vectors here')

@@ -21,6 +21,8 @@ from splade_nb.serving.searcher import Term, build_searcher, open_encoder
 from splade_nb.serving.web import passage
 from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
+SLOW_FIXTURES = 'encoders',
+
 PLAIN = '시장·군수·구청장은 경복궁 야간 개장을 알린다'
 WRITTEN = {'araea': PLAIN.replace('·', 'ㆍ'), 'araea after NFKC': unicodedata.normalize('NFKC', PLAIN.replace('·', 'ㆍ')),
            'katakana': PLAIN.replace('·', '・'), 'hyphenation point': PLAIN.replace('·', '‧'), 'decomposed': unicodedata.normalize('NFD', PLAIN),
@@ -53,6 +55,7 @@ def test_every_analysis_reads_one_spelling(form, unigram):
     assert TOKENIZERS['cjk']([written]) == TOKENIZERS['cjk']([PLAIN.replace('·', ' ') if listed else PLAIN])
 
 
+@pytest.mark.slow
 def test_the_dot_of_korean_law_separates_words(encoders):
     texts = {'araea': '도로ㆍ지반ㆍ건축ㆍ화재 설비', 'dot': '도로·지반·건축·화재 설비'}
     found, model = BM25(texts).run({'q': '건축'})['q'], encoders['torch']

@@ -37,6 +37,7 @@ def collection(tokenizer) -> tuple: # texts, [N, V] documents whose weights all 
     return texts, rows, query_rows, {id: data.qrels[id] for id in queries}
 
 
+@pytest.mark.slow
 def test_names_of_the_whole_vocabulary(tokenizer):
     names = by_name(tokenizer)
     def different(keys, form): return len({unicodedata.normalize(form, key) for key in keys})
@@ -145,6 +146,7 @@ def convert(place: Path, name: str, tokenizer: SpladeTokenizer, number: int) -> 
     formats.write_vectors(batches(tokenizer), place, name, tokenizer)
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_continues(tmp_path):
     tokenizer, name, times, refusals = toy_tokenizer(), 'rank_features', {}, []
     def killed(number: int) -> int:  # exit code

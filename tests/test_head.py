@@ -120,6 +120,7 @@ class Model(nn.Module):
         return max_logits(torch.tanh(self.layer(states)), self.decoder.weight, self.decoder.bias, lengths, as_rows=self.as_rows).relu().log1p()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['eager', 'aot_eager'])
 def test_compiled_around_the_head(case, backend):
     torch._dynamo.reset()

@@ -145,6 +145,7 @@ def python_of(path: Path) -> list[str]:
     return [said] if path.suffix == '.py' else re.findall(r'^```python\n(.*?)^```', said, re.M | re.S)
 
 
+@pytest.mark.slow
 def test_what_notebooks_scripts_and_documents_import_is_there():
     "Also where no test runs the code: a page that names what is gone fails here, in seconds."
     missing, seen = [], 0

@@ -33,8 +33,6 @@ sentence_transformers = pytest.importorskip('sentence_transformers')
 SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)
 FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini', 'v28-counted')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
-# A graph takes seconds to make: the plainest form and the one that holds most are made by `make test` too.
-GRAPHS = [pytest.param(form, marks=[pytest.mark.slow] * (form in ('v22-mini', 'v28-mini'))) for form in FORMS]
 
 
 @pytest.fixture(scope='module')
@@ -94,6 +92,7 @@ def card_code(folder: Path) -> str: return re.search(r'```python\n(.*?)```', (fo
 
 # Ours in sentence-transformers
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 def test_a_sparse_encoder_gives_our_vectors(form, models, texts, tmp_path):
     model, tokenizer = load_encoder(models(form))
@@ -112,6 +111,7 @@ def test_the_folder_needs_no_splade_nb(models, tmp_path):
     assert done.returncode == 0 and 'tensor' in done.stdout, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_their_evaluator_and_search_judge_it(models, tmp_path):
     from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
     from sentence_transformers.sparse_encoder.search_engines import semantic_search_seismic
@@ -146,7 +146,8 @@ def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tm
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize('form', GRAPHS)
+@pytest.mark.slow
+@pytest.mark.parametrize('form', FORMS)
 def test_onnx_gives_our_vectors(form, models, graphs, texts):
     (model, tokenizer), (folder, told) = load_encoder(models(form)), graphs(form)
     light, wanted = OnnxEncoder(folder), both(model, tokenizer, texts)
@@ -154,6 +155,7 @@ def test_onnx_gives_our_vectors(form, models, graphs, texts):
     assert not any('tokens are read' in limit for limit in told['limits']) and ('splade_onnx' not in card_code(folder)) == (form == 'v26-full')
 
 
+@pytest.mark.slow
 def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
     import onnx
     (model, tokenizer), (made, _) = load_encoder(models('v26-full')), graphs('v26-full')
@@ -174,7 +176,8 @@ def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match='model.onnx: damaged'): load(folder, runtime)
 
 
-@pytest.mark.parametrize('form', ('v26-full', 'v28-mini', pytest.param('splade_ko-mini', marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize('form', ('v26-full', 'v28-mini', 'splade_ko-mini'))
 def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
     "Each weight is that which was trained, within a step of its integers."
     model, tokenizer = load_encoder(models(form))
@@ -189,6 +192,7 @@ def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
     with pytest.raises(ConfigError, match='config.json missing'): load(tmp_path/'int8', runtime='torch')
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_saved_model(models, tmp_path):
     "With its head and its vocabulary, also by a run's folder and from 8-bit integers."
     model, tokenizer = load_encoder(models('v26-full'))

@@ -8,6 +8,8 @@ from splade_nb.data.records import toy_corpus
 from splade_nb.evaluation import benchmark, systems
 from splade_nb.evaluation.leaderboard import METRICS, boards, summary_table
 
+SLOW_FIXTURES = 'contest',
+
 STUDY = 'studies/leaderboard.ipynb'
 TRAINED = 'splade_v2'
 
@@ -51,6 +53,7 @@ def kept(tmp_path, name): return read_json(tmp_path/'results'/'taught'/f'{name}-
 def fail(*arguments, **options): raise AssertionError('done a second time')
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(contest, tmp_path, monkeypatch):
     measure, seen = benchmark.leaderboard_result, []
     def killed(system, collection, *rest):
@@ -103,6 +106,7 @@ def test_other_steps_are_another_result(contest, tmp_path):
     assert not (tmp_path/'results'/'taught'/'bm25-kiwi-42.json').exists(), 'refused before anything is measured'
 
 
+@pytest.mark.slow
 def test_a_result_under_the_earlier_name_of_its_recipe_is_not_measured_again(contest, tmp_path, monkeypatch):
     contest('v28-earlier')
     folder = tmp_path/'results'/'taught'

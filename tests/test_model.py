@@ -124,6 +124,7 @@ def test_registered_parts_through_a_life(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="'scale' is not registered"): load(tmp_path)
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_same_model(tmp_path):
     model = toy_model(gate_pooler='heads'); save(model, tmp_path/'model')
     script = ('import sys, torch; from splade_nb.model.load import load\n'
@@ -287,6 +288,7 @@ def test_seed_names_take_every_family(family, checkpoints, tmp_path):
         torch.testing.assert_close(model.encode_documents(IDS, MASK), sparse_repr)
 
 
+@pytest.mark.slow
 def test_the_published_tokenizers_keep_their_pieces_apart():
     folders = list((SHARED/'tokenizers').iterdir()) if is_real('tokenizers') else [real_or_made('tokenizers/xlm-roberta-base')]
     from transformers import AutoTokenizer

@@ -107,6 +107,7 @@ def first_window(tokenizer, text: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('key', ('WORD', 'TOKEN_ID'))
 def test_the_server_gives_our_scores(form, key, exports, tokenizer, texts):

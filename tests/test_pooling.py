@@ -316,6 +316,7 @@ def test_a_step_of_the_benchmark_gives_one_loss_both_ways(capsys):
 def page() -> str: return (ROOT/'docs'/'xlmr_one_gpu.md').read_text(encoding='utf-8')
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(folder, tmp_path, monkeypatch, capsys):
     blocks, names = re.findall(r'```python\n(.*?)```', page(), re.S), {}
     assert len(blocks) == 7 and sum('FacebookAI/xlm-roberta-base' in block for block in blocks) == 1

@@ -29,6 +29,7 @@ def at(server, request):
     return address
 
 
+@pytest.mark.slow
 def test_a_real_collection_ranks_as_in_the_exact_index(at):
     label, ids, documents, queries = collection()
     with new_index('postgres', at('문서'), label) as index:
@@ -105,6 +106,7 @@ def test_a_closed_connection_is_made_again(at, server):
         assert len(index) == 301
 
 
+@pytest.mark.slow
 def test_a_searcher_keeps_its_texts_and_the_table_in_step(at, tmp_path, monkeypatch):
     monkeypatch.setenv('PGUSER', 'postgres')  # what is saved names neither user nor password
     texts = list(toy_corpus().documents.values())

@@ -94,6 +94,7 @@ def patient(folder: Path, stage: str) -> None:
     (folder/str(group.rank)).touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stage', ('preparation', 'validation'))
 def test_a_stage_longer_than_the_time_out_ends_nothing(stage, tmp_path):
     assert in_processes(2, patient, tmp_path, stage) == [0, 0]

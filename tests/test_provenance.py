@@ -98,6 +98,7 @@ def test_the_pages_of_versions_say_where_their_figures_come_from(tmp_path, monke
     assert {name: missing for name, page in pages.items() if (missing := unsourced(page, tmp_path/made.HERE))} == {}
 
 
+@pytest.mark.slow
 def test_a_report_says_where_its_figures_come_from(tmp_path, monkeypatch):
     "The cells of `train.ipynb` that show a finished run, over the example run, as the report shows them."
     found = read(ROOT/'nbs'/'train.ipynb')

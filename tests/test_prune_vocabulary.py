@@ -62,6 +62,7 @@ def xlmr(tmp_path_factory):
     return source, folder/'cut', texts, prune(source, texts, folder/'cut'), load_tokenizer(source)
 
 
+@pytest.mark.slow
 def test_xlmr_splits_its_corpus_as_before(xlmr):
     source, cut, texts, report, tokenizer = xlmr
     own = report['coverage']['corpus']
@@ -72,6 +73,7 @@ def test_xlmr_splits_its_corpus_as_before(xlmr):
     assert backend('가 <mask> 나')['input_ids'].count(len(kept) - 1) == 1
 
 
+@pytest.mark.slow
 def test_xlmr_splits_any_text_of_kept_pieces_as_before(xlmr):
     source, cut, _, _, tokenizer = xlmr
     after, kept = load_tokenizer(cut), kept_rows(cut)
@@ -81,6 +83,7 @@ def test_xlmr_splits_any_text_of_kept_pieces_as_before(xlmr):
     assert same_split(tokenizer, after, kept, texts_of('question_pair')) > 5000
 
 
+@pytest.mark.slow
 def test_xlmr_gives_the_same_numbers(xlmr):
     source, cut, texts, _, _ = xlmr
     found = compare(source, cut, texts[:8] + texts[-8:])
@@ -89,6 +92,7 @@ def test_xlmr_gives_the_same_numbers(xlmr):
     assert sum(len(kept_rows(cut)) in value.shape for value in weights.values()) == 2, 'one tied matrix and one bias on the disk'
 
 
+@pytest.mark.slow
 def test_wordpiece_with_padding_at_its_end(tmp_path):
     config = ModernBertConfig(vocab_size=50_000, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=66,
                               pad_token_id=49_999, bos_token_id=0, eos_token_id=1, cls_token_id=0, sep_token_id=1)

@@ -51,6 +51,7 @@ def test_foreign_weights_are_refused(tmp_path):
     with pytest.raises(ConfigError, match='not those of this model'): matching_facts(tmp_path/'copy')
 
 
+@pytest.mark.slow
 def test_it_finds_before_anything_is_trained():
     encoder, mini = load(), load_data('mini')
     (query, judged), texts = next(iter(mini.qrels.items())), mini.texts

@@ -83,6 +83,7 @@ def test_from_nothing_to_an_archive(rented):
     assert list((rented.checkout/'outputs').glob('*.part')) == []
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on(rented):
     done, calls = rented(FAIL='train-distributed')
     assert done.returncode == 1 and calls[-1] == TRAIN.format('train')

@@ -14,6 +14,8 @@ from splade_nb.model.load import load_encoder
 from splade_nb.experiment import begin_run, run_version
 from splade_nb.cli import main
 
+SLOW_FIXTURES = 'run',
+
 SMALL = 'settings: {steps: 6, hidden: 64, layers: 1, vocabulary: 300, batch_size: 8}'
 CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'data', 'steps', 'seconds', 'peak_memory_mb', 'device', 'stages', 'validation', 'metrics', 'bm25',
             'before_training', 'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'guard', 'versions'}
@@ -37,6 +39,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_number_28_means_v28_and_a_pipe_takes_the_notebook(run):
     summary = json.loads((run/'summary.json').read_text(encoding='utf-8'))
     assert summary['version'] == 'v28' and summary['steps'] == 6
@@ -87,6 +90,7 @@ def page(run) -> Path:
     return run/'report.html'
 
 
+@pytest.mark.slow
 def test_the_report_opens_offline(page):
     html = page.read_text(encoding='utf-8')
     assert html.count('data:image/png;base64') > 5 and 'src="http' not in html and '<script' not in html

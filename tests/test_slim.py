@@ -12,6 +12,8 @@ from splade_nb.hub.export import add_graph
 from splade_nb.model.encode import encode
 from splade_nb.model.opened import RELEASED, open_model
 
+SLOW_FIXTURES = 'graph',
+
 TEXTS = ['경복궁은 한복을 입으면 무료입니다', '택배 문자의 링크는 누르지 마세요', '', '제주도 올레길은 봄에 걷기 좋습니다. ' * 60]
 QUERIES = ['한복 입고 경복궁', '올레길']
 
@@ -70,6 +72,7 @@ def graph(tiny_encoder, tmp_path_factory):
 def runtimes(graph): return open_model(graph, 'torch'), open_model(graph, 'onnx')
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*are longer than')
 def test_a_process_without_torch_gives_the_vectors_of_one_with_it(tmp_path):
     write_corpus(tmp_path)
@@ -96,6 +99,7 @@ def test_what_an_installation_lacks_is_named_with_its_extra(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['texts.txt'], 'nothing half done'
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*are longer than')
 @pytest.mark.parametrize('options', [{}, dict(most_windows=0), dict(whole=True), dict(mean_length=30.0), dict(top_k=9),
                                      dict(keep=np.arange(5, 200, 2)), dict(document=False)], ids=lambda options: '-'.join(options) or 'default')

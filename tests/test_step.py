@@ -64,6 +64,7 @@ def run_of(layers: int = 12, texts: int = 300, **changes) -> Run:
     return Run(model, data, settings, None, 42, 20, objective.optimizer_for(model, settings), torch.zeros(texts, dtype=torch.bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('passes', (1, 2))
 def test_a_step_of_v28_is_few_operations_and_fewer_waits(passes, waits, monkeypatch):
     monkeypatch.setattr(head, 'fast_bf16', lambda place: False)  # the head casts its weight in each pass, on some machines
@@ -128,6 +129,7 @@ def test_passes_follow_from_memory_and_work_falls_with_processes():
 SETS = 'tydiqa_ko_goldp question_pair ko_strategyqa_facts techdocs_ko'.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SETS)
 def test_a_step_on_real_texts_is_hardly_padded(name):
     tokenizer, collection = load_tokenizer(real('tokenizers/xlm-roberta-base')), load_collection(str(real(f'data/{name}')))

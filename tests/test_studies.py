@@ -9,7 +9,6 @@ from splade_nb.data.records import toy_corpus
 
 STUDIES = [notebook for notebook in NOTEBOOKS if notebook.parent.name == 'studies']
 EXAMPLE = ROOT/'data'/'example_run'
-LARGE = 'leaderboard', 'tuning', 'training', 'vocabulary'  # they read hundreds of results
 
 
 def markdown_of(notebook, monkeypatch) -> dict:  # cell -> the Markdown that it shows
@@ -26,7 +25,8 @@ def markdown_of(notebook, monkeypatch) -> dict:  # cell -> the Markdown that it 
     return shown
 
 
-@pytest.mark.parametrize('notebook', [pytest.param(study, marks=[pytest.mark.slow] * (study.stem in LARGE)) for study in STUDIES], ids=name)
+@pytest.mark.slow
+@pytest.mark.parametrize('notebook', STUDIES, ids=name)
 def test_a_study_shows_what_its_results_say(notebook, monkeypatch):
     kept = {cell['id']: [''.join(output['data']['text/markdown']).strip() for output in cell['outputs']
                          if 'text/markdown' in output.get('data', {})] for cell in read(notebook)['cells'] if cell['cell_type'] == 'code'}
@@ -162,6 +162,7 @@ def test_the_study_of_english_questions_learns_from_the_other_collection(tmp_pat
     assert set(study['gains']) == {(system, name) for system in study['COMPARED'] for name in ('one', 'other')}
 
 
+@pytest.mark.slow
 def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
     for name in ('10M', '3M', '0.5M'): (tmp_path/'kept'/name).mkdir(parents=True)
     (tmp_path/'model').mkdir()
@@ -179,6 +180,7 @@ def test_copies_of_a_pretrained_backbone_are_starts(tmp_path):
 def study(): return run_cells('studies/training.ipynb')
 
 
+@pytest.mark.slow
 def test_untrained_models_of_one_preparation_stand_together(study):
     assert study['before_training']({'steps': 3, 'keep_start': '[0.5]', 'translate': '0'}) == {'model1_threshold': '0'}
     runs = [run for group in study['GROUPS'] for run in group]
@@ -197,6 +199,7 @@ def test_two_tables_of_terms_make_one_collection(tmp_path):
     assert [json.loads(line)['text'] for line in corpus.splitlines()] == ['위치', '가격']
 
 
+@pytest.mark.slow
 def test_lines_of_parallel_text_end_with_the_test_split(tmp_path):
     for file, korean, english in (('dev', '어디입니까', 'Where is it'), ('eval', '얼마입니까', 'How much is it')):
         (tmp_path/f'{file}.ko').write_text(korean, encoding='utf-8')
@@ -220,11 +223,13 @@ def test_values_joined_by_commas_are_read_by_one_function(notebook):
     assert not [cell for cell in cells if ".split(','" in cell], 'use config.files.listed'
 
 
+@pytest.mark.slow
 def test_a_list_of_one_may_be_a_number():
     given = dict(sizes=10_000, seeds=3, versions='v28', variants={})
     assert [*run_cells('studies/scale.ipynb', **given)['parts']()] == ['near_identity/10000-v28-3']
 
 
+@pytest.mark.slow
 def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_encoder):
     from splade_nb.experiment import fit
     pytest.importorskip('mecab')

@@ -19,12 +19,14 @@ from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
 
+SLOW_FIXTURES = 'exports',
+
 onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')
 FORMS = {'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
          'joined': dict(counted_terms=64, most_query_terms=9, most_document_terms=40),
          'cosine': dict(similarity='cosine', mask_special=False)}
-GRAPHS = [pytest.param('looked-up', marks=pytest.mark.slow), pytest.param('joined', marks=pytest.mark.slow), 'cosine'] # a graph takes seconds to make, and the others have two
+GRAPHS = 'looked-up', 'joined', 'cosine'
 LENGTH = 48
 
 
@@ -100,6 +102,7 @@ class Application:
 def opened(folder: Path) -> Application: return Application(lambda path: (folder/'application'/path).read_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', GRAPHS)
 def test_the_embedder_gives_our_scores(form, exports, tokenizer, texts):
     model, folder, limits = exports(form)
@@ -170,7 +173,7 @@ def deploy(folder: Path, address: str, **environment) -> subprocess.CompletedPro
     return subprocess.run(['bash', folder/'deploy.sh'], env=known | dict(VESPA_URL=address, VESPA_CONFIG_URL=address, PAUSE='0.01', PATIENCE='20') | environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize('form, search', [pytest.param('looked-up', 'exact', marks=pytest.mark.slow), ('cosine', 'rerank')])
+@pytest.mark.parametrize('form, search', [('looked-up', 'exact'), ('cosine', 'rerank')])
 def test_the_script_deploys_and_finds(form, search, exports, serve): # noqa: F811
     server = serve(VespaServer())
     done = deploy(exports(form)[1], server.address + '/', SEARCH=search)

@@ -44,6 +44,7 @@ def test_kiwi_reads_a_text_once(monkeypatch, study):
     assert [texts for texts in asked if texts] == [['제주도 여행', '부산 국밥']]
 
 
+@pytest.mark.slow
 def test_only_columns_of_queries_rank(study):
     names, mini = study(), load('mini')
     settings = resolve_quietly('splade_v2', vocabulary=1500, hidden=64, segment='none')

@@ -12,6 +12,8 @@ from splade_nb.serving import web
 from splade_nb.serving.searcher import Hit, Term
 from splade_nb.training.dataset import prepare, save_model_folder
 
+SLOW_FIXTURES = 'project',
+
 MEGABYTE = 2 ** 20
 CLIENTS = 200
 
@@ -164,6 +166,7 @@ def test_what_is_no_request_gets_no_answer(served, sent):
     assert answers(httpx.URL(served[1]).port)
 
 
+@pytest.mark.slow
 def test_a_body_that_never_comes_is_not_waited_for(served):
     sent = request('POST /api/search', 'Host: localhost', IS_JSON, 'Content-Length: 100') + b'{"query"'
     assert raw_answer(served[1], sent).startswith(b'HTTP/1.1 408')

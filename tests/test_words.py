@@ -123,10 +123,12 @@ def test_a_run_kept_before_the_bigram_field_takes_it_from_the_baselines():
     assert readme_table.megabytes(1.0, float('nan')) == '-'
 
 
+@pytest.mark.slow
 def test_the_page_of_versions_is_what_the_results_say():
     for path, text in versions_page.contents().items(): assert path.read_text(encoding='utf-8') == text, f'{path.name}: run docs/versions_page.py'
 
 
+@pytest.mark.slow
 def test_both_pages_of_versions_have_the_same_numbers():
     english, korean = (re.findall(r'\d+\.\d+', versions_page.page(language)) for language in ('en', 'ko'))
     assert len(english) > 50 and english == korean
