@@ -161,7 +161,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-    "The long files first; what needs a slow fixture is slow."
+    "Long files run first; a test that uses one of its module's `SLOW_FIXTURES` is slow."
     items.sort(key=lambda item: RANK.get(item.path.stem, len(LONG)))
     for item in items:
         if {*getattr(item.module, 'SLOW_FIXTURES', ())} & {*item.fixturenames}: item.add_marker(pytest.mark.slow)

@@ -45,7 +45,7 @@ def test_what_differs_from_a_run_that_was_checked_acts(run):
     if settings.phases != other.phases:
         names += [name for name in checks.phase_checks(settings) if name.endswith(('mix', 'temperature'))]
     assert names, f'{run} is {LIKE[run]}'
-    assert 'dead' not in states(settings, names).values()
+    assert states(settings, names) == dict.fromkeys(names, 'live')
 
 
 def phase(first: int, mix: dict) -> dict:  # of one epoch, and unlike the next one
@@ -310,8 +310,7 @@ def small_values(names: list, settings: Settings) -> dict:
 def unread() -> list: # version, names cut together
     by_version = {}
     for name in NAMES: by_version.setdefault(ELSEWHERE.get(name, ('v28', 'corrected', 'mini')), []).append(name)
-    return [pytest.param(version, names, id=' '.join(version), marks=[pytest.mark.slow] * (len(names) > 20))
-            for version, names in by_version.items()]
+    return [pytest.param(version, names, id=' '.join(version)) for version, names in by_version.items()]
 
 
 @pytest.fixture(autouse=True)

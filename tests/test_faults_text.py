@@ -55,7 +55,6 @@ def test_every_analysis_reads_one_spelling(form, unigram):
     assert TOKENIZERS['cjk']([written]) == TOKENIZERS['cjk']([PLAIN.replace('·', ' ') if listed else PLAIN])
 
 
-@pytest.mark.slow
 def test_the_dot_of_korean_law_separates_words(encoders):
     texts = {'araea': '도로ㆍ지반ㆍ건축ㆍ화재 설비', 'dot': '도로·지반·건축·화재 설비'}
     found, model = BM25(texts).run({'q': '건축'})['q'], encoders['torch']

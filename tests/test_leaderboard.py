@@ -53,7 +53,6 @@ def kept(tmp_path, name): return read_json(tmp_path/'results'/'taught'/f'{name}-
 def fail(*arguments, **options): raise AssertionError('done a second time')
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(contest, tmp_path, monkeypatch):
     measure, seen = benchmark.leaderboard_result, []
     def killed(system, collection, *rest):
@@ -88,7 +87,6 @@ def test_a_killed_training_goes_on_from_its_checkpoint(contest, tmp_path, monkey
     assert steps == [0] and kept(tmp_path, TRAINED)['facts']['steps'] == 2
 
 
-@pytest.mark.slow
 def test_every_kind_of_system_stands_beside_bm25(contest, tmp_path):
     names = ['bm25-kiwi', 'bm25-kiwi+bigrams', 'bm25-bigrams', 'lsa', 'splade_ko-untrained', 'splade_ko', 'splade_ko+bm25-kiwi', 'splade_ko+lsa', 'splade_ko-encoded-query', 'v28-earlier']
     contest(*names)
@@ -106,7 +104,6 @@ def test_other_steps_are_another_result(contest, tmp_path):
     assert not (tmp_path/'results'/'taught'/'bm25-kiwi-42.json').exists(), 'refused before anything is measured'
 
 
-@pytest.mark.slow
 def test_a_result_under_the_earlier_name_of_its_recipe_is_not_measured_again(contest, tmp_path, monkeypatch):
     contest('v28-earlier')
     folder = tmp_path/'results'/'taught'

@@ -39,7 +39,6 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_number_28_means_v28_and_a_pipe_takes_the_notebook(run):
     summary = json.loads((run/'summary.json').read_text(encoding='utf-8'))
     assert summary['version'] == 'v28' and summary['steps'] == 6
@@ -106,7 +105,6 @@ def test_the_report_is_whole_in_the_browser(page, browser):
     assert missing == 0, 'a picture without its finding'
 
 
-@pytest.mark.slow
 def test_the_command_line_does_the_same(run, tmp_path, capsys):
     wanted = [f'{name}={value}' for name, value in dict(steps=6, hidden=64, layers=1, vocabulary=300, batch_size=8, scale='mini', data='toy', out=tmp_path).items()]
     done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', '--set', *wanted], cwd=ROOT, capture_output=True, text=True)
@@ -118,7 +116,6 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
     assert METRICS | {'bm25', 'bm25_bigrams', 'active_terms', 'criterion', 'index', 'revision'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
 
 
-@pytest.mark.slow
 def test_two_processes_encode_one_file(run, tmp_path, capsys):
     from scipy import sparse
     from splade_nb.model.encode import encode

@@ -102,7 +102,6 @@ class Application:
 def opened(folder: Path) -> Application: return Application(lambda path: (folder/'application'/path).read_bytes())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('form', GRAPHS)
 def test_the_embedder_gives_our_scores(form, exports, tokenizer, texts):
     model, folder, limits = exports(form)
