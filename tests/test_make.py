@@ -179,6 +179,12 @@ def test_each_part_of_the_benchmark_takes_what_run_gives_it():
     assert asked and all(needed <= 3 <= most for needed, most in asked.values()), asked
 
 
+def test_each_notebook_that_make_test_leaves_out_is_there():
+    left_out = re.search(r"^test: .*--skip_file_re '\^\(\[_\.\]\|(.*?)\)'", (ROOT/'Makefile').read_text(encoding='utf-8'), re.M)[1].split('|')
+    notebooks = [path.name for path in (ROOT/'nbs').glob('*/*.ipynb') if path.parent.name[0].isdigit()]
+    assert {name: sum(each.startswith(name) for each in notebooks) for name in left_out} == dict.fromkeys(left_out, 1)
+
+
 # Names in targets
 
 @few_texts
