@@ -43,14 +43,13 @@ compare:  ## Put the runs in outputs/ side by side in outputs/compare.html
 evaluate-full:  ## Judge MODEL, BM25 and DENSE on COLLECTIONS (SAMPLE=10000 for the subsamples) into OUT/report.html (outputs/full)
 evaluate-board:  ## Run MTEB(kor, v2)'s retrieval tasks, or TASKS (also collections, SPLIT), on MODEL by mteb into OUT/report.html (outputs/board)
 study:  ## Measure what is missing in STUDY (SETTINGS: its parameters as JSON) and write outputs/studies/STUDY.html
-leaderboard:  ## Compare SYSTEMS (all) on DATA and TEST (SEEDS, STEPS, RESULTS) and write outputs/studies/leaderboard.html
 rehearse:  ## Rehearse full scale on a CPU with the triplets in DATA (else made ones) and write outputs/studies/rehearsal.html
-study leaderboard: export OMP_NUM_THREADS = 1
+study: export OMP_NUM_THREADS = 1
 evaluate-full evaluate-board: other = VERSION
 evaluate-full evaluate-board: by = $(model)
 study: first = $(call needed,STUDY,gates. nbs/studies has them all)
 train resume train-distributed resume-distributed pretrain resume-pretrain train-% after-%: first = "$(bin)/nbdev_export" &&
-train resume train-distributed resume-distributed report pretrain resume-pretrain compare evaluate-full evaluate-board study leaderboard rehearse: environment
+train resume train-distributed resume-distributed report pretrain resume-pretrain compare evaluate-full evaluate-board study rehearse: environment
 	$(first) $(notebook) $@ $(by) $(parameters)
 # One version by its name: make train-v26, resume-v28, logs-v28, tensorboard-v28, train-v28-bg, after-v27-v28.
 train-% resume-% logs-% tensorboard-% after-% eval-%: export name = $*
@@ -78,7 +77,6 @@ export: by = $(model) --out="$${typed_EXPORT:-$(run)/$${typed_TO:-sentence-trans
 release: by = $(model) --out="$${typed_EXPORT:-outputs/release}"
 data fit search serve evaluate export release clean-search clean-prepared: environment
 	@$(first) "$(bin)/python" -m splade_nb.cli $@ $(by) $(options)
-record: environment ; @$(call needed,ENTRY,mine.json. docs/records.md says how to write one) "$(bin)/python" docs/records_page.py $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
 bench: environment ; @"$(bin)/python" benchmarks/run.py $(options)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
 # One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.

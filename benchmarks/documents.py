@@ -56,7 +56,6 @@ def prepare(folder: Path, small: bool) -> None:
     np.save(folder/'frequencies.npy', model.frequencies)
     write_json(folder/'setup.json', dict(
         data={each.name: each.hash for each in collections}, sizes=[len(each.texts) for each in collections],
-        idf_prior_documents=model.settings.idf_prior_documents,
         words=split([half for text in texts.values() for half in halves(text)]), asked_words=split(queries)))
 
 
@@ -85,7 +84,7 @@ class Source:
         side = (np.random.default_rng(SEED).random(self.documents.shape[1]) < 0.5).astype(np.float32)
         one, other = (scaled(self.documents, part) for part in (side, 1 - side))
         documents = (one[first] + other[second]).tocsr().astype(np.float32)
-        factor = collection_factor(documents.getnnz(axis=0), size, self.frequencies, self.idf_prior_documents)
+        factor = collection_factor(documents.getnnz(axis=0), size, self.frequencies)
         return documents, scaled(self.queries, factor).astype(np.float32)
 
     def texts(self, size: int) -> dict:  # {id: words separated by spaces}

@@ -14,14 +14,12 @@ sys.path.append(str(ROOT/'tests'))
 import fake_opensearch
 from splade_nb.data import readers as data
 from splade_nb.config.files import read_json, write_json
-from splade_nb.config.versions import resolve_quietly
-from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.model.encode import encode
+from splade_nb.model.opened import open_model
 from splade_nb.serving.formats import feature_name
 from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.evaluation.study import data_of, known_baselines, revision_of, stamp
-from splade_nb.data.idf import count, idf
-from splade_nb.training.dataset import make_tokenizer
 from splade_nb.serving.opensearch import (
     Layout, OpenSearchIndex, SearchOptions, index_body, neural_sparse, operation, rank_feature, request, weights_of,
     with_text)
@@ -29,7 +27,6 @@ from splade_nb.serving.index import ExactIndex, Label
 from splade_nb.data.tokenizer import vocabulary_hash
 
 PAGE, RESULTS = ROOT/'docs'/'opensearch.md', ROOT/'docs'/'results'/'opensearch.json'
-KO = resolve_quietly('splade_ko')
 TEXT = """# OpenSearch
 
 Written by `python docs/opensearch_page.py`; the module is [opensearch](../nbs/6_serving/04_opensearch.ipynb). OpenSearch 2.14 to {server}, opensearch-py {client}; `sparse_vector` from 3.3 on.
@@ -66,7 +63,7 @@ With tokens by name, which people can read; by default an index has their ids, a
 
 ## What they find
 
-{asked} test queries of the embedded set over {documents} documents: vectors of `splade_ko` before training, {terms} terms a document, searched on the tests' server. The exact product is SciPy's. Lucene stores nine significant bits of each weight; "same product" has its weights cut the same way. The segment of clusters is one that skips none of them (`heap_factor` is not modelled), searched by its {top_n} heaviest terms, with OpenSearch's ceilings.
+{asked} test queries of the embedded set over {documents} documents: the learned terms of the packaged model, {terms} a document, searched on the tests' server. The exact product is SciPy's. Lucene stores nine significant bits of each weight; "same product" has its weights cut the same way. The segment of clusters is one that skips none of them (`heap_factor` is not modelled), searched by its {top_n} heaviest terms, with OpenSearch's ceilings.
 
 {figures}
 
@@ -80,10 +77,11 @@ A feature is *saturated* unless the query says `linear`: w / (w + pivot), the pi
 """
 
 
-def start_vectors(tokenizer, texts: list, queries: list) -> tuple:  # [N, V], [Q, V]
-    "Vectors of `splade_ko` before training: tokens, bigrams and phonetic keys of a text, queries weighted by IDF."
-    weights = idf(count(tokenizer.bags(texts), len(tokenizer))) * np.where(np.arange(len(tokenizer)) < len(tokenizer.backend), 1, KO.bigram_query_weight)
-    return lookup_documents(tokenizer, texts), lookup_queries(tokenizer, weights, queries)
+def learned_vectors(texts: list, queries: list) -> tuple:  # [N, V], [Q, V], tokenizer
+    "The learned terms of the packaged model."
+    model, tokenizer = open_model('released')
+    sides = (encode(model, tokenizer, part, document=document) for part, document in ((texts, True), (queries, False)))
+    return *(rows[:, :len(tokenizer.backend)].tocsr() for rows in sides), tokenizer
 
 
 def cut(vectors: sparse.csr_matrix) -> sparse.csr_matrix:
@@ -131,9 +129,8 @@ def found_by(place: str, label: Label, ids: list, vectors, queries, layout: Layo
 def measure() -> dict:
     collection = data.load('mini')
     asked = collection.split('test')
-    tokenizer = make_tokenizer(resolve_quietly('splade_ko', scale='mini'), list(collection.texts.values()))
-    vectors, queries = start_vectors(tokenizer, list(collection.texts.values()), [query.text for query in asked.values()])
-    label, ids = Label(vocabulary_hash(tokenizer), len(tokenizer), 'start'), list(collection.texts)
+    vectors, queries, tokenizer = learned_vectors(list(collection.texts.values()), [query.text for query in asked.values()])
+    label, ids = Label(vocabulary_hash(tokenizer), vectors.shape[1], 'released'), list(collection.texts)
     wanted, same = exact(label, ids, vectors, queries), exact(label, ids, cut(vectors), queries)
     ndcg = lambda run: float(retrieval_metrics({id: collection.qrels[id] for id in asked}, dict(zip(asked, (dict(row[:10]) for row in run))))['ndcg@10'].mean())
     found = {'exact product': dict(exact=1.0, same=shared([row[:10] for row in wanted], same), ndcg=ndcg(wanted))}
@@ -142,7 +139,7 @@ def measure() -> dict:
             run = found_by(f'{server.url}/mini', label, ids, vectors, queries, *how)
             found[name] = dict(exact=shared(run, wanted), same=shared(run, same), ndcg=ndcg(run))
             print(name, found[name], flush=True)
-    return stamp('python docs/opensearch_page.py', [collection]) | dict(queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), tokenizer=len(tokenizer), found=found)
+    return stamp('python docs/opensearch_page.py', [collection]) | dict(queries=len(asked), documents=len(ids), terms=float(np.diff(vectors.indptr).mean()), tokenizer=vectors.shape[1], found=found)
 
 
 def block(method: str, path: str, body) -> str:

@@ -15,7 +15,6 @@ from splade_nb.config.versions import ABOUT, VERSIONS
 from splade_nb.data.readers import load
 from splade_nb.evaluation.compare import compare_row, markdown_table
 from splade_nb.evaluation.figures import source_line
-from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference, summarise
 from splade_nb.evaluation.retrieval import baselines, index_facts
 from splade_nb.evaluation.study import KeptResults, baselines_beside, dev_ids, known_baselines, revision_of, stamp
@@ -136,47 +135,10 @@ def public_table(runs: pd.DataFrame) -> pd.DataFrame:
                          for (_, r), sign in zip(runs.iterrows(), marked(list(runs['difference'])))])
 
 
-def shown(cell: str, form: str, study: str = 'training') -> list:  # texts
+def shown(cell: str, form: str, study: str) -> list:  # texts
     "What a cell of a study shows."
     cells = json.loads((ROOT/'nbs'/'studies'/f'{study}.ipynb').read_text(encoding='utf-8'))['cells']
     return [''.join(output['data'][form]) for output in next(one['outputs'] for one in cells if one['id'] == cell) if form in output['data']]
-
-
-def test_tables() -> list:  # Markdown, of each recipe that was judged, the most widely judged first
-    return shown('test-tables', 'text/markdown')
-
-
-def judged_for() -> str:
-    "How often the public test queries were looked at."
-    return (f'These test queries judged {len(test_tables())} recipes of `splade_ko` here and {public_board()["system"].nunique()} systems of the leaderboard; '
-            'the studies of terms, labels and scale asked them too.')
-
-
-def public_board():  # pandas.DataFrame, a row for each system, seed and collection
-    "The leaderboard of the public collections: all systems learned from the same data."
-    return next(table for name, table in boards().items() if '+' in name)
-
-
-def public_ndcg(system: str) -> str:  # in percent; '-' where it was not measured
-    "Mean of the public collections, as the leaderboard has it."
-    means = public_board().groupby('system')['ndcg@10'].mean()
-    return f'{100 * means[system]:.1f}' if system in means else '-'
-
-
-def public_steps() -> int:
-    "Of `splade_ko` on the leaderboard."
-    board = public_board()
-    return int(board.loc[board['system'] == 'splade_ko', 'steps'].max())
-
-
-def equal_start() -> str:
-    "What training adds to `splade_ko` on the public collections."
-    untrained, trained, final = public_ndcg('splade_ko-untrained'), public_ndcg('splade_ko'), public_means()['mean of seeds']
-    more = max(float(trained), float(final)) - float(untrained)
-    steps, seeds = re.search(r'(\d+) steps on all train splits together, seeds ([\d, ]+),', test_tables()[0]).groups()
-    adds = f'{more:.1f} points' if more > 0 else 'nothing'
-    return (f'Gradient training on public sets adds {adds} to `splade_ko`: {untrained} before, {trained} after {public_steps()} steps, '
-            f'{final} after {steps} ({len(seeds.split(","))} seeds).')
 
 
 ROWS = 'BM25 + bigrams, Kiwi', 'dense, multilingual-e5-small', '**one index**', 'one index and dense'
@@ -211,17 +173,9 @@ def table() -> str:
     mini = runs[runs['data'] == 'mini']
     told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. '
             f'{words_rows("mini")}:')
-    return (f'{BEGIN}\n{unseen()}\n\n{equal_start()}\n\nPublic collections, test queries, nDCG@10 in percent. {judged_for()} '
-            f'Document terms and index: of BM25 / BM25 + bigrams / the model.\n\n{test_tables()[0]}\n\n'
-            f'V28 corrected, a model a collection:\n\n{markdown_table(public_table(runs), source=source_of(runs[runs["data"] != "mini"]))}\n\n{told}\n\n'
+    return (f'{BEGIN}\n{unseen()}\n\nV28 corrected from random weights, a model a collection:\n\n'
+            f'{markdown_table(public_table(runs), source=source_of(runs[runs["data"] != "mini"]))}\n\n{told}\n\n'
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
-
-
-def public_means() -> dict:  # column -> mean over the public collections, as the full table has it
-    "Of `splade_ko`, and of both BM25."
-    lines = [line.strip('| ').split(' | ') for line in test_tables()[0].splitlines()]
-    head, mean = (next(line for line in lines if line[0] == name) for name in ('collection', 'mean'))
-    return dict(zip(head, mean))
 
 
 NOTE = "Mean nDCG@10 (%); points over each collection's best BM25 (Kiwi, nori; bigrams or not), 95 % intervals over queries, then collections; terms of a document. One seed."
@@ -243,17 +197,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| system \| mean \| points \| collections \| terms \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 |',
     r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
     r'(-?\+?\d+\.\d) to (\+?-?\d+\.\d)': r'\1 ~ \2',
-    r'Gradient training on public sets adds nothing to `splade_ko`: (\S+) before, (\S+) after (\S+) steps, (\S+) after (\d+) \((\d+) seeds\)\.':
-        r'공개 컬렉션에서 경사 학습은 `splade_ko`에 더하는 것이 없습니다. 학습 전 \1, \3스텝 뒤 \2, \5스텝 뒤 \4(시드 \6개).',
-    r'Public collections, test queries, nDCG@10 in percent\.': '공개 컬렉션, 시험 질의, nDCG@10(백분율).',
-    r'These test queries judged (\d+) recipes of `splade_ko` here and (\d+) systems of the leaderboard; the studies of terms, labels and scale asked them too\.':
-        r'이 시험 질의로 여기서 `splade_ko`의 레시피 \1개를, 순위표에서 시스템 \2개를 평가했고, 용어, 레이블, 규모 연구에도 썼습니다.',
-    r'Document terms and index: of BM25 / BM25 \+ bigrams / the model\.': '문서 용어와 색인: BM25 / BM25 + 글자쌍 / 모델.',
-    r'`(\w+)` as `([\w-]+)`, (\d+) steps on all train splits together, seeds ([\d, ]+), (\S+) minutes of training with (\d+) thread, of ([^:]+):':
-        r'`\1`(`\2`), 모든 학습 분할을 합쳐 \3 스텝, 시드 \4, 스레드 \6개로 학습 \5분, 커밋 \7:',
-    r'The same models, Korean texts asked in English: BM25 shares hardly a word with the question; its value is shown, but no difference to it is tested\.':
-        '같은 모델, 한국어 글을 영어로 묻는 경우입니다. BM25는 질문과 겹치는 말이 거의 없어서, 값은 보이지만 차이를 검정하지는 않습니다.',
-    r'V28 corrected, a model a collection:': 'V28 corrected, 컬렉션마다 모델 하나:',
+    r'V28 corrected from random weights, a model a collection:': '무작위 가중치에서 시작한 V28 corrected, 컬렉션마다 모델 하나:',
     r'Embedded set `mini`, (\S+) test queries, which ask for documents that training queries ask for too, so that it shows no transfer\.':
         r'내장 데이터 `mini`, 시험 질의 \1개. 학습 질의가 찾는 문서를 시험 질의도 찾으므로 다른 문서에서의 성능은 알 수 없습니다.',
     r'\((\d+) terms a document, (\S+) MB\)': r'(문서당 용어 \1개, \2 MB)',
@@ -268,11 +212,8 @@ KOREAN = {  # what the English block says: the same in Korean
     'steeper IDF curve, special tokens out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',
     'Korean filter and context gate': '한국어 필터와 문맥 게이트', 'Korean filter without the gate': '게이트 없는 한국어 필터',
     'V28 after the collapse: weaker filter, stronger minimum': '붕괴 뒤의 V28: 약한 필터, 강한 최소 활성화', 'control: InfoNCE and FLOPS on both sides, nothing else': '대조군: 양쪽의 InfoNCE와 FLOPS뿐',
-    'minimum logit of input tokens, hashed character bigrams, phonetic keys, IBM Model 1 expansion; inference-free queries':
-        '입력 토큰의 최소 로짓, 해시한 글자 바이그램, 음운 키, IBM Model 1 확장, 추론 없는 질의',
     "FLOPS by the model's own document frequencies, inference-free queries": '모델 자신의 문서 빈도로 가중한 FLOPS, 추론 없는 질의',
-    'FLOPS of long documents alone, weights with two logarithms': '긴 문서만의 FLOPS, 로그를 두 번 취한 가중치',
-    'documents aligned to their questions in the other language': '다른 언어로 된 질문에 맞춘 문서'}
+    'learned terms, and BM25 over morphemes and bigrams, in one index: the released recipe': '배운 용어와 형태소, 글자쌍의 BM25를 한 색인에: 패키지에 든 모델의 레시피'}
 SOURCE = {r'\*Source:\* ': '*출처:* ', r'; data ': '; 데이터 ', r'; revision ': '; 커밋 ', r'; undated\.': '; 날짜 없음.', r'(\d{4}-\d\d-\d\d) to (?=\d{4})': r'\1~',
           r'\(hash not kept\)': '(해시 없음)', r'커밋 unknown': '커밋 모름'}  # of a line of source
 LEFT = re.compile('[a-z]{4,} [a-z]{2,}')  # English that nobody translated

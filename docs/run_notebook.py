@@ -21,7 +21,7 @@ TARGETS = {  # of make: the notebook, and what is given to it
     'resume-distributed': ('train', dict(processes='auto', resume='True')),
     'pretrain': ('pretrain', {}), 'resume-pretrain': ('pretrain', dict(resume='True')), 'compare': ('compare', {}),
     'evaluate-full': ('evaluate_full', {}), 'evaluate-board': ('evaluate', {}), 'study': ('studies', dict(measure='True')),
-    'leaderboard': ('studies/leaderboard', dict(measure='True')), 'rehearse': ('studies/rehearsal', dict(measure='True'))}
+    'rehearse': ('studies/rehearsal', dict(measure='True'))}
 RENAMED = {'evaluate-full': dict(full='out'), 'evaluate-board': dict(board='out')}  # what they called it
 DISTRIBUTED = 'processes', 'scale_batch'  # options of a distributed run beside the notebook's parameters
 TRAVEL = 'data/v24.0', 'data/v27.0'  # V27 is V26 with travel data in every phase

@@ -59,7 +59,7 @@ def encode_query(self, texts: list[str] | str,
     collection and none is given."""
     factor, settings = None, self.model.settings
     if documents is not None: factor = factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
-    elif settings.idf_prior_documents:
+    elif settings.counted_terms:
         warnings.warn('this model weights a query by the document frequencies of the collection: pass documents=, '
                       'or its scores are not those that evaluate measures', stacklevel=2)
     texts = texts_of(texts, 'queries')

@@ -17,7 +17,7 @@ from pathlib import Path
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, exit_codes
 from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
-from .config.settings import RENAMED, Settings, cast, read_overrides
+from .config.settings import Settings, cast, read_overrides
 from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
@@ -35,10 +35,9 @@ def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids
 # %% ../nbs/8_cli.ipynb #check-collection
 def _check_collection(model, queries: bool, collection: str) -> None:
     "Raises `ConfigError` where shards of documents are given without queries, or missing for a model's own IDF."
-    prior = model.settings.idf_prior_documents
     if collection and not queries: raise ConfigError('collection: it is for queries, name them with --queries')
-    if queries and prior and not collection:
-        raise ConfigError(f'idf_prior_documents={prior}: the weights of a query depend on the collection; '
+    if queries and model.settings.counted_terms and not collection:
+        raise ConfigError(f'counted_terms={model.settings.counted_terms}: the weights of a query depend on the collection; '
                           'name its shards with --collection')
 
 # %% ../nbs/8_cli.ipynb #options-for
@@ -172,7 +171,6 @@ def parse_setting(text: str) -> tuple:  # name, value
 # %% ../nbs/8_cli.ipynb #typed
 def typed(name: str, text: str) -> object:
     "A value of the command line as the type of its parameter or setting. Raises `ConfigError`."
-    name = RENAMED.get(name, name)
     from splade_nb.experiment import SETTINGS
     choose('setting', name, (*OPTIONS, *SETTINGS))
     if name == 'phases': return text  # what a phase leaves out is the version's
@@ -187,7 +185,7 @@ def sort_changes(changes: list) -> tuple:  # parameters of the run, settings of 
     run = {name: typed(name, values.pop(name)) for name in [*values] if name in OPTIONS}
     if 'data' in run: run['source'] = run.pop('data')
     inside = read_overrides(run.pop('settings', ''))
-    for name in inside: choose('setting', RENAMED.get(name, name), SETTINGS)
+    for name in inside: choose('setting', name, SETTINGS)
     return run, no_repeats([*inside.items(), *values.items()], typed)
 
 # %% ../nbs/8_cli.ipynb #settings-command

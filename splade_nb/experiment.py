@@ -21,9 +21,9 @@ import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
-from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, current_names, flat, needs_teacher, off
+from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, flat, needs_teacher, off
 from .config.settings import read_overrides
-from .config.versions import SCALES, differences, recipe_name, resolve, resolve_quietly, scale_for
+from .config.versions import RECIPES, SCALES, differences, resolve, resolve_quietly, scale_for
 from .config.versions import version_name
 from .data.encoders import encoder_record, fetch_encoder
 from .data.prepared import Preparation
@@ -131,7 +131,7 @@ def _write_config(path: Path, resolved: Settings, overridden: dict,
     made_of = {name: encoder_record(getattr(resolved, name)) for name in ('backbone', 'teacher')}
     write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
                           encoders={name: record for name, record in made_of.items() if record},
-                          overridden=current_names(overridden),
+                          overridden=overridden,
                           differences=differences(version, launched['scale']) if corrected else []))
 
 def _for_training(source: str):  # Collection
@@ -154,7 +154,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
               batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
              ) -> tuple:             # name, scale, settings, collection, folder
     "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
-    name, recipe, scale = version_name(version), recipe_name(recipe), scale_of(scale)
+    name, recipe, scale = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale)
     resolved = resolve(name, recipe, scale := scale_for(scale, settings := read_overrides(settings)), **settings)
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
     collection, folder = _for_training(source), Path(out) if out else root()/'outputs'/name
@@ -315,7 +315,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
                   stages: Stages | None = None, validation: dict | None = None  # of `Validator.facts`
                  ) -> dict:
     "Writes `summary.json`: the contract that tables and comparisons read."
-    settings, recipe = run.settings, recipe_name(recipe)
+    settings = run.settings
     memory = {name: max(most, (memory or {}).get(name, 0)) for name, most in peak_memory().items()}
     collection = evaluation['collection']  # what was searched
     about = _about_data(collection, run.training_data, evaluation['cut'].get('note'))

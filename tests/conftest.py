@@ -154,7 +154,7 @@ def bring_settings_checks(folder: Path) -> None:
 # Files of many seconds, the longest first: the short ones level the workers at the end.
 LONG = '''faults check_settings browser processes site engines hub memory run containers slim gpu board web prune_vocabulary
 opensearch studies bm25_and_negatives rent benchmark exact_search formats provenance api house elasticsearch_model vocabulary
-searcher pretraining leaderboard vespa_model lab tuning cluster encoding units versions'''.split()
+searcher pretraining vespa_model lab tuning cluster encoding units versions'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[int]()
 

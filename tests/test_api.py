@@ -13,7 +13,7 @@ from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
 from splade_nb.serving import searcher as searchers
-from splade_nb.training.dataset import prepare, save_model_folder
+from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
 TEXTS = ['경복궁은 한복을 입으면 무료로 들어갑니다', '택배 문자의 링크는 누르지 마세요', '제주도 올레길은 봄에 걷기 좋습니다']
 
@@ -21,7 +21,7 @@ TEXTS = ['경복궁은 한복을 입으면 무료로 들어갑니다', '택배 �
 def saved(folder: Path, version: str, **settings) -> Path:
     "A run folder with a small untrained model of the toy collection."
     small = resolve(version, hidden=64, vocabulary=1000, **settings)
-    save_model_folder(prepare(small, toy_corpus(), 42), folder)
+    save_model_folder(as_searched(prepare(small, toy_corpus(), 42)), folder)
     return folder
 
 
@@ -185,7 +185,7 @@ def test_training_by_its_module(tmp_path):
 MAKE = ['train', 'test', 'search QUERY=한복', "train OUT=outputs/mine SETTINGS={}", 'compare', 'train DATA=path OUT=outputs/mine',
         'train VERSION=splade_ko OUT=outputs/ko', 'train VERSION=v28 SCALE=full', 'resume-v28',  # further names: test_make.py
         'evaluate-full MODEL=outputs/v28 SAMPLE=10000', 'evaluate-board MODEL=outputs/v28 TASKS=LawIRKo', 'evaluate MODEL=outputs/v28 DATA=mini', 'search QUERY=택배 ENGINE=seismic',
-        'serve', 'clean-search', 'export MODEL=outputs/v28 TO=onnx', 'opensearch', 'bench', 'leaderboard', 'lab', 'docs', 'test-all']
+        'serve', 'clean-search', 'export MODEL=outputs/v28 TO=onnx', 'opensearch', 'bench', 'lab', 'docs', 'test-all']
 
 
 @pytest.mark.parametrize('command', MAKE)

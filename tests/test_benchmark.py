@@ -219,7 +219,7 @@ def test_a_corpus_of_other_texts_of_the_same_size_has_another_hash(tmp_path):
 def test_results_of_a_model_follow_from_how_it_reads_texts(model):
     model, tokenizer = load_encoder(str(model))
     before = model_key(model, tokenizer)
-    tokenizer.lead_boost = 0.7
+    tokenizer.segment = 'none'
     assert model_key(model, tokenizer) != before
 
 

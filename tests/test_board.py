@@ -14,7 +14,7 @@ from splade_nb.experiment import prepare
 from splade_nb.training.dataset import save_model_folder
 
 
-def saved(folder: Path, version: str = 'splade_ko', **changes) -> str:
+def saved(folder: Path, version: str = 'v29', **changes) -> str:
     "A small model from its start, as a run folder keeps it."
     return str(save_model_folder(prepare(resolve(version, hidden=64, layers=1, vocabulary=400, **changes), toy_corpus(), 42), folder))
 

@@ -59,7 +59,7 @@ VALID = [  # version, scale, its changes, settings that act
     ('splade_v2', 'mini', dict(epochs=2, checkpoint_epochs=5), ['checkpoint_epochs', 'epochs']),
     ('splade_v2', 'mini', dict(epochs=1, keep_checkpoints=1), ['epochs', 'keep_checkpoints']),
     ('splade_v2', 'mini', dict(epochs=2, phases=[phase(1, {'original': 1.0}), phase(2, {'original': 1.0, 'travel': 0.0})]), ['phase 1 mix', 'phase 2 mix']),
-    ('splade_v2', 'full', dict(query_length=128), ['query_length']), ('v26', 'full', dict(min_df=20, top_k=400), ['min_df', 'top_k']),
+    ('splade_v2', 'full', dict(query_length=128), ['query_length']), ('v26', 'full', dict(top_k=400), ['top_k']),
     ('v29', 'mini', {}, ['idf_smoothing'])]
 
 
@@ -136,7 +136,7 @@ def test_what_is_off_changes_nothing():
 @pytest.mark.slow
 def test_distillation_is_off_where_neither_of_its_parts_has_a_weight():
     settings = resolve_quietly('v28', alpha_kl=0.0, alpha_mse=0.0)
-    idle = ['teacher', 'kd_scale', 'kd_temperature', 'kd_rows', 'phase 1 lambda_kd']
+    idle = ['teacher', 'kd_temperature', 'kd_rows', 'phase 1 lambda_kd']
     assert states(settings, ['alpha_kl', 'alpha_mse', *idle]) == dict(alpha_kl='live', alpha_mse='live') | dict.fromkeys(idle, 'off')
     assert seen_together(settings, idle) == []
 
@@ -240,13 +240,10 @@ def readers() -> list[str]:
 
 # Settings that V28 switches off are tried in a version that uses them.
 ELSEWHERE = {
-    **dict.fromkeys(('gradient_cache', 'teacher_max_length', 'teacher_normalise', 'calibration'), ('v28', 'corrected', 'full')),
+    **dict.fromkeys(('gradient_cache', 'teacher_max_length'), ('v28', 'corrected', 'full')),
     **dict.fromkeys(('vocabulary_rows', 'initial_terms', 'counted_terms'), ('v28', 'corrected', 'small')),
     **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
-    **dict.fromkeys(('inference_free_query', 'hashed_bigrams', 'bigram_share', 'phonetic_keys', 'lead_boost', 'model1_threshold',
-                     'bigram_query_weight', 'min_input_logit', 'idf_prior_documents', 'lambda_initialization'),
-                    ('splade_ko', 'corrected', 'mini')),
-    **dict.fromkeys(('df_cutoff', 'df_steps'), ('v29', 'corrected', 'mini')),
+    **dict.fromkeys(('inference_free_query', 'lambda_initialization', 'df_cutoff', 'df_steps'), ('v29', 'corrected', 'mini')),
     'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 # No constant stands for a backbone, which is another folder in every check; tuples of names have a test above. No version has

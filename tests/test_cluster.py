@@ -9,7 +9,7 @@ from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve
 from splade_nb.data.records import toy_corpus
 from splade_nb.model import encode_cluster
-from splade_nb.training.dataset import prepare, save_model_folder
+from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
 TEXTS, SIZE = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(37)], 4
 has_ray = pytest.mark.skipif(not importlib.util.find_spec('ray'), reason="no Ray here: pip install 'splade_nb[cluster]'")
@@ -20,7 +20,7 @@ def folder(request, tmp_path_factory) -> Path:
     "An untrained model, texts, and the shards that one process makes of them."
     folder = tmp_path_factory.mktemp(request.param)
     settings = resolve(request.param, 'corrected', 'mini', hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
-    save_model_folder(prepare(settings, toy_corpus(), 42), folder)
+    save_model_folder(as_searched(prepare(settings, toy_corpus(), 42)), folder)
     (folder/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     assert main(command(folder, 'at-once')) == 0
     return folder

@@ -36,7 +36,7 @@ def test_every_parser_refuses_or_adds_up(program):
 
 def test_there_are_options_to_look_at():
     found = {program: len(options_of(program)) for program in PROGRAMS}
-    known = ('splade_nb/cli', 'docs/records_page', 'benchmarks/run')
+    known = ('splade_nb/cli', 'benchmarks/run')
     assert all(found[f'{name}.py'] for name in known)
 
 
@@ -172,8 +172,3 @@ def test_an_unknown_setting_of_a_version_is_told_what_there_is():
     with pytest.raises(ConfigError, match="unknown setting 'banana': Known: negatives"): resolve('v28', banana=1)
 
 
-def test_an_earlier_name_of_a_setting_is_accepted():
-    run_parameters, settings = sort_changes(['own_floor=4', 'settings={"lead": 0.2}', 'scale=mini'])
-    assert run_parameters == dict(scale='mini')
-    with pytest.warns(FutureWarning): resolved = resolve('splade_ko', **settings)
-    assert (resolved.min_input_logit, resolved.lead_boost) == (4.0, 0.2)

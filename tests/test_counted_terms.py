@@ -62,7 +62,7 @@ def test_the_counted_columns_are_bm25_with_bigrams(joined):
     assert (documents[:, -2 * COLUMNS:] > 0).nnz == sum(len({*bag}) for bag in bags[:40]), 'every counted column, and no other'
     vectors, factor = counted_alone(model, tokenizer, texts, bags)
     asked = encode_queries(model, tokenizer, [*queries.values()], factor)[:, -2 * COLUMNS:]
-    assert asked.nnz == sum(len({*tokenizer.bags([query], document=False)[0]}) for query in queries.values())
+    assert asked.nnz == sum(len({*tokenizer.bags([query])[0]}) for query in queries.values())
     qrels = {id: collection.qrels[id] for id in ids}
     def ndcg(scores): return retrieval_metrics(qrels, {id: dict(zip(texts, row.tolist())) for id, row in zip(ids, scores)})['ndcg@10'].mean()
     ours, theirs = (asked @ vectors.T).toarray(), BigramBM25(texts).scores([*queries.values()])
@@ -180,7 +180,7 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
     with quiet(), pytest.raises(CheckpointError, match='learning_rate='): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(learning_rate=1e-3), resume=True)
 
 
-@pytest.mark.parametrize('settings', [dict(min_input_logit=5.0), dict(similarity='cosine'), dict(term_frequency=True), dict(expansion_limit=1.0)])
+@pytest.mark.parametrize('settings', [dict(inference_free_query=True), dict(similarity='cosine'), dict(term_frequency=True), dict(output_idf=0.5)])
 def test_what_counts_tokens_itself_is_refused_beside_it(settings):
     with pytest.raises(ConfigError, match='counted_terms=64: not beside'): resolve('v28', scale='small', counted_terms=64, **settings)
 
@@ -211,6 +211,6 @@ def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp
 @pytest.mark.slow
 def test_every_setting_of_counted_terms_acts():
     from splade_nb.training.check_settings import check_settings
-    names = ['counted_terms', 'counted_weight', 'bigram_query_weight', 'most_query_terms', 'most_document_terms', 'expansion_df']
+    names = ['counted_terms', 'counted_weight', 'most_query_terms', 'most_document_terms', 'expansion_df']
     settings = resolve_quietly('v28', scale='small', counted_terms=COLUMNS, most_query_terms=32, most_document_terms=100)
     assert {found.name: found.state for found in check_settings(settings, names, False)} == dict.fromkeys(names, 'live')

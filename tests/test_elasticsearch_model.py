@@ -23,7 +23,7 @@ from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
 
 FORMS = {  # kind of vocabulary and settings
-    'looked-up': ('xlm_roberta', dict(inference_free_query=True, min_input_logit=2.0, context_gate=False)),
+    'looked-up': ('xlm_roberta', dict(inference_free_query=True, context_gate=False)),
     'counted': ('xlm_roberta', dict(term_frequency=True, log_twice=True)),
     'cosine': ('bert', dict(similarity='cosine', gate_pooler='heads')),
     'bounded': ('xlm_roberta', dict(most_query_terms=9, most_document_terms=40))}
@@ -251,7 +251,7 @@ def test_a_full_stop_takes_the_name(tokenizers):
     state = json.loads(backend.backend_tokenizer.to_str())
     state['model']['vocab'] = [(name, -float(i > 4)) for i, name in enumerate(names)]
     tokenizer = SpladeTokenizer(PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **backend.special_tokens_map))
-    model = made(tokenizer, dict(min_input_logit=2.0))
+    model = made(tokenizer, {})
     script = torch.jit.load(io.BytesIO(elastic_script(model, tokenizer, 'document')))
     ids = torch.tensor([[0, 6, 7, 9, 10, 2]])
     assert doubled(names) == [6, 10] and [bool(script(ids, torch.ones_like(ids))[0, i]) for i in (6, 7, 9, 10)] == [False, True, True, False]
@@ -293,14 +293,13 @@ def name_taken(tokenizer):
     return SpladeTokenizer(PreTrainedTokenizerFast(tokenizer_object=pieces, cls_token='<s>', sep_token='</s>', pad_token='<pad>', unk_token='<unk>')) if backend else None
 
 
-def rich(tokenizer): return SpladeTokenizer(tokenizer.backend, 'kiwi', hashed_bigrams=16, phonetic_keys=True)
+def rich(tokenizer): return SpladeTokenizer(tokenizer.backend, 'kiwi')
 
 
 @pytest.mark.parametrize('change, settings, said', [
-    (rich, dict(min_input_logit=2.0), 'segment=kiwi.*16 columns of hashed bigrams.*phonetic keys.*convert --format rank_features'),
+    (rich, {}, 'segment=kiwi.*convert --format rank_features'),
     (byte_pairs, {}, 'a tokenizer of type BPE: .* takes Unigram and WordPiece. Encode outside'),
     (name_taken, {}, r'token 4 is called \[CLS\], which is 0 in Elasticsearch'),
-    (lambda tokenizer: tokenizer, dict(expansion_limit=2.0), 'no aten::topk, which expansion_limit needs. Encode outside'),
     (lambda tokenizer: tokenizer, dict(mlm_head=False), 'refuses models with .*aten::scatter_reduce, which this one needs. Encode outside')])
 def test_what_elasticsearch_cannot_run_is_refused(change, settings, said, tokenizers, tmp_path):
     tokenizer = change(tokenizers['xlm_roberta'])

@@ -15,14 +15,14 @@ from splade_nb.model.encode import encode, prepared_decoder
 from splade_nb.model.encode_shards import encode_shards, read_shards, shard_ids
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.serving.formats import read_vectors
-from splade_nb.training.dataset import prepare
+from splade_nb.training.dataset import as_searched, prepare
 from splade_nb.data.readers import load_collection
 from splade_nb.model.load import load_encoder
 from splade_nb.training.dataset import save_model_folder
 from splade_nb.evaluation.retrieval import retrieve
 from splade_nb.cli import main
 
-VERSIONS = {'splade_ko': 'corrected', 'v28': 'corrected', 'v22': 'original'}  # the last scores by cosine
+VERSIONS = {'splade_ko': 'corrected', 'v29': 'corrected', 'v28': 'corrected', 'v22': 'original'}  # the last scores by cosine
 SMALL = dict(hidden=64, layers=1, vocabulary=300, max_length=32, query_length=32)
 DOCUMENTS, SIZE = 60, 8  # of the collection, of a shard
 
@@ -34,7 +34,7 @@ def models(tmp_path_factory):
     def made(version: str) -> Path:
         if (folder/version).exists(): return folder/version
         settings = resolve(version, VERSIONS[version], 'mini', **SMALL)
-        save_model_folder(prepare(settings, toy_corpus(), 42), folder/version)
+        save_model_folder(as_searched(prepare(settings, toy_corpus(), 42)), folder/version)
         return folder/version
     return made
 
@@ -346,7 +346,7 @@ def test_a_missing_last_shard_is_missed(models, source, tmp_path):
 
 def test_a_query_table_takes_no_piece_that_documents_cannot_have(models, source, tmp_path):
     "`--korean` acts on queries that are looked up, and changes no score."
-    given = ['encode', '--model', models('splade_ko'), '--out']
+    given = ['encode', '--model', models('v29'), '--out']
     command(*given, tmp_path/'documents', '--data', source, '--korean')
     for name, more in (('all', ()), ('korean', ('--korean',))):
         command(*given, tmp_path/name, '--queries', source/'queries.jsonl', '--collection', tmp_path/'documents', *more)

@@ -11,7 +11,7 @@ from splade_nb.evaluation import exact_search as search, metrics, retrieval, val
 from splade_nb.training import dataset, trainer
 from splade_nb.training.validation_pool import validation_pool
 
-FORMS = {'cosine': ('v26', dict(similarity='cosine')), 'dot': ('v28', {}), 'inference-free': ('splade_ko', {})}
+FORMS = {'cosine': ('v26', dict(similarity='cosine')), 'dot': ('v28', {}), 'inference-free': ('v29', {})}
 SMALL = dict(scale='mini', hidden=64, layers=1, vocabulary=400, steps=4, batch_size=8, log_every=1)
 
 

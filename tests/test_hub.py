@@ -22,8 +22,6 @@ from splade_nb.model.load import save
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import open_checkpoint_folder
 from splade_nb.model.load import load_encoder, pretrained_backbone
-from splade_nb.model.splade_doc import parts_of
-from splade_nb.model.term_weights import FrequentBigrams
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
 from splade_nb.cli import export_model
 from splade_nb.data.tokenizer import load_tokenizer, save_tokenizer
@@ -31,7 +29,7 @@ from splade_nb.training.check_settings import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')
 SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)
-FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'splade_ko-mini', 'v28-counted')
+FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'v29-mini', 'v28-counted')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
 
 
@@ -44,8 +42,7 @@ def models(tmp_path_factory):
         version, scale = form.split('-')
         with quiet():
             sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa')
-            shares = dict(bigram_share=0.02) if version == 'splade_ko' else {}
-            settings = resolve_quietly(version, 'corrected', scale.replace('counted', 'full'), **sizes, **shares)
+            settings = resolve_quietly(version, 'corrected', scale.replace('counted', 'full'), **sizes)
             setup = prepare(settings, corpus, 42, place='cpu')
         with torch.no_grad():
             for weight in setup.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
@@ -53,8 +50,6 @@ def models(tmp_path_factory):
         model, tokenizer = searched_model(setup.model.eval(), setup.training_data.tokenizer, corpus.texts.values(), settings.but(**more))
         known[form] = save(model, folder/form)
         save_tokenizer(tokenizer, known[form])
-        assert bool(setup.training_data.tokenizer.expansions) == (version == 'splade_ko')
-        assert any(isinstance(part, FrequentBigrams) and part.frequent.any() for part in parts_of(setup.model, True)) == bool(shares)
         return known[form]
     return made
 
@@ -106,7 +101,7 @@ def test_a_sparse_encoder_gives_our_vectors(form, models, texts, tmp_path):
 
 @pytest.mark.slow
 def test_the_folder_needs_no_splade_nb(models, tmp_path):
-    export_model(str(models('splade_ko-mini')), 'sentence-transformers', str(tmp_path/'out'))
+    export_model(str(models('v29-mini')), 'sentence-transformers', str(tmp_path/'out'))
     done = program("import sys; sys.modules['splade_nb'] = None\n" + card_code(tmp_path/'out').replace("'out'", 'sys.argv[1]'), tmp_path/'out', folder=tmp_path, HF_MODULES_CACHE=str(tmp_path/'code'))
     assert done.returncode == 0 and 'tensor' in done.stdout, done.stderr[-2000:]
 
@@ -140,7 +135,7 @@ def test_a_masked_language_model_by_its_card(models, texts, tmp_path, monkeypatc
     assert far(sparse.csr_matrix(found['vectors'].numpy()), encode(model, tokenizer, texts, most_windows=1)) < 1e-5
 
 
-@pytest.mark.parametrize('form, said', [('v28-mini', 'the context gate'), ('v22-mini', 'morphemes by Kiwi'), ('splade_ko-mini', 'the minimum logit of input tokens')])
+@pytest.mark.parametrize('form, said', [('v28-mini', 'the context gate'), ('v22-mini', 'morphemes by Kiwi'), ('v28-counted', '128 columns of counted morphemes')])
 def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tmp_path):
     with pytest.raises(ConfigError, match=said): export_model(str(models(form)), 'mlm', str(tmp_path/'out'))
     assert [*tmp_path.iterdir()] == []
@@ -177,7 +172,7 @@ def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('form', ('v26-full', 'v28-mini', 'splade_ko-mini'))
+@pytest.mark.parametrize('form', ('v26-full', 'v28-mini', 'v29-mini'))
 def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
     "Each weight is that which was trained, within a step of its integers."
     model, tokenizer = load_encoder(models(form))
@@ -240,7 +235,7 @@ def test_a_matrix_that_two_products_read_is_rounded_once(tmp_path):
     assert len(held) == 1 and 0 < abs(found - wanted).max() < 0.05 * abs(wanted).max()
 
 
-@pytest.mark.parametrize('form', ('v26-full', pytest.param('splade_ko-mini', marks=pytest.mark.slow)))
+@pytest.mark.parametrize('form', ('v26-full', pytest.param('v29-mini', marks=pytest.mark.slow)))
 def test_onnx_runs_by_its_card_without_torch(form, graphs):
     folder, _ = graphs(form)
     done = program("import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['splade_nb'] = None\n" + card_code(folder), folder=folder)
@@ -249,7 +244,7 @@ def test_onnx_runs_by_its_card_without_torch(form, graphs):
 
 @pytest.mark.parametrize('segment, packages', [('kiwi', 'tqdm, onnxruntime, kiwipiepy'), ('none', 'tqdm, onnxruntime')])
 def test_the_card_of_a_graph_names_every_package(segment, packages, tmp_path):
-    settings = dict(min_input_logit=5.0, inference_free_query=True, term_frequency=True)
+    settings = dict(inference_free_query=True, term_frequency=True, counted_terms=0)
     for name, facts in (('splade', settings), ('text', dict(segment=segment))): (tmp_path/f'{name}.json').write_text(json.dumps(facts))
     assert FORMATS['onnx'][-1]('me/model', tmp_path).splitlines()[0].endswith(f'tokenizers, {packages}')
 

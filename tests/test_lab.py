@@ -7,7 +7,7 @@ from chromium import HANGS, until
 from conftest import ROOT, read
 
 TOKEN = 'tests'
-NOTEBOOK = '09_phonetic_keys.ipynb'
+NOTEBOOK = '00_text.ipynb'
 
 
 def listening(runtime: Path) -> str | None:

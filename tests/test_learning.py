@@ -10,11 +10,8 @@ from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.config.processes import ProcessGroup
 from splade_nb.training import batch, losses, memory, objective
-from splade_nb.training.bags import with_bags
 from splade_nb.data import readers
-from splade_nb.data.prepared import Preparation
 from splade_nb.data.records import toy_corpus
-from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
 from splade_nb.model.load import load_encoder
 from splade_nb.evaluation import retrieval, validation
 from splade_nb import experiment
@@ -157,16 +154,6 @@ def test_tokens_that_cannot_be_active_cost_nothing():
     assert torch.isfinite(losses.expansion(torch.full((3, 8), MASKED_LOGIT), tokens, idf))
 
 
-def test_training_counts_no_beginning_twice_that_search_does_not():
-    "`lead_boost` is off without a minimum logit: bags that are made for a table of query weights are the same."
-    tokenizer = SpladeTokenizer(train_unigram(['고양이 강아지', '참새 돼지'], 40), lead_boost=0.5)
-    texts, stages, pairs = ['고양이 강아지', '참새 돼지'], Preparation(), np.array([(0, 0), (1, 1)])
-    def made(**changes): return with_bags(stages, resolve_quietly('v29', **changes), tokenizer, texts, texts, tokenizer.ids(texts), tokenizer.ids(texts), pairs, dict(data=str(changes), queries=''))
-    search, (_, bags), _ = made(lead_boost=0.5)
-    assert [sorted(bag) for bag in bags] == [sorted(row) for row in tokenizer.ids(texts)] and search.lead_boost == 0
-    assert made(lead_boost=0.5, min_input_logit=5.0)[0].lead_boost == 0.5
-
-
 # What was learned
 
 def stopping(folder, scores: list, monkeypatch=None, refused=(), **options) -> training.Run:
@@ -288,7 +275,7 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
 
 
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
-    settings = resolve_quietly('splade_ko', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
+    settings = resolve_quietly('v29', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
                                validations=6, weight_averaging=[0.0], learning_rate=0.01)
     setup = training_data.prepare(settings, readers.load_collection('toy'), 42)
     setup = replace(setup, dev_queries=set(list(setup.collection.split('train'))[:8]))

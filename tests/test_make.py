@@ -29,13 +29,13 @@ PROGRAMS = {  # what a target calls, and the names that it takes
         'train-distributed': 'VERSION DATA OUT SETTINGS PROCESSES SCALE_BATCH', 'resume-distributed': 'OUT PROCESSES', 'report': 'OUT',
         'pretrain': 'DATA SCALE BACKBONE TOKENS SEED OUT SETTINGS', 'resume-pretrain': 'OUT DATA', 'compare': 'RUNS',
         'evaluate-full': 'MODEL COLLECTIONS SAMPLE DENSE OUT', 'evaluate-board': 'MODEL TASKS SPLIT OUT', 'study': 'STUDY SETTINGS',
-        'leaderboard': 'DATA TEST SYSTEMS SEEDS STEPS RESULTS', 'rehearse': 'DATA SETTINGS'}.items()},
+        'rehearse': 'DATA SETTINGS'}.items()},
     **{target: (f'-m splade_nb.cli {target}', names) for target, names in {
         'evaluate': 'MODEL DATA SPLIT WHAT HYBRID', 'search': 'MODEL DATA QUERY ENGINE INDEX HYBRID',
         'serve': 'MODEL DATA ENGINE INDEX HYBRID HOST PORT', 'data': 'NAME FROM INTO TRIPLETS', 'fit': 'DATA OUT SEED SETTINGS',
         'export': 'MODEL TO LICENCE PUSH DATA EXPORT', 'release': 'MODEL LICENCE EXPORT COUNTED_WEIGHT ROUNDED SEEN_ONLY',
         'clean-search': '', 'clean-prepared': 'DAYS'}.items()},
-    'record': ('docs/records_page.py', 'ENTRY'), 'bench': ('benchmarks/run.py', 'PART FORCE'),
+    'bench': ('benchmarks/run.py', 'PART FORCE'),
     'gpu': ('benchmarks/gpu.py', 'MINUTES STAGE DEVICE PACK FORCE')}
 NAMES = sorted({name for _, names in PROGRAMS.values() for name in names.split()})
 
@@ -110,7 +110,7 @@ def test_every_variable_reaches_its_program_as_it_was_typed(text, tmp_path):
 
 def test_the_programs_know_the_names_that_make_tells_of():
     commands = cli.parser().commands.choices
-    scripts = dict(record='docs/records_page.py', bench='benchmarks/run.py', gpu='benchmarks/gpu.py')
+    scripts = dict(bench='benchmarks/run.py', gpu='benchmarks/gpu.py')
     for target, (program, names) in PROGRAMS.items():
         if 'splade_nb.cli' in program: known = {name.removeprefix('--') for action in commands[target]._actions for name in action.option_strings}
         elif target in scripts: known = set(re.findall(r"add_argument\('--([\w-]+)'", (ROOT/scripts[target]).read_text(encoding='utf-8')))
@@ -326,7 +326,7 @@ def test_the_notebook_is_given_what_was_typed(text, desk):
     ('resume', 'outputs/v28/train', dict(resume='True', out='outputs/v28')), ('pretrain', 'outputs/pretrain/pretrain', dict(out='outputs/pretrain')),
     ('compare', 'outputs/compare', dict(runs='')), ('evaluate-board --board=there', 'there/evaluate', dict(out='there', tasks='')),
     ('study --study=gates --seeds=7', 'outputs/studies/gates', dict(measure='True', seeds='7')),
-    ('leaderboard --data=a,b', 'outputs/studies/leaderboard', dict(measure='True', data='a,b')), ('rehearse', 'outputs/studies/rehearsal', dict(measure='True'))])
+    ('rehearse', 'outputs/studies/rehearsal', dict(measure='True'))])
 def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk):
     assert run_notebook.main(typed.split()) == 0
     call, report = desk[-2:]
@@ -335,9 +335,9 @@ def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk)
 
 
 def test_settings_of_a_study_are_its_parameters(desk):
-    typed = '{"seeds": "7", "data": "toy"}'
-    assert run_notebook.main(['study', '--study=training', f'--settings={typed}', '--variants={"mine": {}}']) == 0
-    assert desk[0][4:] == ['-p', 'measure', 'True', '-p', 'variants', '{"mine": {}}', '-y', typed], 'no default stands against it'
+    typed = '{"seeds": "7", "steps": 5}'
+    assert run_notebook.main(['study', '--study=gates', f'--settings={typed}', '--data=toy']) == 0
+    assert desk[0][4:] == ['-p', 'measure', 'True', '-p', 'data', 'toy', '-y', typed], 'no default stands against it'
 
 
 def test_a_study_with_a_folder_of_its_own_is_written_where_studies_are(desk):

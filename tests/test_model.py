@@ -19,7 +19,7 @@ from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
 from splade_nb.model.load import load, named_config, open_checkpoint_folder, pretrained_backbone, save
 from splade_nb.model.splade_doc import decoder_for, sparse_batch, token_weights
-from splade_nb.model.term_weights import TermWeight, bag_rows, register_term_weight
+from splade_nb.model.term_weights import TermWeight, register_term_weight
 from splade_nb.model.xlmr import create_splade_xlmr
 from splade_nb.training.teacher import load_teacher
 
@@ -91,14 +91,14 @@ def frozen_weights(shapes: dict) -> dict:
 
 @pytest.mark.parametrize('kind', EARLIER)
 def test_a_model_saved_before_the_parts_were_divided(kind, tmp_path):
-    "Names, shapes and vectors of models that commit c3ad3df saved and encoded."
+    "Names, shapes and vectors of models in the form of commit c3ad3df, as revision 369c0e0b encoded with them."
     saved = EARLIER[kind]
     for name in ('config', 'splade'): (tmp_path/f'{name}.json').write_text(json.dumps(saved[name]))
     save_file(frozen_weights(saved['shapes']), tmp_path/'model.safetensors')
-    model, bags = load(tmp_path), bag_rows([[9, 8, 8, 21], [9, 13]]) if saved['bags'] else {}
+    model = load(tmp_path)
     with torch.inference_mode():
         for document in (True, False):
-            vectors = model(IDS, MASK, document=document, **bags)[0]
+            vectors = model(IDS, MASK, document=document)[0]
             torch.testing.assert_close(vectors, torch.tensor(saved['vectors'][str(document).lower()]), atol=1e-4, rtol=1e-4)
     assert {name: list(value.shape) for name, value in load_file(save(model, tmp_path/'again')/'model.safetensors').items()} == saved['shapes']
 
@@ -298,18 +298,3 @@ def test_the_published_tokenizers_keep_their_pieces_apart():
         assert len(top_k_tokens(torch.ones(len(tokenizer)), tokenizer, len(tokenizer))) == len(tokenizer)
 
 
-def test_a_document_also_counts_as_what_it_stands_for():
-    from splade_nb.data.records import toy_corpus
-    from splade_nb.config.versions import resolve_quietly
-    from splade_nb.model.encode import encode
-    from splade_nb.training.dataset import prepare
-    from splade_nb.data.tokenizer import SpladeTokenizer, text_options
-    corpus = toy_corpus()
-    settings = resolve_quietly('splade_ko', 'corrected', 'mini', hidden=32, layers=1, vocabulary=600, model1_threshold=0.05)
-    setup = prepare(settings, corpus, 42, place='cpu')
-    tokenizer, model = setup.training_data.tokenizer, setup.model
-    plain = SpladeTokenizer(tokenizer.backend, **text_options(tokenizer) | dict(expansions=None))
-    english, asked = next(text for text in corpus.texts.values() if text.startswith('Python')), '파이썬 리스트에 항목 추가'
-    score = lambda read: (encode(model, read, [asked], document=False) @ encode(model, read, [english]).T)[0, 0]
-    assert score(tokenizer) > score(plain) + 1, 'the Korean question finds the English text'
-    assert (encode(model, tokenizer, [asked], document=False) != encode(model, plain, [asked], document=False)).nnz == 0, 'a query stays what it says'

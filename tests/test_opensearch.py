@@ -12,8 +12,10 @@ from moments import die_at_change, every_moment
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve
 from splade_nb.data import readers
+from splade_nb.data.idf import count, idf
 from splade_nb.data.records import toy_corpus
 from splade_nb.data.tokenizer import SpladeTokenizer, vocabulary_hash
+from splade_nb.model.encode import lookup_documents, lookup_queries
 from splade_nb.serving import opensearch
 from splade_nb.serving.index import Label
 from splade_nb.serving.opensearch import BulkOptions, Layout, OpenSearchIndex, SearchOptions, Server, ingest
@@ -196,15 +198,15 @@ def test_too_many_hits_are_refused_clearly(place):
 
 @pytest.fixture(scope='module')
 def embedded():
-    """tydiqa_ko_goldp in the vocabulary of XLM-R and the columns of bigrams, or made data: label, ids, vectors, 200
+    """tydiqa_ko_goldp in the vocabulary of XLM-R, or made data: label, ids, vectors, 200
     queries, tokenizer."""
     folder, backend = real_or_made('data/tydiqa_ko_goldp'), real_or_made('tokenizers/xlm-roberta-base')
     from transformers import AutoTokenizer
     collection = readers.load(folder)
-    tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(backend), hashed_bigrams=page.KO.hashed_bigrams,
-                                phonetic_keys=True, lead_boost=page.KO.lead_boost)
+    tokenizer, texts = SpladeTokenizer(AutoTokenizer.from_pretrained(backend)), list(collection.texts.values())
     queries = [query.text for query in list(collection.split('test').values())[:200]]
-    vectors, query_vectors = page.start_vectors(tokenizer, list(collection.texts.values()), queries)
+    vectors = lookup_documents(tokenizer, texts)
+    query_vectors = lookup_queries(tokenizer, idf(count(tokenizer.ids(texts), len(tokenizer))), queries)
     label = Label(vocabulary_hash(tokenizer), len(tokenizer), 'start')
     return label, list(collection.texts), vectors, query_vectors, tokenizer
 

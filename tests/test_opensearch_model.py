@@ -25,7 +25,7 @@ from splade_nb.serving.searcher import Encoder
 from splade_nb.serving.web import _invalid_request, bounded
 
 FORMS = {  # what decides which files are written, and what the server would do wrongly
-    'looked-up': dict(inference_free_query=True, min_input_logit=2.0, context_gate=False),
+    'looked-up': dict(inference_free_query=True, context_gate=False),
     'cosine': dict(similarity='cosine', mask_special=False),
     'counted': dict(term_frequency=True, log_twice=True)}
 
@@ -169,15 +169,10 @@ def test_the_libtorch_of_opensearch_loads_the_model(exports, texts, tmp_path):
 # What is refused, by name
 
 def test_what_opensearch_cannot_run_is_refused_with_the_connector(texts, tmp_path):
-    model = toy_model(60, min_input_logit=2.0)
-    rich = SpladeTokenizer(train_unigram(texts[-20:], 1000), 'kiwi', hashed_bigrams=16, phonetic_keys=True, lead_boost=0.1, expansions={'▁a': ['▁b']})
-    with pytest.raises(ConfigError, match='segment=kiwi.*16 columns of hashed bigrams.*phonetic keys.*expansions.*lead_boost=0.1.*TO=opensearch-connector'):
-        write_form(model, rich, 'opensearch', tmp_path/'out')
+    rich = SpladeTokenizer(train_unigram(texts[-20:], 1000), 'kiwi')
+    with pytest.raises(ConfigError, match='segment=kiwi.*TO=opensearch-connector'):
+        write_form(toy_model(60), rich, 'opensearch', tmp_path/'out')
     assert [*tmp_path.iterdir()] == []
-
-
-def test_a_limit_by_the_length_is_refused_by_name(tokenizer):
-    with pytest.raises(ConfigError, match='expansion_limit reads the length'): traced(toy_model(len(tokenizer), expansion_limit=0.5, context_gate=False))
 
 
 def test_a_large_vocabulary_is_refused_for_clusters_only(exports, tokenizer, tmp_path, monkeypatch):
@@ -443,9 +438,9 @@ def test_an_index_that_exists_stays(exports, serve):
 
 @pytest.fixture(scope='module')
 def rich(texts):
-    "A model that OpenSearch cannot run: Kiwi, hashed bigrams, phonetic keys, and query weights beyond what Lucene takes."
-    tokenizer = SpladeTokenizer(train_unigram(texts[-20:], 1000), 'kiwi', hashed_bigrams=64, phonetic_keys=True)
-    model = toy_model(len(tokenizer.backend), hashed_bigrams=64, phonetic_keys=True, min_input_logit=2.0, inference_free_query=True, max_length=48, similarity='dot')
+    "A model that OpenSearch cannot run: Kiwi, and query weights beyond what Lucene takes."
+    tokenizer = SpladeTokenizer(train_unigram(texts[-20:], 1000), 'kiwi')
+    model = toy_model(len(tokenizer.backend), inference_free_query=True, max_length=48, similarity='dot')
     model.query_weight += 99
     return Encoder('rich', model.eval(), tokenizer, label_of(model, tokenizer))
 

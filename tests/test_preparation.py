@@ -14,7 +14,7 @@ from splade_nb.data import bm25, prepared, tokenizer as tokenizers
 from splade_nb.data.bm25 import BM25, best
 from splade_nb.data.readers import load
 from splade_nb.data.records import collect, toy_corpus
-from splade_nb.training import bags, dataset, negatives, teacher
+from splade_nb.training import dataset, negatives, teacher
 from splade_nb.training.curriculum import adopt, curriculum_key
 from splade_nb.training.batch import batch_at
 from splade_nb.training.trainer import train
@@ -78,12 +78,12 @@ def test_batches_and_losses_are_those_of_plain_lists(store, tmp_path):
     assert torch.equal(first[0], second[0]) if torch.is_tensor(first[0]) else first[0] == second[0]
 
 
-@pytest.mark.parametrize('version', ['v24', 'splade_ko'])
+@pytest.mark.parametrize('version', ['v24', 'v29'])
 def test_nothing_is_prepared_twice(version, store, tmp_path, monkeypatch):
     first = prepare(tmp_path, version)
     def fails(*given, **named): raise AssertionError('prepared a second time')
     for module, name in ((tokenizers.SpladeTokenizer, 'ids'), (tokenizers.SpladeTokenizer, 'bags'), (dataset, 'train_unigram'),
-                         (dataset, 'count_rows'), (bags, 'expansions'), (teacher, 'fit_teacher'), (negatives, 'ranked_blocks'),
+                         (dataset, 'count_rows'), (teacher, 'fit_teacher'), (negatives, 'ranked_blocks'),
                          (bm25, '_block'), (dataset, 'directions'), (prepared, 'write_rows')):
         monkeypatch.setattr(module, name, fails)
     monkeypatch.setitem(bm25.TOKENIZERS, 'kiwi', fails)
@@ -171,12 +171,12 @@ def contents(data) -> str:
     "What a process holds, as text."
     rows = {name: [*map(list, map(np.ndarray.tolist, getattr(data, name)))] for name in ('queries', 'documents', 'relevant', 'given')}
     return json.dumps(rows | dict(pairs=data.pairs.tolist(), keys=list(data.keys), idf=data.idf.tolist(), mined={
-        source: list(rows) for source, rows in data.mined.items()}, bags=[[row.tolist() for row in side] for side in data.bags]))
+        source: list(rows) for source, rows in data.mined.items()}))
 
 
 def one_of_two(rank: int, store: Path, folder: Path) -> None:
     os.environ['SPLADE_NB_PREPARED'] = str(store)
-    found = contents(prepare(folder, 'splade_ko', SimpleNamespace(rank=rank, number=2)).training_data)
+    found = contents(prepare(folder, 'v24', SimpleNamespace(rank=rank, number=2)).training_data)
     (folder/str(rank)).write_text(found, encoding='utf-8')
 
 
@@ -185,7 +185,7 @@ def test_two_processes_share_the_work(store, tmp_path, monkeypatch):
     started = [start(one_of_two, rank, store, tmp_path) for rank in (0, 1)]
     assert [exit_code_of(one) for one in started] == [0, 0]
     monkeypatch.setenv('SPLADE_NB_PREPARED', f'{store}-alone')
-    alone = contents(prepare(tmp_path, 'splade_ko').training_data)
+    alone = contents(prepare(tmp_path, 'v24').training_data)
     assert [(tmp_path/rank).read_text(encoding='utf-8') for rank in '01'] == [alone, alone]
 
 

@@ -11,7 +11,7 @@ from splade_nb.serving import document_store, searcher as searchers
 from splade_nb.data.records import toy_corpus
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
-from splade_nb.training.dataset import prepare, save_model_folder
+from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 from splade_nb.serving.index import ExactIndex
 
 folder = Path(sys.argv[1])
@@ -31,8 +31,8 @@ def read(): # the analyser takes longer to load than a searcher takes to build
 
 def make():
     global encoder
-    settings = resolve('splade_ko', hidden=64, layers=1, vocabulary=300)
-    save_model_folder(prepare(settings, corpus, seed=42), folder/'run')
+    settings = resolve('splade_ko', hidden=64, layers=1, vocabulary=300, counted_terms=1024)
+    save_model_folder(as_searched(prepare(settings, corpus, seed=42)), folder/'run')
     encoder = searchers.open_encoder(folder/'run')
     result('whole')
 

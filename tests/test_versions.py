@@ -2,16 +2,18 @@
 import itertools, json, math, re
 from collections.abc import Iterator
 from dataclasses import fields
+from inspect import signature
 
 import pytest
-from conftest import ROOT, real
+from conftest import real
 from splade_nb.cli import main, sort_changes
 from splade_nb.config.files import SEED, ConfigError
-from splade_nb.config.settings import RENAMED, Settings, as_dict, current_names, from_dict, off, override, read_overrides
+from splade_nb.config.settings import GONE, Settings, as_dict, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
-    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, SMALL_CORRECTIONS, VERSIONS, current_recipe, differences,
-    recipe_name, resolve, resolve_quietly, version_table)
+    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, SMALL_CORRECTIONS, VERSIONS, differences,
+    resolve, resolve_quietly, version_table)
 from splade_nb.training.objective import weights_at
+from splade_nb.training.teacher import teacher_vectors
 
 FILE, LOSSES, GUIDE = 'versions-and-errata.md', 'seeds/2-losses.md', 'seeds/4-training-guide.md'
 NAMES = [setting.name for setting in fields(Settings)]
@@ -60,7 +62,7 @@ def literal(cell: str):
 # ---- what a cell says against what a version holds
 
 NEUTRAL = {'lambda_kd': 0, 'special_penalty': 0, 'stopword_penalty': 1, 'stopword_mask': False, 'lambda_context_kd': 0, 'bm25_negatives': 0, 'dense_negatives': 0,
-           'mining_refresh': 0, 'mining_temperature': 0, 'kd_annealing_epochs': 0, 'language_ramp': 0, 'teacher_normalise': True}
+           'mining_refresh': 0, 'mining_temperature': 0, 'kd_annealing_epochs': 0, 'language_ramp': 0}
 UNSTATED = {'teacher_max_length'} & set(CHOSEN)
 PHASES_SET = ('temperature', 'lambda_infonce', 'lambda_kd')  # not switched off where phases rule, only set there
 
@@ -135,6 +137,17 @@ def gate(version, cell):
     return settings.context_gate and settings.gate_pooler == 'attention' and 'learned query' in cell and f'768-{settings.gate_hidden},' in cell
 
 
+def adam(version, cell):
+    "The second beta is a setting; the first and eps are constants of the optimizer."
+    from splade_nb.model.initialization import toy_model
+    from splade_nb.training.objective import optimizer_for
+    group, = {(*group['betas'], group['eps']) for group in optimizer_for(toy_model(), VERSIONS[version]).param_groups}
+    return list(group) == numbers(bare(cell))[:3]
+
+
+def normalised(version, cell): return ('yes' in cell or '-' in cell) and signature(teacher_vectors).parameters['normalise'].default
+
+
 def without_gate(version, cell): return 'no gate' in cell and VERSIONS['v28a'] == VERSIONS['v28'].but(context_gate=False)
 
 
@@ -143,7 +156,7 @@ ROWS = {  # table: row: check
         'Backbone': backbone, 'Parameters': parameters, 'max_length (query = doc)': both(values('max_length'), lambda version, _: VERSIONS[version].query_length == 0),
         'batch x accumulation': values('batch_size', 'accumulation'), 'Epochs': values('epochs'), 'Learning rate': values('learning_rate'),
         'Scheduler': words('scheduler', cosine='cosine', linear='linear'), 'Warm-up ratio / weight decay / clip': values('warmup_ratio', 'weight_decay', 'clip'),
-        'AdamW betas, eps; no decay on': values('adam_beta1', 'adam_beta2', 'adam_eps'), 'Mixed precision': words('precision', bf16='bf16'), 'Dropout': dropout,
+        'AdamW betas, eps; no decay on': adam, 'Mixed precision': words('precision', bf16='bf16'), 'Dropout': dropout,
         'Seed': lambda version, cell: numbers(bare(cell)) == [SEED], 'Data dir': data_folders, 'Checkpoints': values('checkpoint_epochs', 'keep_checkpoints'), 'Logging': values('log_every')},
     '1.2': {
         **{name: values(name) for name in ('lambda_infonce', 'lambda_self', 'lambda_positive', 'lambda_margin', 'lambda_flops', 'lambda_min_act', 'lambda_kd',
@@ -153,7 +166,7 @@ ROWS = {  # table: row: check
     '1.3': {
         'Teacher': lambda version, cell: bare(cell).split()[0].endswith(VERSIONS[version].teacher.removeprefix('sentence-transformers/')),
         'KD temperature': values('kd_temperature'), 'alpha_kl / alpha_mse': values('alpha_kl', 'alpha_mse'),
-        'Teacher max length, normalised': both(values('teacher_max_length'), words('teacher_normalise', yes=True)),
+        'Teacher max length, normalised': both(values('teacher_max_length'), normalised),
         'Warm-up / annealing epochs': values('kd_warmup_epochs', 'kd_annealing_epochs'), 'Context-aware KD': values('lambda_context_kd'), 'Mining': mining},
     '1.5': {
         **{name: values(name) for name in ('non_korean_penalty', 'korean_token_penalty', 'lambda_language')}, 'language_warmup_steps': language_ramp,
@@ -202,8 +215,8 @@ def test_a_wrong_value_is_seen():
     assert [place for *place, version, cell in wrong if ROWS[place[0]][place[1]](version, cell)] == []
 
 
-OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing initialization hidden layers vocabulary segment pair_weight direction_noise decoder_bias_offset calibration
-similarity dot_scale score_limit positive_form lambda_margin_mse kd_scale kd_rows document_share flops_ramp flops_norm idf_range min_df unseen_penalty language_spares_input language_allows
+OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing initialization hidden layers vocabulary segment pair_weight decoder_bias_offset
+similarity dot_scale score_limit positive_form kd_rows document_share flops_ramp flops_norm idf_range unseen_penalty language_spares_input language_allows
 negatives mining_depth steps weight_averaging validations'''.split()
 
 
@@ -470,7 +483,7 @@ IMPOSSIBLE = [  # overrides of v28, what the message says
     (dict(lambda_flops=-0.1), 'the nearest is 0'), (dict(lambda_flops=math.nan), 'at least 0'), (dict(learning_rate=0), 'the nearest is 1e-12'), (dict(temperature=0), 'the nearest is 0.001'),
     (dict(dropout=1.1), 'the nearest is 1'), (dict(max_length=2), 'the nearest is 3'), (dict(top_k=0), 'the nearest is 1'), (dict(steps=-1), 'the nearest is 0'),
     (dict(top_k=20_000), 'the nearest is 16000'), (dict(margin=1.5, lambda_margin=1.0, similarity='cosine'), 'the nearest is 1.0'), (dict(gate_heads=3), 'must divide the hidden size 128'),
-    (dict(hidden=100, context_gate=False), '3 attention heads must divide it; the nearest is 96'), (dict(query_length=1), 'the nearest is 3'), (dict(query_length=2), 'at least 3'), (dict(adam_beta1=1.0), 'adam_beta1=1.0: must be below 1'), (dict(adam_beta2=1), 'must be below 1'),
+    (dict(hidden=100, context_gate=False), '3 attention heads must divide it; the nearest is 96'), (dict(query_length=1), 'the nearest is 3'), (dict(query_length=2), 'at least 3'), (dict(adam_beta2=1), 'must be below 1'),
     (dict(initialization='pretrained'), 'take random or near_identity'), (dict(weight_averaging=()), 'at least one'), (dict(weight_averaging=(2,)), 'between 0 and 1'), (dict(weight_averaging=('a',)), 'between 0 and 1'),
     (dict(phases=[phase(2)]), 'let it begin at 1'), (dict(phases=[phase(1, 10), phase(12)]), 'let it begin at 11'), (dict(phases=[phase(1, 10), phase(10)]), 'let it begin at 11'),
     (dict(phases=[phase(1, 24)]), 'let both be 25'), (dict(phases=[phase(1, 30)]), 'let both be 25'), (dict(phases=[phase(1, 0), phase(1)]), 'ends at 0'),
@@ -516,77 +529,38 @@ def test_what_a_version_itself_declares_is_warned_about():
     assert resolve('v22', 'corrected', 'full').margin == 0.3
 
 
-# ---- earlier names
+# ---- settings that are gone
 
-EARLIER_VALUES = {str: 'random', float: 0.5, int: 64, bool: True, tuple: [0.0, 0.5]}
-
-
-@pytest.mark.parametrize('earlier, name', RENAMED.items())
-def test_an_earlier_name_gives_the_same_settings(earlier, name):
-    value = EARLIER_VALUES[type(getattr(Settings, name))]
-    with pytest.warns(FutureWarning, match=f"setting '{earlier}' is called '{name}' now"):
-        settings = override(Settings(), {earlier: value})
-    assert settings == override(Settings(), {name: value}) != Settings()
-    with pytest.warns(FutureWarning, match=f"'{earlier}'.*'{name}'"):
-        assert resolve_quietly('splade_ko', **{earlier: value}) == resolve_quietly('splade_ko', **{name: value})
-    assert from_dict({**as_dict(Settings()), name: value}) == from_dict({earlier: value}) == settings
-    assert name in NAMES and earlier not in NAMES
+@pytest.mark.parametrize('name', GONE)
+def test_a_setting_that_is_gone_is_left_out_of_a_saved_configuration(name):
+    "What acted on vectors is refused where it did, with the revision that opens such a model."
+    saved, allowed = as_dict(VERSIONS['v28']), GONE[name]
+    assert name not in NAMES and from_dict(saved | {name: (allowed or (0.5,))[0]}) == VERSIONS['v28']
+    if not allowed: return
+    with pytest.raises(ConfigError, match=f'{name}=7: a part of vectors that is gone; revision [0-9a-f]+ opens this model'): from_dict(saved | {name: 7})
 
 
-@pytest.mark.parametrize('name', [name for name in RENAMED.values() if not isinstance(getattr(Settings, name), bool)])
-def test_a_renamed_setting_keeps_its_bounds(name):
-    wrong = [-0.5] if isinstance(getattr(Settings, name), tuple) else -1
-    with pytest.raises(ConfigError, match=name): resolve_quietly('splade_ko', **{name: wrong})
+def test_a_setting_that_is_gone_cannot_be_asked_for():
+    with pytest.raises(ConfigError, match="unknown setting 'kd_scale'"): resolve('v28', kd_scale=2.0)
 
 
-@pytest.mark.parametrize('name', ['lead_boost', 'model1_threshold'])
-def test_a_share_is_at_most_one(name):
-    with pytest.raises(ConfigError, match=f'{name}=1.5: must be between 0 and 1'): resolve('splade_ko', **{name: 1.5})
-    assert name in off(Settings()) and name not in off(Settings(min_input_logit=4.0))
-
-
-def test_both_names_of_a_setting_must_agree():
-    assert current_names(dict(own_floor=4.0, min_input_logit=4.0)) == dict(min_input_logit=4.0)
-    with pytest.raises(ConfigError, match='min_input_logit is given twice'): current_names(dict(own_floor=4.0, min_input_logit=5.0))
-
-
-def test_the_earlier_name_of_a_recipe():
-    with pytest.warns(FutureWarning, match="recipe 'seed' is called 'original' now"):
-        assert resolve('v26', 'seed') == resolve('v26', 'original')
-    assert recipe_name('original') == 'original' and current_recipe('corrected') == 'corrected'
-    with pytest.raises(ConfigError, match='Known: original, earlier, corrected'): recipe_name('seeds')
-
-
-def test_a_kept_result_of_recipe_seed_is_shown_as_earlier():
-    "It was measured with the additions that `original` leaves out now."
-    from splade_nb.evaluation.compare import compare_row
-    from splade_nb.evaluation.report import read_part
-    path = ROOT/'docs'/'results'/'v26-seed-mini-42'/'summary.json'
-    summary = json.loads(path.read_text(encoding='utf-8'))
-    assert summary['recipe'] == 'seed' and compare_row(summary)['recipe'] == read_part(path)['recipe'] == 'earlier'
-
-
-def test_a_model_saved_under_earlier_names_opens(tmp_path):
-    "Its `splade.json` and `text.json` hold the names of before; its vectors are the same, bit for bit."
-    from splade_nb.data.tokenizer import RENAMED_OPTIONS, SpladeTokenizer, load_tokenizer, save_tokenizer, train_unigram
+def test_a_model_of_an_earlier_revision_opens(tmp_path):
+    "Its `splade.json` and `text.json` name what is gone since; its vectors are the same, bit for bit."
+    from splade_nb.data.tokenizer import SpladeTokenizer, load_tokenizer, save_tokenizer, train_unigram
     from splade_nb.model.encode import encode
-    from splade_nb.model.load import load, save
     from splade_nb.model.initialization import toy_model
+    from splade_nb.model.load import load, save
     texts = ['아이튠즈 노래를 서울에서 듣는다', 'iTunes 음악', '제주도 여행 일정']
-    tokenizer = SpladeTokenizer(train_unigram(texts, 60), hashed_bigrams=64, phonetic_keys=True, lead_boost=0.5)
-    changes = dict(min_input_logit=3.0, hashed_bigrams=64, phonetic_keys=True, lead_boost=0.5, idf_prior_documents=20)
-    model = toy_model(len(tokenizer.backend), **changes)
+    tokenizer = SpladeTokenizer(train_unigram(texts, 60))
+    model = toy_model(len(tokenizer.backend))
     save_tokenizer(tokenizer, save(model, tmp_path))
     before = encode(model, tokenizer, texts)
-    for file, renamed in (('splade.json', RENAMED), ('text.json', RENAMED_OPTIONS)):
-        earlier = {name: former for former, name in renamed.items()}
+    added = {'splade.json': dict(min_input_logit=0.0, hashed_bigrams=8192, phonetic_keys=True, lead_boost=0.1, model1_threshold=0.1, idf_prior_documents=0, expansion_limit=0.0, bigram_share=1.0),
+             'text.json': dict(hashed_bigrams=0, phonetic_keys=True, lead_boost=0.1, expansions={})}
+    for file, more in added.items():
         values = json.loads((tmp_path/file).read_text(encoding='utf-8'))
-        values = {earlier.get(name, name): value for name, value in values.items()}
-        assert set(values) & set(renamed), f'{file} holds no renamed setting'
-        (tmp_path/file).write_text(json.dumps(values, ensure_ascii=False), encoding='utf-8')
-    opened, tokens = load(tmp_path), load_tokenizer(tmp_path)
-    assert {name: getattr(opened.settings, name) for name in changes} == changes
-    after = encode(opened, tokens, texts)
+        (tmp_path/file).write_text(json.dumps(values | more, ensure_ascii=False), encoding='utf-8')
+    after = encode(load(tmp_path), load_tokenizer(tmp_path), texts)
     assert before.nnz and (before != after).nnz == 0
 
 

@@ -10,7 +10,7 @@ from splade_nb.config.versions import resolve
 from splade_nb.data.records import toy_corpus
 from splade_nb.serving import web
 from splade_nb.serving.searcher import Hit, Term
-from splade_nb.training.dataset import prepare, save_model_folder
+from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
 SLOW_FIXTURES = 'project',
 
@@ -23,8 +23,8 @@ def project(tmp_path_factory) -> Path:
     "A folder with a model that was not trained: its start has expansions already."
     folder = tmp_path_factory.mktemp('project')
     (folder/'settings.ini').touch()
-    settings = resolve('splade_ko', hidden=64, layers=1, vocabulary=300)
-    save_model_folder(prepare(settings, toy_corpus(), seed=42), folder/'run')
+    settings = resolve('splade_ko', hidden=64, layers=1, vocabulary=300, counted_terms=1024)
+    save_model_folder(as_searched(prepare(settings, toy_corpus(), seed=42)), folder/'run')
     return folder
 
 

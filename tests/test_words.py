@@ -6,7 +6,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from conftest import ROOT, real, tracked
 from splade_nb.data.readers import load
 from splade_nb.data.records import toy_corpus
-from splade_nb.evaluation.leaderboard import boards
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference
 from splade_nb.data.bm25 import BM25
 from splade_nb.config import files
@@ -72,32 +71,15 @@ def test_marks_are_corrected_over_the_table():
 
 def test_every_kept_result_names_its_commit():
     other = {'evaluation.json', 'revisions.json', 'published.json'}
-    results = [path for folder in ('docs', 'benchmarks') for path in tracked(f'{folder}/results/**/*.json') if path.name not in other
-               and path.parent.name != 'records']  # which name results: tests/test_records.py
+    results = [path for folder in ('docs', 'benchmarks') for path in tracked(f'{folder}/results/**/*.json') if path.name not in other]
     assert [path for path in results if revision_of(path) == '-'] == []
     assert re.match('[0-9a-f]{7}|[0-9]', revision())
-
-
-def test_english_questions_stand_apart_and_claim_nothing():
-    page = readme_table.test_tables()[0]
-    korean, english = ('\n'.join(line for line in part.splitlines() if not line.startswith('*Source:*')) for part in page.split('asked in English'))
-    assert 'koen_' not in korean and 'over BM25' not in english and 'koen_terms' in english
-    assert '| BM25 + bigrams |' in korean and 'untrained' in korean and 'index, MB' in korean
-
-
-def test_sentence_and_table_are_of_one_result():
-    sentence = readme_table.equal_start()
-    before, after = re.search(r'`splade_ko`: (\S+) before, (\S+) after \d+ steps, ', sentence).groups()
-    assert f', {readme_table.public_means()["mean of seeds"]} after ' in sentence, 'the models of the figure, too'
-    board = next(table for name, table in boards().items() if '+' in name).groupby('system')['ndcg@10'].mean()
-    assert [before, after] == [f'{100 * board[system]:.1f}' for system in ('splade_ko-untrained', 'splade_ko')], 'both learned from the same data'
 
 
 @pytest.mark.parametrize('name', ['docs/results.md', 'docs/results_ko.md'])
 def test_the_embedded_set_does_not_lead(name):
     block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
-    assert block.index('tydiqa_ko_goldp') < block.index('`mini`') and 'koen_' in block
-    assert not re.search(r'koen_\w+ \|.*▲', block) and '76.1' in block.splitlines()[3]
+    assert block.index('tydiqa_ko_goldp') < block.index('`mini`')
 
 
 @pytest.mark.parametrize('name, unseen', [('README.md', 'has not seen'), ('README.ko.md', '본 적 없는')])

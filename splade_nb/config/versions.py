@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
-           'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'V30', 'V31', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
-           'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
-           'SMALL_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'current_recipe', 'recipe_name', 'Correction', 'Times',
-           'version_name', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
+           'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES', 'ADDED',
+           'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS', 'SMALL_CORRECTIONS',
+           'ALIASES', 'TRAINED_START', 'Correction', 'Times', 'version_name', 'scale_for', 'resolve', 'resolve_quietly',
+           'differences', 'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -65,16 +65,15 @@ SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', score_li
                      lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0, lambda_margin=0.0, margin=0.3,
                      lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
-SPLADE_KO = SPLADE_V2.but(inference_free_query=True, min_input_logit=5.0, hashed_bigrams=8192, phonetic_keys=True,
-                          lead_boost=0.1, idf_prior_documents=2000, term_frequency=True, temperature=0.2,
-                          lambda_initialization=0.5, lambda_positive=0.5, positive_form='expansion',
-                          model1_threshold=0.1, max_length=128, lambda_flops=0.001, document_share=1.0)
+SPLADE_KO = SPLADE_V2.but(counted_terms=16_384, most_query_terms=32, most_document_terms=100, expansion_df=0.1,
+                          query_terms=80, document_terms=200, flops_threshold=80, lambda_flops=0.003, score_limit=0.0,
+                          score_spread=3.0, lambda_kd=1.0, alpha_kl=1.0, alpha_mse=0.0, kd_teacher_scale=50.0,
+                          kd_temperature=1.0, dense_negatives=5, mining_depth=48, negative_margin=0.01,
+                          scheduler='linear', adam_beta2=0.98)
 
 # %% ../../nbs/0_config/04_versions.ipynb #published
 V29 = SPLADE_V2.but(inference_free_query=True, temperature=0.2, lambda_initialization=0.5,
                     flops_form='df', lambda_flops=0.1, document_share=1.0)
-V30 = V29.but(flops_form='plain', lambda_flops=0.01, flops_threshold=64, log_twice=True)
-V31 = V29.but(lambda_alignment=0.5)
 
 # %% ../../nbs/0_config/04_versions.ipynb #registered
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28,
@@ -82,12 +81,11 @@ VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V
             'v28_retrain': V28.but(lambda_min_act=5.0, top_k=10, min_activation=1.0, lambda_language=0.1,
                                    non_korean_penalty=1.0, language_ramp=5_000 / 280_825),
             'splade_v2': SPLADE_V2, 'splade_ko': SPLADE_KO,
-            'v29': V29, 'v30': V30, 'v31': V31}
+            'v29': V29}
 
 # %% ../../nbs/0_config/04_versions.ipynb #parents
 PARENTS = {'v23': 'v22', 'v24': 'v23', 'v25': 'v24', 'v26': 'v25', 'v27': 'v26', 'v28': 'v26', 'v28a': 'v28',
-           'v28_retrain': 'v28', 'splade_ko': 'splade_v2', 'v29': 'splade_v2', 'v30': 'v29',
-           'v31': 'v29'}
+           'v28_retrain': 'v28', 'splade_ko': 'splade_v2', 'v29': 'splade_v2'}
 
 # %% ../../nbs/0_config/04_versions.ipynb #about
 ABOUT = {  # title, backbone, data
@@ -102,11 +100,9 @@ ABOUT = {  # title, backbone, data
     'v28_retrain': ('V28 after the collapse: weaker filter, stronger minimum', 'XLM-R base 278 M + gate 66.8 M',
                     'data/v24.0'),
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
-    'splade_ko': ('minimum logit of input tokens, hashed character bigrams, phonetic keys, IBM Model 1 expansion; '
-                  'inference-free queries', 'A.X-Encoder 149 M', 'any'),
+    'splade_ko': ('learned terms, and BM25 over morphemes and bigrams, in one index: the released recipe',
+                  'A.X-Encoder 149 M', 'any'),
     'v29': ('FLOPS by the model\'s own document frequencies, inference-free queries', 'A.X-Encoder 149 M', 'any'),
-    'v30': ('FLOPS of long documents alone, weights with two logarithms', 'A.X-Encoder 149 M', 'any'),
-    'v31': ('documents aligned to their questions in the other language', 'A.X-Encoder 149 M', 'across languages'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #chosen
@@ -127,22 +123,11 @@ CHOSEN = {
     'document_share': 'splade_v2: query 0.01 and document 0.003 (the recipe that worked, errata 1.6)',
     'score_limit': 'splade_v2: the product of the norms of 33 and 54 terms of weight 1, which the recipe that worked '
                    'reached (errata 1.6)',
-    'flops_threshold': 'V30: a little above the 54 terms that documents had in the recipe that worked (errata 1.6)',
     'flops_ramp': 'splade_v2: 20,000 steps, of a length not stated: 0.3 of the run',
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #current-recipe
 RECIPES = ('original', 'earlier', 'corrected')
-
-def current_recipe(name: str) -> str:
-    "The present name of a kept result's recipe: what was measured as `seed` had the additions of `earlier`."
-    return 'earlier' if name == 'seed' else name
-
-# %% ../../nbs/0_config/04_versions.ipynb #recipe-name
-def recipe_name(name: str) -> str:  # original, earlier or corrected
-    "The recipe; `seed` is accepted for `original`, with a warning. Raises `ConfigError` for an unknown one."
-    if name == 'seed': warnings.warn("recipe 'seed' is called 'original' now", FutureWarning, stacklevel=2)
-    return choose('recipe', 'original' if name == 'seed' else name, RECIPES)
 
 # %% ../../nbs/0_config/04_versions.ipynb #correction
 @dataclass(frozen=True)
@@ -268,8 +253,9 @@ MINI_CORRECTIONS = {
     'pair_weight': Correction(3.0, 'directions in which the tokens of training pairs meet'),
     'decoder_bias_offset': Correction(4.5, 'keeps learned directions apart; random ones need 3.5'),
     'output_idf': Correction(0.5, 'rare tokens count more before anything is learned; half on each side makes one IDF',
-                             lambda s: not s.inference_free_query),
-    'term_frequency': Correction(True, 'how often a token stands in a document, as BM25 counts it'),
+                             lambda s: not (s.inference_free_query or s.counted_terms)),
+    'term_frequency': Correction(True, 'how often a token stands in a document, as BM25 counts it',
+                                 lambda s: not s.counted_terms),
     'weight_averaging': Correction((0.0, 0.25, 0.5, 0.75), 'small data overfit: averages of the trained weights with '
                                                            'the initial ones are validated too'),
 }
@@ -282,8 +268,10 @@ SMALL_CORRECTIONS = {
                                lambda s: s.similarity == 'cosine'),
     'lambda_language': Correction(Times(0.1), 'about half of an encoder\'s neighbours are of other languages'),
     'flops_ramp': Correction(0.3, 'the rate falls in later phases: ranking must settle after the terms have gone'),
-    'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other'),
-    'document_terms': Correction(180, 'as query_terms; published sparse models keep 120 to 250'),
+    'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other',
+                              lambda s: not s.query_terms),
+    'document_terms': Correction(180, 'as query_terms; published sparse models keep 120 to 250',
+                                 lambda s: not s.document_terms),
     'kd_temperature': Correction(1.0, 'divergence between softmaxes that are not uniform', _distils_cosines),
     'kd_teacher_scale': Correction(50.0, 'cosines over a temperature of 0.02', _distils_cosines),
     'negative_margin': Correction(0.01, 'what the teacher puts beside the relevant documents may be relevant'),
@@ -318,7 +306,7 @@ def _has_head(backbone: str) -> bool:  # a name of the hub is taken at its word
     named = read_json(config).get('architectures') or [] if config.exists() else [backbone]
     return Path(backbone).name not in ENCODERS and not any(name.endswith('Model') for name in named)
 
-TRAINED_START = dict(initialization='pretrained', initial_terms=0, calibration=0.0, vocabulary_rows='all')
+TRAINED_START = dict(initialization='pretrained', initial_terms=0, vocabulary_rows='all')
 
 def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head stays
 
@@ -337,7 +325,7 @@ def resolve(version: str | int = 'v28',
             scale: str = 'mini',        # or small, full
             **overrides) -> Settings:   # settings by name
     "Version, scale, recipe, overrides: in that order. Raises `ConfigError`."
-    name, recipe = version_name(version), recipe_name(recipe)
+    name, recipe = version_name(version), choose('recipe', recipe, RECIPES)
     scale = scale_for(choose('scale', scale, SCALES), overrides)
     base = _apply(VERSIONS[name], SCALES[scale])
     if scale == 'small' and _has_head(str(overrides.get('backbone', base.backbone))):

@@ -126,7 +126,7 @@ def idf(frequencies: Frequencies,
 def collection_factor(postings: np.ndarray, # [V] documents of the collection in which each token is active
                       documents: int,
                       seen: Frequencies,    # of the training texts
-                      share: int            # documents like the training texts that join the collection
+                      share: int = 1        # documents like the training texts that join the collection
                      ) -> np.ndarray:       # [V] float32
     "What a query's weights are multiplied by over a collection."
     joined = Frequencies(documents + share, postings + share * seen.counts / seen.documents)
@@ -150,9 +150,9 @@ def _inside_range(frequencies: Frequencies,
     """The tokens that span the range: all, or those seen; specials only where they have no fixed penalty.
     Raises `ConfigError` if none."""
     inside = ~special if settings.special_penalty else np.ones_like(special)
-    if settings.idf_range == 'seen': inside = inside & (frequencies.counts >= settings.min_df)
+    if settings.idf_range == 'seen': inside = inside & (frequencies.counts > 0)
     if inside.any(): return inside
-    raise ConfigError(f'min_df={settings.min_df}: no token stands in so many of the {frequencies.documents} documents')
+    raise ConfigError(f'idf_range=seen: none of the {frequencies.documents} documents has a token')
 
 # %% ../../nbs/1_data/12_idf.ipynb #rescaled
 def _rescaled(values: np.ndarray, inside: np.ndarray) -> np.ndarray:  # [V] in 0..1
@@ -170,7 +170,7 @@ def penalty_weights(values: np.ndarray,        # [V] IDF
     "The cost of a unit of mean activation (design 2, section 5). Raises `ConfigError` for an empty range."
     inside = _inside_range(frequencies, settings, special)
     weights = np.exp(-settings.idf_alpha * _rescaled(values, inside))
-    if settings.idf_range == 'seen': weights[frequencies.counts < settings.min_df] = settings.unseen_penalty
+    if settings.idf_range == 'seen': weights[frequencies.counts == 0] = settings.unseen_penalty
     weights[stopword] *= settings.stopword_penalty
     if settings.flops_norm == 'mean': weights /= max(weights[inside & ~special].mean(), 1e-8)
     if settings.special_penalty: weights[special] = settings.special_penalty

@@ -14,7 +14,7 @@ from textwrap import fill
 from pathlib import Path
 from ..config.files import listed, root
 from ..config.settings import Settings, flat, from_dict, off
-from ..config.versions import ABOUT, PARENTS, VERSIONS, current_recipe, resolve_quietly
+from ..config.versions import ABOUT, PARENTS, VERSIONS, resolve_quietly
 from .figures import SYSTEMS, canvas, legend_below, nothing, palette, write_labels
 from .metrics import index_bytes
 from .report import RunError, collapse, read_part
@@ -83,7 +83,7 @@ def compare_row(summary: dict) -> dict:
     numbers = {column: (summary.get(part) or {}).get(name, math.nan) for column, (part, name) in _NUMBERS.items()}
     size = index_bytes(numbers['active doc'], summary['documents']) / 1e6 if 'documents' in summary else math.nan
     by_hand = ', '.join(f'{name} {short(value)}' for name, (_, value) in changed.items())
-    return {'version': f'{summary["version"]} {by_hand}'.strip(), 'recipe': current_recipe(summary['recipe']),
+    return {'version': f'{summary["version"]} {by_hand}'.strip(), 'recipe': summary['recipe'],
             'scale': summary['scale'], 'changed': spell_changes(changed), 'data': data['name'],
             'hash': data['hash'][:8], 'seed': summary['seed'], **numbers,
             'documents': summary.get('documents', math.nan), 'index MB': round(size, 3),
@@ -262,7 +262,7 @@ def changes(version: str, scale: str = 'full') -> dict:  # setting -> (the paren
 def from_parent(config: dict) -> dict:  # `config.json` of a run -> {setting: (the parent's value, its own)}
     "Where settings differ from the parent's under the same recipe and scale; without a parent from the defaults."
     parent = PARENTS.get(config['version'])
-    before = resolve_quietly(parent, current_recipe(config['recipe']), config['scale']) if parent else Settings()
+    before = resolve_quietly(parent, config['recipe'], config['scale']) if parent else Settings()
     return differing(flat(before), flat(from_dict(config['settings'])))
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #gains

@@ -21,7 +21,6 @@ from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
 from ..model.encode import check_options, encode, encode_batches, encode_queries, factor_for, most_rows
 from ..model.encode import normalize_for_scoring, prepared_decoder, unread_tokens
 from ..config.processes import ProcessGroup
-from ..config.settings import reads_bags
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block
 BLOCK_BYTES, CHUNK = 2 ** 27, 20_000 # of the vectors of a block; texts that are tokenized together
@@ -49,12 +48,12 @@ def _bounded(batches: Iterable, most: int) -> Iterator: # (indices, vectors [n, 
     if rows: yield rows, parts.pop() if len(parts) == 1 else sparse.vstack(parts).tocsr()
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks
-def _tokens_of(tokenizer: SpladeTokenizer, texts: Sequence, document: bool, bagged: bool, # whether the model reads bags
+def _tokens_of(tokenizer: SpladeTokenizer, texts: Sequence, bagged: bool, # whether the model counts terms
                kept: Preparation | None):  # a function from a slice to token ids, and bags or None
     if kept is None:
         def read(part: slice) -> tuple:
             ids = tokenizer.ids(some := list(texts[part]))
-            return ids, tokenizer.bags(some, ids, document) if bagged else None
+            return ids, tokenizer.bags(some, ids) if bagged else None
         return read
     ids = token_rows(kept, tokenizer, texts)
     bags = document_bags(kept, tokenizer, texts, ids) if bagged else None
@@ -65,7 +64,7 @@ def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, 
             kept: Preparation | None = None) -> tuple: # size, read
     "A function from a start to `size` texts with their token ids and bags; the last ones stay."
     size = max(1, min(CHUNK, -(-len(texts) // parts)))
-    tokens = _tokens_of(tokenizer, texts, document, reads_bags(model.settings), kept)
+    tokens = _tokens_of(tokenizer, texts, model.settings.counted_terms > 0, kept)
     @functools.lru_cache(1)
     def read(start: int) -> tuple: return list(texts[start:start + size]), *tokens(slice(start, start + size))
     return size, read
@@ -274,8 +273,8 @@ def _gather_best(best: BestLists, group: ProcessGroup, device) -> None:
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #document-blocks
 def _mean_length(model, texts: Sequence, reader: tuple) -> float: # 0 where vectors do not depend on it
     size, read = reader
-    if not (len(texts) and model.settings.idf_prior_documents): return 0.0
-    lengths = (sum(map(len, read(start)[2] or read(start)[1])) for start in reversed(range(0, len(texts), size)))
+    if not (len(texts) and model.settings.counted_terms): return 0.0
+    lengths = (sum(map(len, read(start)[2])) for start in reversed(range(0, len(texts), size)))
     return sum(lengths) / len(texts)
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #document-blocks-part-1
@@ -304,7 +303,7 @@ def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document
     mean, statistics = _mean_length(model, values, reader), TermStatistics(len(ids), len(model.special))
     blocks = encoded_blocks(model, tokenizer, values, True, most_windows, mean, cut, group, reader)
     blocks, factor = _observed(blocks, statistics, observers, model.settings.similarity), None
-    if model.settings.idf_prior_documents:  # document frequencies weight the queries: all documents first
+    if model.settings.counted_terms:  # document frequencies weight the queries: all documents first
         blocks = Spool.of(blocks)
         factor = factor_for(model, summed(statistics.postings, group, device), len(ids))
     _begin(searches, model, tokenizer, factor, ids, mean)

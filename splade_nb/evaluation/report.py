@@ -13,7 +13,6 @@ import json, math, shlex
 from dataclasses import dataclass
 from pathlib import Path
 from ..config.files import read_json
-from ..config.versions import current_recipe
 from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten
 from .figures import source_line
 from .metrics import MEASURES, criteria, lost_terms, marked, recall_criterion
@@ -36,7 +35,6 @@ def read_part(path: Path | str) -> object:
     if not path.exists(): raise RunError(f'{path} is not there; `make train` writes it')
     try: value = read_json(path)
     except ValueError as error: raise RunError(str(error)) from None
-    if isinstance(value, dict) and 'recipe' in value: value['recipe'] = current_recipe(value['recipe'])
     _require(value, PARTS.get(path.name, ()), path)
     return value
 

@@ -119,7 +119,7 @@ def evaluate_untrained(setup: TrainingSetup, validator: Validator, group: Proces
     collection, model, search = judged_untrained(setup, group), setup.model, []
     whole = len(validator.rows) == len(setup.collection.documents)
     if (setup.dev_queries and collection is setup.collection
-            and (whole or not setup.settings.idf_prior_documents)):  # else weights follow from the pool
+            and (whole or not setup.settings.counted_terms)):  # else weights follow from the pool
         search = [validator.search(None if whole else validator.rows)]
     found = evaluate_queries(model, setup.training_data.tokenizer, collection, list(collection.split('test')), k=1000,
                              others=search, group=group, kept=Preparation(group))

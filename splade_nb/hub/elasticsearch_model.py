@@ -153,7 +153,7 @@ class Largest:
         self.values = low
 
     @property
-    def indices(self): raise ConfigError(f'Elasticsearch has no aten::topk, which expansion_limit needs. {INSTEAD}')
+    def indices(self): raise ConfigError(f'Elasticsearch has no aten::topk, whose places are read. {INSTEAD}')
 
 # %% ../../nbs/5_hub/06_elasticsearch_model.ipynb #replaced-attention
 def _attention(query, key, value, size, heads, weight, bias, *rest, key_padding_mask=None, **_): # [L, B, H]
@@ -285,7 +285,7 @@ def to_elasticsearch(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
                     ) -> list[str]:
     "A folder with which Elasticsearch runs the model itself; returns its limits. Raises `ConfigError`."
     left_out, (model, tokenizer) = counted_left_out(model), learned_part(model, tokenizer)
-    if outside := outside_network(model, tokenizer):
+    if outside := outside_network(tokenizer):
         raise ConfigError(f'Elasticsearch cannot run this model itself: {"; ".join(outside)}. {INSTEAD}')
     length, sides = model.settings.max_length, sides_of(model, tokenizer)
     write_json(folder/'vocabulary.json', vocabulary_body(tokenizer))

@@ -20,7 +20,6 @@ from torch import nn
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports-library
 from ..config.files import ConfigError, choose, needs, write_json
-from ..config.settings import reads_bags
 from ..data.text import RULES
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
 from ..model.prune_vocabulary import as_config_error, new_folder
@@ -38,13 +37,10 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
         f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
-        'the limit of expansions (expansion_limit)': settings.expansion_limit > 0,
         f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
         f'the bound on the terms of a text (most_query_terms={settings.most_query_terms}, '
         f'most_document_terms={settings.most_document_terms})': settings.most_query_terms + settings.most_document_terms > 0,
         'the count factor of documents (term_frequency)': uses_count_factor(model, True) and not settings.counted_terms,
-        f'the minimum logit of input tokens (min_input_logit={settings.min_input_logit:g}), '
-        f'with {settings.hashed_bigrams} hashed bigrams and phonetic keys': settings.min_input_logit > 0,
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
         'masked special tokens: this decoder has no bias': no_bias}
     return [reason for reason, holds in reasons.items() if holds]
@@ -92,7 +88,7 @@ _MARKS = 'A text without a token has the terms of its begin and end marks; in sp
 
 def _collection_limits(model):
     return ['IDF and mean length are those of the training texts; `splade_nb.evaluation.retrieval.indexed` counts '
-            'those of the collection and multiplies queries by the ratio.'] * (model.settings.idf_prior_documents > 0)
+            'those of the collection and multiplies queries by the ratio.'] * (model.settings.counted_terms > 0)
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-mlm
 def to_mlm(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
@@ -201,7 +197,7 @@ def _graph_parts(model, counted: bool, mean_length=None): # of `parts_of`, for t
 
 def _graph_counts(model, counted: bool, input_ids, attention_mask, bag, counts, member): # [B, V], None where no part reads them
     settings = model.settings
-    if not (counted or reads_bags(settings) or settings.expansion_limit): return None
+    if not (counted or settings.counted_terms): return None
     columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
     own = scatter_counts(*columns, len(model.special))
     return member.float() @ own if bag is None and member is not None else own
@@ -253,7 +249,7 @@ def _graph_inputs(model): # name -> example of two texts with three windows, nam
     counted, table = uses_count_factor(model, True), model.query_shift is not None
     if counted: inputs['mean_length'] = torch.zeros(1)
     if sides_differ(model) and not table: inputs['document'] = torch.tensor([True])
-    if reads_bags(model.settings): inputs |= dict(bag=ids[:2, 1:], counts=torch.ones(2, 3))
+    if model.settings.counted_terms: inputs |= dict(bag=ids[:2, 1:], counts=torch.ones(2, 3))
     sizes = dict(windows=('texts',), bag=('texts', 'own'), counts=('texts', 'own'), document=(), mean_length=())
     return inputs, {name: sizes.get(name, ('windows', 'tokens')) for name in inputs}
 

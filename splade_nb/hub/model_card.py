@@ -10,7 +10,6 @@ __all__ = ['FACTS', 'EMBEDDED', 'FORMATS', 'SYSTEMS', 'facts_of', 'data_licences
 from itertools import takewhile
 from pathlib import Path
 from ..config.files import ConfigError, DataError, listed, read_json
-from ..config.settings import current_names
 from ..config.versions import ABOUT, PARENTS
 from ..data.readers import locate
 from ..evaluation.compare import from_parent, markdown_table, short
@@ -83,7 +82,7 @@ vectors = logits.amax(1).relu().log1p()  # [texts, vocabulary]"""
 # %% ../../nbs/5_hub/04_model_card.ipynb #onnx-use
 def _use_onnx(name, folder): # a graph of token ids alone needs neither torch nor transformers
     settings, text = read_json(folder/'splade.json'), read_json(folder/'text.json')
-    more = any(settings[name] for name in ('min_input_logit', 'inference_free_query', 'term_frequency', 'counted_terms'))
+    more = any(settings[name] for name in ('inference_free_query', 'term_frequency', 'counted_terms'))
     if more or text['segment'] != 'none':
         kiwi = ', kiwipiepy' * (text['segment'] == 'kiwi')
         return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, safetensors, tokenizers, tqdm, onnxruntime{kiwi}
@@ -113,7 +112,7 @@ def front_matter(facts: dict, form: str, licence: str) -> str: # YAML
     "What the hub reads at the head of a card."
     from huggingface_hub import ModelCardData
     library, task, _ = FORMATS[form]
-    settings = current_names(facts['config'].get('settings', {}))
+    settings = facts['config'].get('settings', {})
     data = facts['summary'].get('data', {}).get('name') or ''
     named = settings.get('initialization') == 'pretrained' and not settings.get('hidden')
     base = settings.get('backbone') if named else None

@@ -22,7 +22,7 @@ from torch import nn
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports-library
 from ..config.files import ConfigError, sha256_of, write_json
-from ..data.bm25 import K1
+from ..data.bm25 import BIGRAM_SHARE, K1
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
 from ..model.encode import encode_collection, encode_queries
@@ -38,16 +38,9 @@ from .server_limits import FOLDED, HEAVIEST, SIDES, SMALLEST
 CONNECTOR = 'opensearch-connector'  # the form for a model that OpenSearch cannot run itself
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #beyond-opensearch
-def outside_network(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
-    "What this model does to texts that a server with its tokenizer and network cannot do."
-    counted = model.settings.min_input_logit > 0
-    reasons = {'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
-               f'{tokenizer.hashed_bigrams} columns of hashed bigrams (hashed_bigrams)': tokenizer.hashed_bigrams > 0,
-               'phonetic keys of words (phonetic_keys)': tokenizer.phonetic_keys,
-               'expansions of documents (model1_threshold)': counted and bool(tokenizer.expansions),
-               f'a beginning that counts twice (lead_boost={tokenizer.lead_boost:g})':
-                   counted and tokenizer.lead_boost > 0}
-    return [reason for reason, holds in reasons.items() if holds]
+def outside_network(tokenizer: SpladeTokenizer) -> list[str]:
+    "What a model with this tokenizer does to texts that a server cannot do."
+    return ['morphemes by Kiwi before the tokenizer (segment=kiwi)'] * (tokenizer.segment != 'none')
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #truncation
 SERVER_TOKENS = 512  # tokens of a text that DJL's tokenizer reads at most
@@ -104,13 +97,8 @@ class ServedModel(nn.Module):
     def vectors(self, ids, mask): # [1, L] -> [1, V]
         special, marks = self.graph.model.special, 0 if self.graph.model.settings.mask_special else 2
         said = (mask * ~special[ids]).sum(1, keepdim=True) > marks  # a text without a token has no vector
-        vectors = self.graph(ids, mask, **self.own(ids, mask)) * said
+        vectors = self.graph(ids, mask) * said
         return vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12) if self.unit else vectors
-
-    def own(self, ids, mask): # the text's own tokens, where their logits have a minimum: all but the marks
-        if not self.graph.model.settings.min_input_logit: return {}
-        place = mask.cumsum(1)
-        return dict(bag=ids, counts=(mask * (place > 1) * (place < mask.sum(1, keepdim=True))).float())
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #example-inputs
 def _inputs(model, length): # of a text of so many tokens
@@ -124,9 +112,8 @@ def _check_lengths(script, served, model): # Raises `ConfigError` where a length
                          for each in (script(*arguments), served(*arguments)))
         far = (found - wanted).abs().max().item()
         if not far < 1e-4:
-            reader = 'expansion_limit' if model.settings.expansion_limit else f'a layer of {type(model.backbone).__name__}'
-            raise ConfigError(f'the traced model differs by {far:.1e} at {length} tokens: '
-                              f'{reader} reads the length while it is traced')
+            raise ConfigError(f'the traced model differs by {far:.1e} at {length} tokens: a layer of '
+                              f'{type(model.backbone).__name__} reads the length while it is traced')
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #without-sources
 def _without_sources(script: bytes) -> bytes: # entries that name files of this machine are left out
@@ -253,7 +240,7 @@ def counted_boosts(model: nn.Module) -> dict[str, float]: # field of the server 
     settings = model.settings
     if not settings.counted_terms: return {}
     words = (1 + K1) * settings.counted_weight
-    return {'text': round(words, 4), 'text.bigrams': round(words * settings.bigram_query_weight, 4)}
+    return {'text': round(words, 4), 'text.bigrams': round(words * BIGRAM_SHARE, 4)}
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #counted-left-out
 def counted_left_out(model: nn.Module) -> list[str]: # a limit, or none
@@ -377,7 +364,7 @@ def to_opensearch(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
                   data: str = 'mini' # a judged collection on which losses are measured and ceilings chosen
                  ) -> list[str]:
     "A folder with which OpenSearch runs the model itself; returns its limits. Raises `ConfigError`."
-    if outside := outside_network(model, tokenizer):
+    if outside := outside_network(tokenizer):
         raise ConfigError(f'OpenSearch cannot run this model itself: {"; ".join(outside)}. '
                           f'Export the connector to our own service instead: TO={CONNECTOR}')
     counted, (model, tokenizer) = counted_boosts(model), learned_part(model, tokenizer)

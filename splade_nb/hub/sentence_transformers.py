@@ -12,7 +12,7 @@ from torch import nn
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
-from ..config.settings import further_columns, reads_bags
+from ..config.settings import further_columns
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, silent
 from ..model.encode import window_batch
 from ..model.load import open_checkpoint_folder, save
@@ -23,11 +23,11 @@ from ..model.term_weights import bag_rows, scatter_counts
 def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], document: bool) -> dict[str, torch.Tensor]:
     "The inputs of `pooled`."
     ids = tokenizer.ids(texts)
-    bags = tokenizer.bags(texts, ids, document)
+    bags = tokenizer.bags(texts, ids)
     without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]
     if model.query_shift is not None and not document:
         return bag_rows([[id for id in bag if id not in left_out] for bag, left_out in zip(bags, without)])
-    bags = bags if reads_bags(model.settings) else None
+    bags = bags if model.settings.counted_terms else None
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
     rows |= dict(windows=np.array(spans), silent=silent(tokenizer, ids), bare=np.array(tokenizer.bare, np.int64))
     return {name: torch.from_numpy(values) for name, values in rows.items()}
@@ -48,7 +48,7 @@ def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) 
     return _without_empty(vectors, len(model.special) - further_columns(model.settings), **features)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #module
-class _Columns: # a tokenizer that also names hashed bigrams, the columns after its tokens
+class _Columns: # a tokenizer that also names counted terms, the columns after its tokens
     def __init__(self, tokenizer): self.tokenizer = tokenizer
     def __getattr__(self, name): return getattr(self.tokenizer.backend, name)
     def convert_ids_to_tokens(self, ids): return [self.tokenizer.names[i] for i in ids]

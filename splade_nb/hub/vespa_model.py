@@ -100,7 +100,7 @@ def _write_application(sides, tokenizer, length, folder): # folder: does not exi
 def to_vespa(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A folder with which Vespa runs the model itself; returns its limits. Raises `ConfigError`."
     left_out, (model, tokenizer) = counted_left_out(model), learned_part(model, tokenizer)
-    if outside := outside_network(model, tokenizer):
+    if outside := outside_network(tokenizer):
         raise ConfigError(f'Vespa cannot run this model itself: {"; ".join(outside)}. Encode outside with python -m '
                           'splade_nb.cli encode, and write the vectors into a field of type tensor<float>(token{})')
     sides, read = sides_of(model.eval(), tokenizer), served_tokenizers(model, tokenizer)['document']

@@ -15,6 +15,7 @@ import torch
 
 # %% ../../nbs/2_model/18_counted_terms.ipynb #imports-library
 from ..config.settings import Settings, counts_otherwise
+from ..data.bm25 import BIGRAM_SHARE
 from ..data.idf import Frequencies, idf
 from ..data.tokenizer import SpladeTokenizer, text_options
 from .splade_doc import SpladeDoc
@@ -44,7 +45,7 @@ def count_columns(tokenizer: SpladeTokenizer, # of `counting`
 # %% ../../nbs/2_model/18_counted_terms.ipynb #query-weights
 def counted_weights(seen: Frequencies, settings: Settings) -> np.ndarray: # [2 C]
     "What the counted terms of a query weigh, before `counted_weight`."
-    share = np.repeat([1.0, settings.bigram_query_weight], settings.counted_terms)
+    share = np.repeat([1.0, BIGRAM_SHARE], settings.counted_terms)
     return (share * idf(seen)[-2 * settings.counted_terms:]).astype(np.float32)
 
 # %% ../../nbs/2_model/18_counted_terms.ipynb #join-counted
@@ -59,7 +60,7 @@ def join_counted(model: SpladeDoc, tokenizer: SpladeTokenizer, # both stay as th
     columns, place = 2 * settings.counted_terms, model.special.device
     tokenizer, model = counting(tokenizer, settings.counted_terms), copy.deepcopy(model)
     seen, mean_length = count_columns(tokenizer, texts)
-    model.settings = replace(settings, idf_prior_documents=max(1, settings.idf_prior_documents))
+    model.settings = settings
     model.special, model.output_weight = _further(model.special, columns, False), _further(model.output_weight, columns, 1)
     model.mean_length = torch.tensor(mean_length, dtype=torch.float32, device=place)
     weights = (settings.counted_weight or 1) * counted_weights(seen, model.settings)
@@ -93,5 +94,5 @@ def learned_part(model: SpladeDoc, tokenizer: SpladeTokenizer) -> tuple: # model
     alone._buffers = {name: value for name, value in model._buffers.items() if name not in gone}
     alone.special, alone.output_weight = model.special[:-columns], model.output_weight[:-columns]
     alone.mean_length = torch.zeros_like(model.mean_length)
-    alone.settings = replace(model.settings, counted_terms=0, idf_prior_documents=0)
+    alone.settings = replace(model.settings, counted_terms=0)
     return alone, counting(tokenizer, 0)

@@ -17,7 +17,6 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, reading, texts_of
-from ..config.settings import reads_bags
 from ..data.idf import Frequencies, collection_factor, count_factor
 from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded, silent
 
@@ -102,7 +101,7 @@ def without_empty(vectors: sparse.csr_matrix, # [B, V]
                   tokenizer: SpladeTokenizer,
                   ids: list                   # [B] token ids of each text
                  ) -> sparse.csr_matrix:      # [B, V]
-    "Vectors without bare marks of words, and of a text without a token only its bigrams."
+    "Vectors without bare marks of words, and of a text without a token only its counted terms."
     added = np.repeat(silent(tokenizer, ids), np.diff(vectors.indptr)) & (vectors.indices < len(tokenizer.backend))
     vectors.data[added | np.isin(vectors.indices, tokenizer.bare)] = 0
     vectors.eliminate_zeros()
@@ -115,7 +114,7 @@ def lookup_queries(tokenizer: SpladeTokenizer,
                   ) -> sparse.csr_matrix: # [B, V] float32
     "Each token of a query once, with its weight; tokens without a positive weight are left out."
     ids = tokenizer.ids(texts)
-    rows = counted(tokenizer.bags(texts, ids, document=False), len(weights))
+    rows = counted(tokenizer.bags(texts, ids), len(weights))
     rows.data = np.maximum(np.asarray(weights, dtype=np.float32)[rows.indices], 0)
     return without_empty(rows, tokenizer, ids)
 
@@ -223,7 +222,7 @@ def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
         warnings.warn(f'{cut_note(unread, len(ids), size, most)}; most_windows=0 reads all', stacklevel=4)
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup
-def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; hashed bigrams stay whatever `keep` says
+def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; of an inference-free query
     weights = model.query_table() * (1 if factor is None else factor)
     if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), np.asarray(keep))] = 0
     return lookup_queries(tokenizer, weights, texts)
@@ -252,8 +251,8 @@ def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` 
     decoder = prepared_decoder(model, keep, screen, precision) if decoder is None else decoder
     ids = tokenizer.ids(texts)
     _report_cut(model, ids, most_windows, cut)
-    bags = tokenizer.bags(texts, ids, document) if reads_bags(model.settings) else None
-    if whole and texts and model.settings.idf_prior_documents: mean_length = float(np.mean(list(map(len, bags or ids))))
+    bags = tokenizer.bags(texts) if model.settings.counted_terms else None
+    if whole and texts and bags: mean_length = float(np.mean(list(map(len, bags))))
     rows, order = [sparse.csr_matrix((0, len(model.special)), dtype=np.float32)], []
     batches = encode_batches(model, decoder, tokenizer, ids, bags, document, budget, most_windows, precision, mean_length)
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
@@ -303,12 +302,12 @@ def factor_for(model,
                postings: np.ndarray,   # [V] documents of a collection in which each token is active
                documents: int
               ) -> np.ndarray | None:  # [V] float32; None where the IDF of the training texts stays
-    "What the weights of a query are multiplied by over a collection (`idf_prior_documents`)."
-    if not model.settings.idf_prior_documents: return None
+    "What the weights of a query are multiplied by over a collection: counted terms have its IDF, learned ones none."
+    if not model.settings.counted_terms: return None
     *counts, number = model.frequencies.tolist()
     seen = Frequencies(int(number), np.array(counts))
-    factor = collection_factor(postings, documents, seen, model.settings.idf_prior_documents)
-    if model.settings.counted_terms: factor[:-2 * model.settings.counted_terms] = 1  # learned terms have no IDF
+    factor = collection_factor(postings, documents, seen)
+    factor[:-2 * model.settings.counted_terms] = 1
     return factor
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-queries

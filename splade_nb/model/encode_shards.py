@@ -15,7 +15,6 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, Damaged, read_json, reading, replaced, texts_of, write_json, writing
-from ..config.settings import reads_bags
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, cut_note, encode, factor_for, normalize_for_scoring, precision_on
@@ -70,12 +69,12 @@ def _tokens(counts: dict) -> int: # earlier versions wrote `pieces`
 def count_collection(model, tokenizer: SpladeTokenizer, texts: Iterable[str],
                      size: int = 10_000   # texts per shard
                     ) -> dict:            # documents, tokens, hash
-    "Number of documents and of their tokens, and a hash of the texts. Raises `ConfigError` if there is no text."
+    "Number of documents and of their counted terms, and a hash of the texts. Raises `ConfigError` if there is no text."
     documents, tokens, hashes = 0, 0, []
     with tqdm(desc='counting', unit=' texts', mininterval=10, delay=5) as bar:
         for part in _in_parts(texts, size):
             texts_of(part, first=documents)
-            rows = tokenizer.bags(part) if reads_bags(model.settings) else tokenizer.ids(part)
+            rows = tokenizer.bags(part)
             documents, tokens = documents + len(part), tokens + sum(map(len, rows))
             hashes.append(_hash(part))
             bar.update(len(part))
@@ -161,9 +160,8 @@ def _counted_once(model, tokenizer, texts, folder, label): # from `shards.json`,
     counted = {name: existing[name] for name in ('counted', 'mean_length') if name in existing}
     if existing: check_folder(folder, label | counted)
     if 'counted' in existing: return existing['counted']
-    prior = model.settings.idf_prior_documents
     if iter(texts) is texts:
-        raise ConfigError(f'idf_prior_documents={prior}: the mean length of all texts comes first, and this stream '
+        raise ConfigError(f'counted_terms={model.settings.counted_terms}: the mean length of all texts comes first, and this stream '
                           'can be read only once: give a list, or Again(function), or mean_length')
     return count_collection(model, tokenizer, texts, label['size'])
 
@@ -186,7 +184,7 @@ def _prepare(model, tokenizer, texts, folder, size, unit, options): # descriptio
         prepared['decoder'] = prepared_decoder(model, options.get('keep'), **resolved)
         for name in {'keep', 'screen'} & {*prepared}: prepared.pop(name)
     label = shard_description(model, tokenizer, size=size, **(dict(unit=True) if unit else {}), **options)
-    if model.settings.idf_prior_documents and document and 'mean_length' not in options:
+    if model.settings.counted_terms and document and 'mean_length' not in options:
         counted = label['counted'] = _counted_once(model, tokenizer, texts, folder, label)
         prepared['mean_length'] = label['mean_length'] = _tokens(counted) / counted['documents']
     else: label.setdefault('mean_length', 0.0)

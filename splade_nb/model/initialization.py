@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports-splade
 from ..config.files import ConfigError
-from ..config.settings import Settings, bigram_columns
-from ..data.idf import Frequencies
+from ..config.settings import Settings
 from .head import max_logits
 from .load import fit, pretrained_backbone
 from .splade import Splade, read_states
@@ -111,8 +110,8 @@ def _random_units(number: int, hidden: int, seed: int): # [number, H]
 # %% ../../nbs/2_model/14_initialization.ipynb #directions-function
 def directions(counts: sparse.csr_matrix, # [V, V]
                hidden: int,               # H
-               noise: float,              # length of the random part beside the unit vector of the counts
-               seed: int) -> torch.Tensor: # [V, H]
+               noise: float = 0.8,        # length of the random part beside the unit vector of the counts
+               seed: int = 42) -> torch.Tensor: # [V, H]
     "Leading directions of the PPMI matrix plus a random part that keeps every token distinct."
     from sklearn.utils.extmath import randomized_svd
     u, s, _ = randomized_svd(ppmi(counts), n_components=min(hidden, counts.shape[0] - 1), n_iter=4, random_state=seed)
@@ -198,11 +197,6 @@ def backbone_for(settings: Settings, vocabulary: int): # transformers model
     random, new_head = (settings.initialization == name for name in ('random', 'closed_form'))
     return pretrained_backbone(settings.backbone, settings.mlm_head, random, new_head)
 
-# %% ../../nbs/2_model/14_initialization.ipynb #initial-query-weights
-def _query_weights(settings: Settings, vocabulary: int, idf):  # [V] initial weights of inference-free queries
-    columns = np.arange(vocabulary + bigram_columns(settings))
-    return output_weights(idf, 1.0) * np.where(columns < vocabulary, 1, settings.bigram_query_weight)
-
 # %% ../../nbs/2_model/14_initialization.ipynb #require-idf
 def _require_idf(settings: Settings, columns: int) -> None:  # columns: of a vector
     "Raises `ConfigError` that names the first setting in need of IDF."
@@ -216,17 +210,16 @@ def create(settings: Settings,
            special: list,         # ids masked out of every vector where `mask_special` says so
            idf=None,              # [V], needed where `output_idf` or `inference_free_query` is on
            mean_length: float = 0.0, # tokens of a document of the training data
-           directions=None,       # [V, H] for the near-identity initialization; random if None
-           seen: Frequencies | None = None # of the training texts, needed where `idf_prior_documents` is on
+           directions=None        # [V, H] for the near-identity initialization; random if None
           ) -> SpladeDoc:
     "The model of a version, in evaluation mode. Raises `ConfigError` where weights are missing or settings do not fit."
     backbone = backbone_for(settings, vocabulary)
     fit(backbone, settings, vocabulary)
-    if idf is None: _require_idf(settings, vocabulary + bigram_columns(settings))
+    if idf is None: _require_idf(settings, vocabulary)
     weight = output_weights(idf, settings.output_idf) if settings.output_idf else None
-    queries = _query_weights(settings, vocabulary, idf) if settings.inference_free_query else None
+    queries = output_weights(idf, 1.0) if settings.inference_free_query else None
     if settings.initialization == 'near_identity':
         rows = torch.randn(vocabulary, settings.hidden) if directions is None else directions
         near_identity(backbone, rows, decoder_bias=-settings.decoder_bias_offset)
     mean_length = mean_length if settings.term_frequency else 0.0
-    return SpladeDoc(backbone, settings, special, weight, mean_length, queries, seen).eval()
+    return SpladeDoc(backbone, settings, special, weight, mean_length, queries).eval()

@@ -62,7 +62,7 @@ class _Opened: # what a folder holds
         with reading(place, instead='export the model again'), safe_open(place, 'numpy') as weights:
             require_finite(self.folder, ((name, np.isfinite(weights.get_tensor(name)).all()) for name in weights.keys()))
             self.special = weights.get_tensor('special')  # [V] bool
-            if self.settings.idf_prior_documents: self.frequencies = weights.get_tensor('frequencies')
+            if self.settings.counted_terms: self.frequencies = weights.get_tensor('frequencies')
         self.session = _session(self.folder)
         self.inputs = {each.name for each in self.session.get_inputs()}
 

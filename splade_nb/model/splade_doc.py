@@ -16,18 +16,15 @@ from scipy import sparse
 from torch import Tensor, nn
 from torch.nn import functional as F
 from ..config.files import ConfigError
-from ..config.settings import Settings, bigram_columns, further_columns
-from ..data.idf import Frequencies
+from ..config.settings import Settings, further_columns
 from .blocks import Blocks, blocks_of
 from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, block_states, max_over_blocks, max_over_tokens
 from .splade import mean_by, on_logits, on_states, read_states, texts_of, token_logits
-from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountedTerms, CountFactor, ExpansionLimit
-from .term_weights import FrequentBigrams
-from .term_weights import HashedBigrams, InferenceFreeQuery, InputFloor, LargestTerms, LogTwice
-from .term_weights import OutputIdf, SpecialMask
-from .term_weights import Texts, apply_term_weights, frequent_bigrams, make_term_weight, scatter_counts
+from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountedTerms, CountFactor, FurtherColumns
+from .term_weights import InferenceFreeQuery, LargestTerms, LogTwice, OutputIdf, SpecialMask
+from .term_weights import Texts, apply_term_weights, make_term_weight, scatter_counts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts
 def _numbers(values, columns: int = 0):  # as a tensor, ones for None
@@ -121,7 +118,6 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
                  output_weight=None,              # [V] IDF weights, None for ones
                  mean_length: float = 0.0,        # tokens of a document; 0 switches the count factor off
                  query_weight=None,               # [V] initial weights of inference-free queries, None for ones
-                 seen: Frequencies | None = None, # document frequencies of the training texts
                  ):
         super().__init__(backbone, dropout=settings.dropout, mlm_head=settings.mlm_head)
         self.settings = settings
@@ -131,11 +127,10 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
         self.register_buffer('output_weight', _numbers(output_weight, columns))
         self.register_buffer('special', torch.isin(torch.arange(columns), masked))
         self.register_buffer('mean_length', torch.tensor(float(mean_length)))
-        if settings.idf_prior_documents: # the last number is how many documents they are
-            known = np.zeros(columns + 1) if seen is None else [*seen.counts, seen.documents]
-            self.register_buffer('frequencies', _numbers(known))
         if settings.inference_free_query: self.register_buffer('query_weight', _numbers(query_weight, columns))
-        if settings.counted_terms: self.register_buffer('counted_weights', torch.ones(2 * settings.counted_terms))
+        if settings.counted_terms:
+            self.register_buffer('frequencies', torch.zeros(columns + 1))  # the last is how many documents they are of
+            self.register_buffer('counted_weights', torch.ones(2 * settings.counted_terms))
         self.query_shift = nn.Parameter(torch.zeros(columns, 1)) if settings.inference_free_query else None
         self.parts = _registered_parts(self, settings, columns)
         if settings.gradient_checkpointing: backbone.activation_checkpointing_enable({'use_reentrant': False})
@@ -156,8 +151,7 @@ def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
 def sides_differ(model: SpladeDoc) -> bool:
     "Whether a document has other weights than a query of the same words."
     settings = model.settings
-    return (uses_count_factor(model, True) or settings.expansion_limit > 0
-            or settings.most_query_terms != settings.most_document_terms)
+    return uses_count_factor(model, True) or settings.most_query_terms != settings.most_document_terms
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #parts-of
 def parts_of(model: SpladeDoc,
@@ -165,16 +159,10 @@ def parts_of(model: SpladeDoc,
              ) -> list:      # of `TermWeight`
     "The parts that the settings switch on, in the order in which they act; registered ones after all that is learned."
     settings = model.settings
-    parts = [HashedBigrams(len(model.special))]
-    if settings.min_input_logit: parts += [InputFloor(settings.min_input_logit)]
-    parts += [SpecialMask(model.special)]
+    parts = [FurtherColumns(len(model.special)), SpecialMask(model.special)]
     if settings.log_twice: parts += [LogTwice()]
     parts += [OutputIdf(model.output_weight)]
     if counted and not settings.counted_terms: parts += [CountFactor(model.mean_length)]
-    if settings.expansion_limit: parts += [ExpansionLimit(settings.expansion_limit)]
-    if settings.bigram_share < 1 and settings.idf_prior_documents:
-        tokens = len(model.special) - bigram_columns(settings)
-        parts += [FrequentBigrams(frequent_bigrams(model.frequencies, tokens, settings.bigram_share))]
     if settings.most_query_terms or settings.most_document_terms:
         parts += [LargestTerms(settings.most_query_terms, settings.most_document_terms)]
     parts += model.parts
@@ -182,7 +170,7 @@ def parts_of(model: SpladeDoc,
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #term-weights-of
 def term_weights_of(model: SpladeDoc,
-                    logits: Tensor,          # [B, V] or narrower, without the columns of bigrams
+                    logits: Tensor,          # [B, V] or narrower, without the columns of counted terms
                     counts: Tensor | None,   # [B, V] of `input_counts`, None where no part reads them
                     lengths: Tensor | None,  # [B] tokens
                     counted: bool,           # whether the count factor acts
@@ -325,7 +313,7 @@ def _positive_maxima(model, decoder, rows, windows):  # [B, V] under the gate, e
     return on_logits(model, logits, values)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #keep-terms
-def _keep_terms(vectors: Tensor, terms: Tensor, tokens: int) -> None:  # of the first `tokens` columns; bigrams stay
+def _keep_terms(vectors: Tensor, terms: Tensor, tokens: int) -> None:  # of the first `tokens` columns; counted terms stay
     kept = vectors.new_zeros(tokens)
     kept[terms] = 1
     vectors[:, :tokens] *= kept

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
-           'apply_term_weights', 'InputFloor', 'SpecialMask', 'HashedBigrams', 'LogTwice', 'output_weights',
-           'OutputIdf', 'CountFactor', 'ExpansionLimit', 'frequent_bigrams', 'FrequentBigrams', 'LargestTerms',
-           'CountedTerms', 'InferenceFreeQuery', 'register_term_weight', 'make_term_weight']
+           'apply_term_weights', 'SpecialMask', 'FurtherColumns', 'LogTwice', 'output_weights', 'OutputIdf',
+           'CountFactor', 'LargestTerms', 'CountedTerms', 'InferenceFreeQuery', 'register_term_weight',
+           'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
 from dataclasses import dataclass
@@ -64,12 +64,6 @@ def apply_term_weights(parts: list,     # in this order
     for part in parts: weights = part.on_weights(weights, texts)
     return weights, logits
 
-# %% ../../nbs/2_model/06_term_weights.ipynb #input-floor
-class InputFloor(TermWeight):
-    "`min_input_logit`: the text's own tokens never fall below this logit."
-    def __init__(self, floor: float): self.floor = floor
-    def on_logits(self, logits, texts): return torch.where(texts.counts > 0, logits.clamp(min=self.floor), logits)
-
 # %% ../../nbs/2_model/06_term_weights.ipynb #special-mask
 class SpecialMask(TermWeight):
     "`mask_special`: these tokens never stand in a vector."
@@ -77,11 +71,11 @@ class SpecialMask(TermWeight):
     def __init__(self, special: Tensor): self.special = special # [V] bool
     def on_logits(self, logits, texts): return logits.masked_fill(self.special, MASKED_LOGIT)
 
-# %% ../../nbs/2_model/06_term_weights.ipynb #hashed-bigrams
-class HashedBigrams(TermWeight):
-    "`hashed_bigrams`: columns after the vocabulary that only input tokens activate."
+# %% ../../nbs/2_model/06_term_weights.ipynb #further-columns
+class FurtherColumns(TermWeight):
+    "Columns after the vocabulary, for which the decoder has no logits."
     reads_counts = False
-    def __init__(self, columns: int): self.columns = columns # V, vocabulary and bigrams
+    def __init__(self, columns: int): self.columns = columns # V, vocabulary and counted terms
 
     def on_logits(self, logits, texts):
         return F.pad(logits, (0, self.columns - logits.shape[1]), value=MASKED_LOGIT)
@@ -115,34 +109,6 @@ class CountFactor(TermWeight):
     def at_mean(self, mean_length): return CountFactor(mean_length)
     def on_weights(self, weights, texts):
         return weights * count_factor(texts.counts, texts.lengths, texts.mean_length or self.mean_length)
-
-# %% ../../nbs/2_model/06_term_weights.ipynb #expansion-limit
-class ExpansionLimit(TermWeight):
-    "`expansion_limit`: of a document's terms that are not its input tokens, only the largest."
-    def __init__(self, limit: float): self.limit = limit # times the distinct input tokens
-
-    def on_weights(self, weights, texts):
-        if not texts.document: return weights
-        own = texts.counts > 0
-        most = (self.limit * own.sum(1)).long().clamp(max=weights.shape[1])  # [B]
-        largest = weights.masked_fill(own, 0).topk(int(most.max()), dim=1).indices
-        within = torch.arange(largest.shape[1], device=most.device) < most[:, None]
-        return weights.masked_fill(~(own | torch.zeros_like(own).scatter(1, largest, within)), 0)
-
-# %% ../../nbs/2_model/06_term_weights.ipynb #frequent-bigrams
-def frequent_bigrams(frequencies: Tensor,  # [V + 1] training documents that hold a column; last: how many there are
-                     tokens: int,          # columns before the bigrams
-                     share: float          # of the training documents
-                    ) -> Tensor:           # [V] bool
-    "Columns of bigrams that stand in a larger share of the training documents."
-    frequent = frequencies[:-1] > share * frequencies[-1]
-    return frequent & (torch.arange(len(frequent), device=frequent.device) >= tokens)
-
-class FrequentBigrams(TermWeight):
-    "`bigram_share`: frequent bigrams never stand in a document."
-    reads_counts = False
-    def __init__(self, frequent: Tensor): self.frequent = frequent # [V] bool
-    def on_weights(self, weights, texts): return weights.masked_fill(self.frequent, 0) if texts.document else weights
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #largest-terms
 class LargestTerms(TermWeight):

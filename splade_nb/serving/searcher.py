@@ -23,15 +23,13 @@ from tqdm import tqdm
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import printable
 from ..config.files import ConfigError, Damaged, check_text, choose, in_turn, needs, read_json, write_json
-from ..config.settings import reads_bags
 from ..data.idf import count_factor
-from ..data.phonetic_keys import phonetic_key
 from ..data.readers import read_source
 from ..data.records import Document
-from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, hashed_names, join_words, load_tokenizer
+from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names
 from ..data.tokenizer import morphemes, remembered
 from ..model.encode import counted, encode, encode_queries, factor_for, input_terms
-from ..model.encode import normalize_for_scoring, prepared_decoder, windows
+from ..model.encode import normalize_for_scoring, prepared_decoder
 from ..model.opened import RELEASED, model_place, open_model
 from ..model.dense import ENCODER, check_hybrid, dense_queries
 
@@ -67,14 +65,10 @@ def open_encoder(folder: Path | str | Encoder) -> Encoder:
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #term-names
 def _hashed_columns(tokenizer, text): # {column: (name, kind)}
-    ids = tokenizer.ids([text])
-    pairs, sounds = hashed_names(tokenizer, [text], ids)[0]
-    if tokenizer.counted_terms:
-        named = [(pair, 'bigram') for pair in pairs] + [(name[len(WORD_MARK):], 'counted') for name in sounds]
-        return {tokenizer.column(name if kind == 'bigram' else f'{WORD_MARK}{name}'): (name, kind) for name, kind in named}
-    words = {f'~{phonetic_key(word)}': word for word in join_words(tokenizer.words, ids[0])}
-    columns = {tokenizer.column(name): (words[name], 'phonetic') for name in sounds}
-    return columns | {tokenizer.column(pair): (pair, 'bigram') for pair in pairs}
+    if not tokenizer.counted_terms: return {}
+    pairs, words = counted_names([text])[0]
+    named = {tokenizer.column(word): (word[len(WORD_MARK):], 'counted') for word in words}
+    return named | {tokenizer.column(pair): (pair, 'bigram') for pair in pairs}
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #term-name
 def _name(tokenizer, column, hashed): # name, kind
@@ -87,7 +81,7 @@ def _name(tokenizer, column, hashed): # name, kind
 class Term:
     "A term of a text, or one that a text and a query share."
     name: str              # a token inside a word begins with a hyphen
-    kind: str              # word, part, counted (morpheme), bigram (of characters), phonetic, dense; collision: another has this column
+    kind: str              # word, part, counted (morpheme), bigram (of characters), dense; collision: another has this column
     weight: float          # in the text; of a matched term, its part of the score
     added: bool            # by the model: not an input token of the text
     widened: bool = False  # not an input token of the query
@@ -111,7 +105,7 @@ def matched_terms(query: sparse.csr_matrix,  # [1, V]
                   entry: Entry,
                   query_tokens: set[int],    # columns of the query's input tokens
                   tokenizer: SpladeTokenizer,
-                  hashed: dict               # column -> (name, kind) of the query's bigrams and phonetic keys
+                  hashed: dict               # column -> (name, kind) of the query's counted terms
                  ) -> list[Term]:            # largest part of the score first
     "The terms that a query and a text share."
     columns, i, j = np.intersect1d(query.indices, entry.columns, return_indices=True)
@@ -133,11 +127,9 @@ def mean_length(store: DocumentStore, index: Index) -> float: # tokens; 0 where 
     return mean if isinstance(index, MemoryIndex) or not mean else STEP ** round(math.log(mean, STEP))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #token-counts
-def _token_counts(model, tokenizer, texts): # [n, V] as the model's factor counts them, tokens of each text
-    ids = tokenizer.ids(texts)
-    bags = tokenizer.bags(texts, ids) if reads_bags(model.settings) else None
-    def seen(row): return [token for part in windows(row, model.settings.max_length - 2) for token in (*part, tokenizer.begin, tokenizer.end)]
-    return counted(bags or [seen(row) for row in ids], len(model.special)), [*map(len, bags or ids)]
+def _token_counts(model, tokenizer, texts): # [n, V] as BM25 counts them, counted terms of each text
+    bags = tokenizer.bags(texts)
+    return counted(bags, len(model.special)), [*map(len, bags)]
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #length-slopes
 def _length_slopes(model, tokenizer, texts, vectors): # slopes [n, V] of the vectors' terms, tokens of each text
@@ -147,14 +139,14 @@ def _length_slopes(model, tokenizer, texts, vectors): # slopes [n, V] of the vec
     tokens = np.asarray(counts.sum(1), np.float64).ravel()[rows]
     endless, one = (count_factor(times, tokens, mean)[:, 0] for mean in (math.inf, 1.0))
     slopes = endless / one - 1
-    if model.settings.counted_terms: slopes[vectors.indices < len(tokenizer.backend)] = 0  # learned terms do not count
+    slopes[vectors.indices < len(tokenizer.backend)] = 0  # learned terms do not count
     return sparse.csr_matrix((slopes, vectors.indices, vectors.indptr), vectors.shape), lengths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #doc-vectors
 def document_vectors(encoder: Encoder, texts: list[str]) -> tuple: # vectors, input tokens: [n, V]; slopes, lengths
     "What `write_vectors` takes: texts encoded for an endless mean length, where the model has one."
     model, tokenizer, settings = encoder.model, encoder.tokenizer, encoder.model.settings
-    measured = settings.idf_prior_documents and (settings.term_frequency or settings.counted_terms)
+    measured = settings.counted_terms > 0
     with remembered({}):
         vectors = encode(model, tokenizer, texts, decoder=encoder.decoder, mean_length=math.inf if measured else 0.0)
         vectors = normalize_for_scoring(vectors, settings.similarity).tocsr()

@@ -30,7 +30,7 @@ from .network import EXPANSION, PIPELINE, QUERY, served_names, valid_text
 from .searcher import Hit, Searcher, Term, full_text, saved_searcher
 
 # %% ../../nbs/6_serving/10_web.ipynb #patterns
-PREFIX = {'word': r'(?<!\w)', 'counted': '', 'phonetic': r'(?<!\w)', 'part': r'(?<=\w)', 'bigram': ''}
+PREFIX = {'word': r'(?<!\w)', 'counted': '', 'part': r'(?<=\w)', 'bigram': ''}
 WORD_END = rf'(?=(?:{"|".join(sorted(PARTICLES | ENDINGS))})?(?!\w))'
 
 # %% ../../nbs/6_serving/10_web.ipynb #term-spans

@@ -12,7 +12,6 @@ import torch
 # %% ../../nbs/3_training/09_batch.ipynb #imports-library
 from ..config.settings import Settings
 from ..data.tokenizer import batch
-from ..model.term_weights import bag_rows
 from .curriculum import mining_period, sample
 from .dataset import TrainingData, pool
 
@@ -54,10 +53,13 @@ def relevance(queries: list, documents: list,  # indices of B queries, of N docu
 
 # %% ../../nbs/3_training/09_batch.ipynb #batch-rows
 def _rows(training_data: TrainingData, side: int, chosen: list, length: int) -> dict:  # side: 0 queries, 1 documents
-    texts, bags = (training_data.queries, training_data.documents)[side], training_data.bags
+    texts = (training_data.queries, training_data.documents)[side]
     tokens = batch(training_data.tokenizer or MarkIds(), [texts[i] for i in chosen], length)
-    tokens['lengths'] = [min(len(texts[i]), length - 2) + 2 for i in chosen]
-    return tokens | (bag_rows([bags[side][i] for i in chosen]) if bags else {})
+    return tokens | dict(lengths=[min(len(texts[i]), length - 2) + 2 for i in chosen])
+
+def _query_length(training_data: TrainingData, queries: list, settings: Settings) -> int:  # a table reads whole queries
+    longest = max(len(training_data.queries[query]) for query in queries) + 2
+    return longest if settings.inference_free_query else settings.query_length or settings.max_length
 
 # %% ../../nbs/3_training/09_batch.ipynb #make-batch
 def make_batch(indices,                # [B] of pairs
@@ -67,7 +69,7 @@ def make_batch(indices,                # [B] of pairs
     "Token batches of queries and documents (positives, then negatives), and which documents answer which query."
     queries, documents = np.array([training_data.pairs[i] for i in indices]).T.tolist()
     documents += _draw_negatives(queries, training_data, settings, period, seed)
-    return dict(query=_rows(training_data, 0, queries, settings.query_length or settings.max_length),
+    return dict(query=_rows(training_data, 0, queries, _query_length(training_data, queries, settings)),
                 document=_rows(training_data, 1, documents, settings.max_length),
                 same=relevance(queries, documents, training_data),
                 queries=queries, documents=documents)

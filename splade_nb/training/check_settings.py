@@ -50,7 +50,7 @@ def small(settings: Settings,
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
     limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2,
-                  flops_threshold=4, initial_terms=20, query_length=12, min_df=2, top_k=20)
+                  flops_threshold=4, initial_terms=20, query_length=12, top_k=20)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))
     sizes |= dict(batch_size=4, max_length=12, validations=2, log_every=1, steps=steps, take_best=False)
@@ -153,16 +153,14 @@ def difference(probes: Callable, name: str, before: Settings, after: Settings) -
 CANDIDATES = CHOICES | dict( # the first one that differs is tried
     initialization=('random', 'near_identity'), hidden=(64, 32), vocabulary=(230, 300), max_length=(6, 7),
     query_length=(4, 5), warmup_ratio=(0.5, 0.0), language_ramp=(1.0, 0.5), flops_ramp=(1.0, 0.5), gate_heads=(2, 4),
-    mining_depth=(1, 2), mining_documents=(4, 5),
-    bigram_share=(0.0, 0.5), model1_threshold=(0.0, 0.01), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
+    mining_depth=(1, 2), keep_checkpoints=(1, 2), validations=(1, 2), validation_documents=(5, 6),
     evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4),
-    score_spread=(1.0, 2.0), clip=(1e-4, 1.0),
-    adam_eps=(1e-2, 1e-3), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0), expansion_limit=(0.01, 0.0),
+    score_spread=(1.0, 2.0), clip=(1e-4, 1.0), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0),
     early_stopping=(1, 0), initial_terms=(20, 10), query_terms=(3, 40), document_terms=(3, 40),
     expansion_df=(0.01, 0.0), most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32), counted_weight=(3.0, 1.0),
     negative_margin=(0.5, 0.2),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
-ADDED = dict(margin=99, min_activation=50, min_df=2, steps=3, lambda_flops=1.0)
+ADDED = dict(margin=99, min_activation=50, steps=3, lambda_flops=1.0)
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #other-value
 def other_value(name: str, settings: Settings, checkpoint: str) -> object:
@@ -248,7 +246,7 @@ TOGETHER = dict(
     checkpoint_epochs=dict(keep_checkpoints=99, validations=1), epochs=dict(keep_checkpoints=99, validations=1),
     keep_checkpoints=dict(checkpoint_epochs=1, validations=1),
     mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
-    expansion_limit=dict(decoder_bias_offset=0.0), expansion_df=dict(expansion_df=0.0), query_terms=dict(document_terms=0))
+    expansion_df=dict(expansion_df=0.0), query_terms=dict(document_terms=0))
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #checks-of
 def checks_of(settings: Settings, checkpoint: str) -> dict[str, tuple]: # name -> value, before, after

@@ -54,11 +54,10 @@ def regularization_share(parts: dict) -> float: # 0 to 1
     return regularization / max(sum(map(abs, parts.values())), 1e-9)
 
 # %% ../../nbs/3_training/13_collapse_guard.ipynb #largest-part
-REMEDIES = dict(infonce='dot_scale, score_limit', kd='score_limit, kd_scale, lambda_kd', context_kd='lambda_context_kd',
-                margin_mse='score_limit, lambda_margin_mse', margin='score_limit, lambda_margin',
+REMEDIES = dict(infonce='dot_scale, score_limit', kd='score_limit, lambda_kd', context_kd='lambda_context_kd',
+                margin='score_limit, lambda_margin',
                 flops='lambda_flops, flops_ramp, ramp_start', language='lambda_language, language_ramp, ramp_start',
-                min_act='lambda_min_act', pull='lambda_initialization', positive='lambda_positive', self='lambda_self',
-                alignment='lambda_alignment')
+                min_act='lambda_min_act', pull='lambda_initialization', positive='lambda_positive', self='lambda_self')
 
 def largest_part(parts: dict) -> str: # name
     "The part of the loss with the largest absolute value."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BUILT_IN', 'REGISTERED', 'wide', 'score', 'score_unit', 'scaled_scores', 'info_nce', 'masked_mean',
            'self_reconstruction', 'positive_activation', 'expansion', 'triplet_margin', 'flops', 'idf_flops',
-           'df_penalty', 'DocumentCounts', 'l0_mask', 'minimum_activation', 'z_score', 'distillation', 'margin_mse',
+           'df_penalty', 'DocumentCounts', 'l0_mask', 'minimum_activation', 'z_score', 'distillation',
            'language_penalty', 'weighted', 'as_floats', 'total', 'LossInputs', 'register_loss', 'extra_losses',
            'require_registered']
 
@@ -195,14 +195,6 @@ def distillation(student: Tensor,    # [B, N] scores
     error = F.mse_loss(z_score(student, rows), z_score(teacher, rows))
     return alpha_kl * temperature ** 2 * divergence + alpha_mse * error
 
-# %% ../../nbs/3_training/01_losses.ipynb #margin-mse
-def margin_mse(student_margins: Tensor,  # [B, N] score of the positive minus score of each negative
-               teacher_margins: Tensor   # [B, N]
-               ) -> Tensor:
-    "MarginMSE: squared error of score differences (Hofstätter et al. 2020)."
-    student = wide(student_margins)
-    return F.mse_loss(student, teacher_margins.to(student.dtype))
-
 # %% ../../nbs/3_training/01_losses.ipynb #language-penalty
 def language_penalty(vectors: Tensor,             # [B, V]
                      weights: Tensor,             # [V] penalty of each token, 0 for neutral ones
@@ -248,8 +240,7 @@ class LossInputs:
     training_data: object     # `TrainingData`: idf [V], stopword [V], teacher embeddings, ...
 
 # %% ../../nbs/3_training/01_losses.ipynb #register-loss
-BUILT_IN = ('infonce margin margin_mse self positive flops language min_act kd context_kd pull '
-            'alignment').split()
+BUILT_IN = 'infonce margin self positive flops language min_act kd context_kd pull'.split()
 REGISTERED: dict[str, Callable[[LossInputs], Tensor]] = {}
 
 def register_loss(name: str  # as in `extra_losses`, `metrics.jsonl` and the report; a second time replaces the function

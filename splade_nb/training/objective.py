@@ -4,24 +4,22 @@
 
 # %% auto #0
 __all__ = ['SIDES', 'input_tokens', 'pass_through', 'sides_of', 'as_encoded', 'encoded', 'ranking_queries', 'batch_scores',
-           'contrastive_terms', 'lexical_terms', 'across_languages', 'alignment_term', 'density', 'sparse_terms',
-           'teacher_terms', 'extra_terms', 'weights_at', 'loss_of', 'objective', 'step_loss', 'optimizer_for']
+           'contrastive_terms', 'lexical_terms', 'density', 'sparse_terms', 'teacher_terms', 'extra_terms',
+           'weights_at', 'loss_of', 'objective', 'step_loss', 'optimizer_for']
 
 # %% ../../nbs/3_training/10_objective.ipynb #imports
-import functools
 import torch
 from torch import Tensor
 
 # %% ../../nbs/3_training/10_objective.ipynb #imports-library
-from ..config.settings import Settings, bigram_columns, every_phase
-from ..data.tokenizer import SpladeTokenizer, masks
+from ..config.settings import Settings, every_phase
 from ..model.head import in_half
 from ..model.splade_doc import encode_sides
 from ..model.term_weights import scatter_counts
 from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
-from .losses import info_nce, l0_mask, language_penalty, margin_mse, masked_mean, minimum_activation
+from .losses import info_nce, l0_mask, language_penalty, masked_mean, minimum_activation
 from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin
 from .losses import weighted
 
@@ -95,33 +93,7 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     terms = {'self': kept(query) if settings.self_form != 'logit' else (kept(query) + kept(document)) / 2}
     if settings.positive_form == 'mean':
         return terms | {'positive': positive_activation(query['vectors'], document['own'][:size])}
-    width = document['logits'].shape[1] - bigram_columns(settings)  # hashed bigrams have no decoder logits
-    reached = expansion(document['logits'][:size, :width], query['own'][:, :width], training_data.idf[:width])
-    return terms | {'positive': reached}
-
-# %% ../../nbs/3_training/10_objective.ipynb #scripts
-@functools.lru_cache(1)
-def _scripts(tokenizer: SpladeTokenizer) -> tuple:  # [V] bool each
-    known = masks(tokenizer)
-    return torch.from_numpy(known['foreign']), torch.from_numpy(known['korean'])
-
-# %% ../../nbs/3_training/10_objective.ipynb #across-languages
-def across_languages(out: dict, tokenizer: SpladeTokenizer) -> Tensor:  # [B] bool
-    "Pairs whose texts are in different languages."
-    foreign, korean = (mask.to(out['query']['own'].device) for mask in _scripts(tokenizer))
-    def is_foreign(own): return (own & foreign).sum(1) > (own & korean).sum(1)
-    return is_foreign(out['query']['own']) != is_foreign(out['document']['own'][:len(out['query']['own'])])
-
-# %% ../../nbs/3_training/10_objective.ipynb #alignment-term
-def alignment_term(out: dict, training_data: TrainingData, settings: Settings) -> dict:
-    "Documents take the terms of their queries in the other language; nothing where the batch has no such pair."
-    if not settings.lambda_alignment: return {}
-    pairs = across_languages(out, training_data.tokenizer)
-    if not pairs.any(): return {}
-    logits = out['document']['logits'][:len(pairs)]
-    width = logits.shape[1] - bigram_columns(settings)
-    wanted = out['query']['vectors'].detach()[pairs, :width]
-    return {'alignment': expansion(logits[pairs, :width], wanted > 0, wanted)}
+    return terms | {'positive': expansion(document['logits'][:size], query['own'], training_data.idf)}
 
 # %% ../../nbs/3_training/10_objective.ipynb #density
 def density(vectors: Tensor, training_data: TrainingData, settings: Settings,
@@ -164,13 +136,13 @@ def _distil(queries: Tensor,    # [B, V]
     if has_unit: student = scaled_scores(queries, documents, settings) * factor
     else: student = score(queries, documents, settings.similarity)
     if settings.score_spread: student = student / every_phase(settings)[0].temperature
-    teacher = teacher.to(student.device) * settings.kd_scale * settings.kd_teacher_scale
-    return distillation(student * settings.kd_scale, teacher, settings.kd_temperature, settings.alpha_kl,
+    teacher = teacher.to(student.device) * settings.kd_teacher_scale
+    return distillation(student, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)
 
 # %% ../../nbs/3_training/10_objective.ipynb #teacher-terms
 def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: Settings) -> dict:
-    "Distillation of query-document and query-query scores, and MarginMSE; nothing without teacher embeddings."
+    "Distillation of query-document and query-query scores; nothing without teacher embeddings."
     if training_data.teacher is None: return {}
     vectors, documents = ranking_queries(out, training_data, settings), out['document']['vectors']
     sides = zip(training_data.teacher, ('queries', 'documents'))
@@ -180,10 +152,6 @@ def teacher_terms(out: dict, rows: dict, training_data: TrainingData, settings: 
     terms = {'kd': _distil(vectors, documents, wanted, settings, factor)}
     if settings.lambda_context_kd:
         terms['context_kd'] = _distil(vectors, vectors, asked @ asked.T, settings, factor)
-    if settings.lambda_margin_mse and settings.negatives:
-        above = _margins(batch_scores(out, training_data, settings), out['same'])
-        taught = _margins(wanted.to(above.device), out['same'])
-        if len(above): terms['margin_mse'] = margin_mse(above, taught)
     return terms
 
 # %% ../../nbs/3_training/10_objective.ipynb #extra-terms
@@ -204,8 +172,7 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
     kd = phase.lambda_kd * distillation_factor(step, steps, settings)
     return {'infonce': phase.lambda_infonce, 'pull': settings.lambda_initialization, 'kd': kd,
             'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
-            'margin_mse': settings.lambda_margin_mse, 'self': settings.lambda_self,
-            'positive': settings.lambda_positive, 'alignment': settings.lambda_alignment,
+            'self': settings.lambda_self, 'positive': settings.lambda_positive,
             'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, 2, settings.ramp_start),
             'language': settings.lambda_language * ramp(step, steps, settings.language_ramp, 1, settings.ramp_start),
             'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
@@ -220,7 +187,7 @@ def loss_of(out: dict, rows: dict, step: int, steps: int, training_data: Trainin
     terms = contrastive_terms(scores, out['same'], phase, settings) | lexical_terms(out, training_data, settings)
     terms |= sparse_terms(out, training_data, settings, measured, damping or {})
     terms |= teacher_terms(out, rows, training_data, settings)
-    terms |= extra_terms(out, rows, training_data, settings) | alignment_term(out, training_data, settings)
+    terms |= extra_terms(out, rows, training_data, settings)
     weights = weights_at(step, steps, settings)
     for name, factor in (damping or {}).items(): weights[name] = weights.get(name, 1.0) * factor
     return weighted({name: value for name, value in terms.items() if weights[name]}, weights)
@@ -244,5 +211,5 @@ def optimizer_for(model, settings: Settings,  # or `PretrainingSettings`
     fused = all(value.device.type in ('cpu', 'cuda') for value in parameters)
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
               dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
-    betas = settings.adam_beta1, settings.adam_beta2
-    return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_eps, fused=fused or None)
+    betas = 0.9, settings.adam_beta2
+    return torch.optim.AdamW(groups, settings.learning_rate, betas, fused=fused or None)

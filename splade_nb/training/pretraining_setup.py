@@ -35,7 +35,6 @@ class BackboneSettings:
     tokenizer_texts: int = 40_000     # passages that the tokenizer is learned from
     dropout: float = 0.0
     window: int = 5                   # tokens, of the counts behind the embeddings; 0: random embeddings
-    direction_noise: float = 0.8      # random part of an embedding from counts
     decoder_bias_offset: float = 4.5  # subtracted from the decoder's initial bias of 0
 
 # %% ../../nbs/3_training/18_pretraining_setup.ipynb #settings-task
@@ -60,9 +59,7 @@ class PretrainingSettings(TaskSettings):
     warmup_ratio: float = 0.02        # share of the steps; then linearly to zero
     weight_decay: float = 0.01        # not on biases and norms
     clip: float = 1.0                 # largest gradient norm
-    adam_beta1: float = 0.9
     adam_beta2: float = 0.98
-    adam_eps: float = 1e-6
     precision: str = 'auto'           # fp32, bf16; auto: what is faster here
     validations: int = 40             # measurements on held-out text after the one before training
     keep_millions: tuple = (10, 30, 100, 300, 1000, 3000)  # tokens after which a copy of the model stays
@@ -78,15 +75,14 @@ SCALES = dict(mini={}, full=dict(backbone='skt/A.X-Encoder-base', segment='none'
 MADE_HERE = tuple(field.name for field in fields(BackboneSettings))[1:]
 
 def without_effect(settings: PretrainingSettings) -> tuple[str, ...]:  # names
-    "The settings that a named backbone decides itself, or that random embeddings do not read."
-    if settings.backbone: return MADE_HERE
-    return () if settings.window else ('direction_noise',)
+    "The settings that a named backbone decides itself."
+    return MADE_HERE if settings.backbone else ()
 
 # %% ../../nbs/3_training/18_pretraining_setup.ipynb #least
 _LEAST = dict(hidden=32, layers=1, vocabulary=100, tokenizer_texts=1, length=8, held_out_sequences=1, batch_size=1,
               accumulation=1, validations=1, checkpoints=1, keep_checkpoints=1, log_every=1, window=0, weight_decay=0,
-              dropout=0, direction_noise=0, learning_rate=0, clip=1e-6, adam_eps=1e-12)
-_SHARES = ('mask_share', 'held_out', 'warmup_ratio', 'adam_beta1', 'adam_beta2')
+              dropout=0, learning_rate=0, clip=1e-6)
+_SHARES = ('mask_share', 'held_out', 'warmup_ratio', 'adam_beta2')
 
 # %% ../../nbs/3_training/18_pretraining_setup.ipynb #check
 def _impossible(settings: PretrainingSettings) -> list[str]:  # messages
@@ -179,8 +175,8 @@ def cooccurrence_directions(corpus: PretrainingCorpus, settings: PretrainingSett
     def learned() -> np.ndarray:
         rows, longest = (texts.rows[int(row)] for row in texts.chosen), int(texts.lengths.max())
         counts = window_counts(rows, len(corpus.tokenizer), settings.window, longest)
-        return directions(counts, settings.hidden, settings.direction_noise, seed).numpy()
-    of = {name: getattr(settings, name) for name in ('window', 'hidden', 'direction_noise', 'held_out')}
+        return directions(counts, settings.hidden, seed=seed).numpy()
+    of = {name: getattr(settings, name) for name in ('window', 'hidden', 'held_out')}
     return torch.from_numpy(np.array(stages.array('co-occurrence', learned, corpus=corpus.key, seed=seed, **of)))
 
 # %% ../../nbs/3_training/18_pretraining_setup.ipynb #made-backbone
