@@ -156,7 +156,12 @@ LONG = '''faults check_settings browser processes site engines hub memory run co
 opensearch studies bm25_and_negatives rent benchmark exact_search formats provenance api house elasticsearch_model vocabulary
 searcher pretraining leaderboard vespa_model lab tuning cluster encoding units versions'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
-LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[dict]()
+RUN_BY = dict(slow='slow proofs were left out: `make test-all` runs them, and so does CI.', weekly='weekly proofs were left out: `make test-weekly` runs them.')
+
+
+def pytest_configure(config):
+    config.addinivalue_line('markers', 'weekly: a proof of a minute of which `make test-all` runs a part; `make test-weekly` runs it')
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -168,24 +173,25 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_deselected(items):
-    "Counts the slow proofs that are left out, here and in each worker."
+    "Counts the slow and weekly proofs that are left out, here and in each worker."
     if not items: return
-    known = items[0].config.stash
-    known[LEFT_OUT] = known.get(LEFT_OUT, 0) + sum(item.get_closest_marker('slow') is not None for item in items)
+    known = items[0].config.stash.setdefault(LEFT_OUT, dict.fromkeys(RUN_BY, 0))
+    for item in items:
+        kind = next((kind for kind in ('weekly', 'slow') if item.get_closest_marker(kind)), None)
+        if kind: known[kind] += 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     "A worker collects every test, so any of them knows the number; it goes to the process that prints."
     told = getattr(session.config, 'workeroutput', {})
-    told['left_out'] = session.config.stash.get(LEFT_OUT, 0)
+    told['left_out'] = session.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(optionalhook=True)  # known where xdist is
-def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'workeroutput', {}).get('left_out', 0)
+def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'workeroutput', {}).get('left_out', {})
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    number = config.stash.get(LEFT_OUT, 0)
-    said = f'{number} slow proofs were left out: `make test-all` runs them, and so does CI.'
-    if number and config.option.markexpr: terminalreporter.write_line(said)
+    for kind, number in config.stash.get(LEFT_OUT, {}).items():
+        if number and config.option.markexpr: terminalreporter.write_line(f'{number} {RUN_BY[kind]}')

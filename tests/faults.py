@@ -276,10 +276,10 @@ def is_half_written(folder: Path) -> bool:
     return any(path.name.startswith(('part-', 'old-')) for path in (folder/'checkpoints').glob('*'))
 
 
-def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int, enough=bool):
-    """Runs into one folder, each killed one moment later in its writing of checkpoints than the one before, until
+def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int, stride: int, enough=bool):
+    """Runs into one folder, each killed `stride` moments later in its writing of checkpoints than the one before, until
     `enough()` or no moment is left. Yields steps lost, and whether something half written is left."""
-    for number in itertools.count():
+    for number in itertools.count(0, stride):
         last = dict(max_steps=last_step(folder) + steps)
         code = exit_code(toy, folder, changes, {**options, **last, 'resume': True}, (fault, number))
         if code == 0 or enough(): return
@@ -287,15 +287,15 @@ def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int
         yield steps_lost(folder), is_half_written(folder)
 
 
-def kills(folder: Path, every: int = 2) -> Outcome:
+def kills(folder: Path, every: int = 2, stride: int = 1) -> Outcome:
     "kill -9 at every moment of writing a checkpoint: the first, a later one, one that exists already"
     changes, options, target = dict(steps=400), dict(save_every=every), folder/'run'
-    seen = list(killed_in_turn(kill_while_saving, target, changes, options, 1, lambda: saved_checkpoints(target)))
-    assert len(seen) > 15 and exit_code(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
+    seen = list(killed_in_turn(kill_while_saving, target, changes, options, 1, stride, lambda: saved_checkpoints(target)))
+    assert len(seen) > 15 / stride and exit_code(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
     for fault in (kill_while_saving, kill_while_replacing):
-        seen += killed_in_turn(fault, target, changes, options, every)
+        seen += killed_in_turn(fault, target, changes, options, every, stride)
     worst, halves, reached = max(steps for steps, _ in seen), sum(half for _, half in seen), steps_done(target)
-    assert len(seen) > 50 and halves > 40 and worst == every
+    assert len(seen) > 50 / stride and halves > 40 / stride and worst == every
     assert exit_code(toy, folder/'whole', changes, dict(options, max_steps=reached)) == 0
     assert last_checkpoint(target) == last_checkpoint(folder/'whole') and not is_half_written(target)
     assert [row['step'] for row in lines(target/'metrics.jsonl')] == list(range(reached))

@@ -12,7 +12,7 @@ CHILDREN.set_forkserver_preload([  # installed modules alone: the server does no
     'splade_nb.cli', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'accelerate', 'torch.utils.tensorboard',
     'safetensors.torch', 'sklearn.preprocessing', 'sklearn.decomposition', 'sentencepiece', 'pytrec_eval', 'bm25s', 'kiwipiepy',
     'transformers.convert_slow_tokenizer', 'transformers.models.xlm_roberta.modeling_xlm_roberta', 'pymilvus', 'milvus_lite',
-    'qdrant_edge', 'seismic', 'pytest'])
+    'qdrant_edge', 'seismic', 'pytest', 'IPython.core.interactiveshell', 'matplotlib.pyplot', 'pandas'])
 
 
 def plain_function(target, *first):
