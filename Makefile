@@ -45,7 +45,7 @@ evaluate-board:  ## Run MTEB(kor, v2)'s retrieval tasks, or TASKS (also collecti
 study:  ## Measure what is missing in STUDY (SETTINGS: its parameters as JSON) and write outputs/studies/STUDY.html
 leaderboard:  ## Compare SYSTEMS (all) on DATA and TEST (SEEDS, STEPS, RESULTS) and write outputs/studies/leaderboard.html
 rehearse:  ## Rehearse full scale on a CPU with the triplets in DATA (else made ones) and write outputs/studies/rehearsal.html
-study leaderboard: export OMP_NUM_THREADS = 1
+study leaderboard test test-all test-weekly: export OMP_NUM_THREADS = 1
 evaluate-full evaluate-board: other = VERSION
 evaluate-full evaluate-board: by = $(model)
 study: first = $(call needed,STUDY,gates. nbs/studies has them all)
@@ -81,17 +81,17 @@ data fit search serve evaluate export release clean-search clean-prepared: envir
 record: environment ; @$(call needed,ENTRY,mine.json. docs/records.md says how to write one) "$(bin)/python" docs/records_page.py $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
 bench: environment ; @"$(bin)/python" benchmarks/run.py $(options)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
-# One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
-test test-all: export OMP_NUM_THREADS = 1
-test test-all notebooks: export HF_HUB_OFFLINE = 1
+# One thread a process, as for studies. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
+test test-all test-weekly notebooks: export HF_HUB_OFFLINE = 1
 test: environment  ## Check what needs no GPU in minutes: the package's notebooks but the four longest, and tests but for slow proofs
 test-all: environment  ## Check all that needs no GPU, all notebooks, the site and slow proofs too, as CI does
+test-weekly: environment docs ; "$(bin)/python" -m pytest -n 2 -m weekly  ## Check the proofs of a minute of which test-all runs a part
 test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean)' --skip_file_re '^([_.]|15_check|09_release|18_mixture|19_pre)'# the longest
 test-all: export left_out = --skip_folder_re '^([_.]|tutorials|0_config|1_data)'# run by tests
 test test-all:
 	tests/in_step.sh "$(bin)"
 	$(MAKE) --no-print-directory --jobs 2 notebooks $(if $(filter test-all,$@),docs)
-	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(filter test,$@),-m 'not slow')
+	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not $(if $(filter test,$@),slow and not )weekly'
 notebooks: environment
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(left_out)
 browser: environment ; @"$(bin)/python" docs/browser.py docs/_build/browser  ## Write copies of notebooks for Colab and Kaggle, which install this commit, into docs/_build/browser
