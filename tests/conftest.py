@@ -24,12 +24,17 @@ def read(notebook: Path) -> dict: return json.loads(notebook.read_text(encoding=
 def text(cell: dict) -> str: return ''.join(cell['source'])
 
 
-def run_cells(notebook: str, **given) -> dict:  # the names that its cells define
-    "Runs a notebook of `nbs/` in this process with the parameters that papermill injects: a kernel takes seconds to begin."
+def injected(notebook: str, **given):
+    "A notebook of `nbs/` with the parameters that papermill injects."
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
+    return parameterize_notebook(load_notebook_node(str(ROOT/'nbs'/notebook)), given)
+
+
+def run_cells(notebook: str, **given) -> dict:  # the names that its cells define
+    "Runs a notebook in this process: a kernel takes seconds to begin."
     names = {}
-    for cell in parameterize_notebook(load_notebook_node(str(ROOT/'nbs'/notebook)), given).cells:
+    for cell in injected(notebook, **given).cells:
         if cell.cell_type == 'code': exec(cell.source, names)
     return names
 
@@ -160,7 +165,19 @@ LEFT_OUT = pytest.StashKey[dict]()
 RUN_BY = dict(slow='slow proofs were left out: `make test-all` runs them, and so does CI.', weekly='weekly proofs were left out: `make test-weekly` runs them.')
 
 
+MEMORY = Path('/dev/shm')  # files that are not on a disk, on Linux
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads its options about temporary files
 def pytest_configure(config):
+    "Several workers write where no disk is, if there is room: every fsync waits for all that the other worker has written."
+    room = shutil.disk_usage(MEMORY).free if os.access(MEMORY, os.W_OK) else 0
+    if getattr(config.option, 'numprocesses', None) and not config.option.basetemp and room > 8 * 2 ** 30:
+        place = tempfile.mkdtemp(prefix='tests-', dir=MEMORY)
+        os.chmod(place, 0o755)  # as the system's own folder: some children are other users
+        os.environ['TMPDIR'], tempfile.tempdir, config.option.basetemp = place, None, f'{place}/tests'
+        config.option.override_ini = [*(config.option.override_ini or ()), 'tmp_path_retention_policy=none']
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
     config.addinivalue_line('markers', 'weekly: a proof of a minute of which `make test-all` runs a part; `make test-weekly` runs it')
 
 

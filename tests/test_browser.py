@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from conftest import NOTEBOOKS, ROOT, name, read, text
+from packages import HIDE, brought
 
 sys.path.insert(0, str(ROOT/'docs'))
 with chdir(ROOT): import browser as copies  # nbdev looks for its settings from the working folder up
@@ -137,17 +138,6 @@ SMALL = dict(steps=4, hidden=32, layers=1, vocabulary=300, batch_size=8)
 TINY = {'train.ipynb': dict(data='toy', settings=SMALL),
         'pretrain.ipynb': dict(data='toy', tokens=2_000, settings=dict(hidden=32, layers=1, vocabulary=2000, segment='none', length=32, batch_size=4)),
         'evaluate.ipynb': dict(tasks='toy', split='all')}
-HIDE = '''"Packages of extras that the notebook does not ask for are not found."
-import sys
-from importlib.machinery import PathFinder
-
-class Others(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition('.')[0] in {hidden} else super().find_spec(name, path, target)
-
-sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
-'''
 
 
 @pytest.fixture(scope='module')
@@ -159,20 +149,6 @@ def installed(tmp_path_factory) -> Path:
     done = subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--target', goal, source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return goal
-
-
-def brought(package: str, extras: set, seen: set) -> set:
-    "Names of a package and of all that pip installs with it; a package is seen once with the same extras."
-    name = canonicalize_name(Requirement(package).name)
-    key = name, frozenset(extras)
-    if key in seen: return set()
-    seen.add(key)
-    found = {name}
-    try: wanted = [Requirement(each) for each in requires(name) or ()]
-    except importlib.metadata.PackageNotFoundError: return found
-    for each in wanted:
-        if not each.marker or any(each.marker.evaluate(dict(extra=extra)) for extra in extras | {''}): found |= brought(each.name, each.extras, seen)
-    return found
 
 
 def hidden_modules(notebook: str) -> set:
