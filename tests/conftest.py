@@ -157,9 +157,9 @@ def bring_settings_checks(folder: Path) -> None:
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = '''faults check_settings browser processes site engines hub memory run containers slim gpu board web prune_vocabulary
-opensearch studies bm25_and_negatives rent benchmark exact_search formats provenance api house elasticsearch_model vocabulary
-searcher pretraining leaderboard vespa_model lab tuning cluster encoding units versions'''.split()
+LONG = '''faults check_settings browser processes house hub engines memory outputs site studies make gpu slim web board run
+prune_vocabulary opensearch words containers formats provenance exact_search bm25_and_negatives rent benchmark api elasticsearch_model
+vocabulary searcher pretraining leaderboard vespa_model lab tuning cluster encoding units versions'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
 LEFT_OUT = pytest.StashKey[dict]()
 RUN_BY = dict(slow='slow proofs were left out: `make test-all` runs them, and so does CI.', weekly='weekly proofs were left out: `make test-weekly` runs them.')

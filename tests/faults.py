@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 from moments import CHILDREN, TEXTS, die_at_change
+from notebooks import write_executed
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.config.processes import ProcessGroup
@@ -213,6 +214,18 @@ def program(*arguments, folder: Path) -> subprocess.CompletedProcess:
         output, errors = Path(place)/'output', Path(place)/'errors'
         code = exit_code(as_program, arguments, folder, output, errors)
         return subprocess.CompletedProcess(arguments, code, *(path.read_text(encoding='utf-8') for path in (output, errors)))
+
+
+def run_notebook(notebook, folder: Path):
+    "The notebook of nbformat with the outputs that its cells give in `folder`, without a kernel and its imports."
+    from nbformat import from_dict
+    code = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    with tempfile.TemporaryDirectory() as place:
+        assert exit_code(write_executed, [cell.source for cell in code], folder, goal := Path(place)/'outputs.json') == 0
+        found = read_json(goal)
+    assert not isinstance(found, str), found
+    for cell, outputs in zip(code, found, strict=True): cell.outputs = [from_dict(output) for output in outputs]
+    return notebook
 
 
 def output_of(folder: Path) -> str: return folder.with_name('output').read_text(encoding='utf-8')

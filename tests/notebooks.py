@@ -4,7 +4,7 @@ A kernel takes seconds to begin and to import, more than most notebooks take. As
 find a package only where their notebook asks for it: `python tests/notebooks.py jobs.json folder`, where a job has a name,
 the sources of its cells, and modules that are not to be found. Each child writes `name.json` into the folder.
 """
-import json, os, sys, traceback
+import base64, json, os, sys, traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def write_executed(sources: list, folder: Path, goal: Path) -> None:
     "A child that runs a notebook: its outputs, or what went wrong, go to the file `goal`."
     try: found = executed(sources, folder)
     except BaseException: found = traceback.format_exc()
-    goal.write_text(json.dumps(found, default=lambda picture: len(picture)), encoding='utf-8')  # pictures are bytes
+    goal.write_text(json.dumps(found, default=lambda picture: base64.b64encode(picture).decode()), encoding='utf-8')
 
 
 class Others(PathFinder):

@@ -3,7 +3,6 @@ import json
 from pathlib import Path
 import pytest
 from conftest import ROOT, real, run_cells
-mteb = pytest.importorskip('mteb', reason="mteb is not installed: pip install 'splade_nb[board]'")
 from splade_nb.config.files import ConfigError, read_json, write_json
 from splade_nb.config.versions import resolve
 from splade_nb.data.readers import load, load_collection
@@ -12,6 +11,13 @@ from splade_nb.evaluation import board
 from splade_nb.evaluation.retrieval import evaluate_queries
 from splade_nb.experiment import prepare
 from splade_nb.training.dataset import save_model_folder
+
+
+@pytest.fixture(scope='module', autouse=True)
+def with_mteb():
+    "It takes seconds to import, which a worker that runs other files need not wait for."
+    global mteb
+    mteb = pytest.importorskip('mteb', reason="mteb is not installed: pip install 'splade_nb[board]'")
 
 
 def saved(folder: Path, version: str = 'splade_ko', **changes) -> str:

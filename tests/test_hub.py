@@ -147,7 +147,7 @@ def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('form', [form for form in FORMS if form != 'v22-mini'])  # its parts are those of two others
 def test_onnx_gives_our_vectors(form, models, graphs, texts):
     (model, tokenizer), (folder, told) = load_encoder(models(form)), graphs(form)
     light, wanted = OnnxEncoder(folder), both(model, tokenizer, texts)

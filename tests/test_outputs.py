@@ -2,13 +2,12 @@
 
     PYTHONPATH=.:tests python tests/test_outputs.py [--write] nbs/6_serving/08_searcher.ipynb ...
 """
-import difflib, json, re, sys, tempfile
+import difflib, re, sys, tempfile
 from pathlib import Path
 import nbformat
 import pytest
 import faults
 from conftest import NOTEBOOKS, name
-from notebooks import write_executed
 
 QUICK = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('0_config', '1_data') and notebook.stem != '15_encoders']  # the others by hand
 WIDGET, BAR = 'application/vnd.jupyter.widget', re.compile(r'(?m)^.*\d+%\|.*\n?|^.*\r')  # of progress
@@ -38,17 +37,7 @@ def in_a_kernel(notebook, folder: Path) -> None:
     NotebookClient(notebook, timeout=900, resources=dict(metadata=dict(path=str(folder)))).execute()
 
 
-def in_a_child(notebook, folder: Path) -> None:
-    "In a process that has everything imported, where a kernel imports anew."
-    code = [cell for cell in notebook.cells if cell.cell_type == 'code']
-    with tempfile.TemporaryDirectory() as place:
-        assert faults.exit_code(write_executed, [cell.source for cell in code], folder, goal := Path(place)/'outputs.json') == 0
-        found = json.loads(goal.read_text(encoding='utf-8'))
-    assert not isinstance(found, str), found
-    for cell, outputs in zip(code, found, strict=True): cell.outputs = [nbformat.from_dict(output) for output in outputs]
-
-
-def differences(path: Path, write: bool = False, run=in_a_child) -> list:  # a text for each cell whose outputs are not those of the file
+def differences(path: Path, write: bool = False, run=faults.run_notebook) -> list:  # a text for each cell whose outputs are not those of the file
     "Run a notebook in its folder and compare; `write` stores the outputs of these cells alone. Raises what a cell raises."
     stored, fresh = (nbformat.read(path, 4) for _ in range(2))
     code = [number for number, cell in enumerate(stored.cells) if cell.cell_type == 'code']
