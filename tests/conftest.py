@@ -175,7 +175,7 @@ def pytest_configure(config):
     if getattr(config.option, 'numprocesses', None) and not config.option.basetemp and room > 8 * 2 ** 30:
         place = tempfile.mkdtemp(prefix='tests-', dir=MEMORY)
         os.chmod(place, 0o755)  # as the system's own folder: some children are other users
-        os.environ['TMPDIR'], tempfile.tempdir, config.option.basetemp = place, None, f'{place}/tests'
+        config.option.basetemp = f'{place}/tests'
         config.option.override_ini = [*(config.option.override_ini or ()), 'tmp_path_retention_policy=none']
         config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
     config.addinivalue_line('markers', 'weekly: a proof of a minute of which `make test-all` runs a part; `make test-weekly` runs it')
