@@ -45,7 +45,7 @@ evaluate-board:  ## Run MTEB(kor, v2)'s retrieval tasks, or TASKS (also collecti
 study:  ## Measure what is missing in STUDY (SETTINGS: its parameters as JSON) and write outputs/studies/STUDY.html
 leaderboard:  ## Compare SYSTEMS (all) on DATA and TEST (SEEDS, STEPS, RESULTS) and write outputs/studies/leaderboard.html
 rehearse:  ## Rehearse full scale on a CPU with the triplets in DATA (else made ones) and write outputs/studies/rehearsal.html
-study leaderboard test test-all test-weekly: export OMP_NUM_THREADS = 1
+study leaderboard: export OMP_NUM_THREADS = 1
 evaluate-full evaluate-board: other = VERSION
 evaluate-full evaluate-board: by = $(model)
 study: first = $(call needed,STUDY,gates. nbs/studies has them all)
@@ -62,7 +62,6 @@ logs-%: ; tail -n 40 -F "outputs/$$name/train.log"
 tensorboard-%: environment ; "$(bin)/tensorboard" --logdir="outputs/$$name"
 eval-%-language: ; @$(MAKE) --no-print-directory evaluate WHAT=language VERSION="$$name"
 eval-%-context: ; @$(MAKE) --no-print-directory evaluate WHAT=context VERSION="$$name"
-
 data:  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS; NAME=multilingual-e5-small: an encoder)
 fit:  ## Make a model from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
 search:  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=1 adds dense vectors); a second search encodes nothing
@@ -81,11 +80,12 @@ data fit search serve evaluate export release clean-search clean-prepared: envir
 record: environment ; @$(call needed,ENTRY,mine.json. docs/records.md says how to write one) "$(bin)/python" docs/records_page.py $(options)  ## Check ENTRY, a file in the form of docs/records_template.json, against the last record and the kept results
 bench: environment ; @"$(bin)/python" benchmarks/run.py $(options)  ## Measure against sentence-transformers (PART=head, step, pooling, start, encode or engines; FORCE=1 again) and write their pages in docs
 gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure what only a GPU can show (MINUTES, STAGE, FORCE=1; DEVICE=cpu for a tiny trial) and write docs/gpu.md; PACK=folder packs all of it for a machine without a network
-# One thread a process, as for studies. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
-test test-all test-weekly notebooks: export HF_HUB_OFFLINE = 1
+# One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
+test test-all: export OMP_NUM_THREADS = 1
+test test-all notebooks: export HF_HUB_OFFLINE = 1
 test: environment  ## Check what needs no GPU in minutes: the package's notebooks but the four longest, and tests but for slow proofs
 test-all: environment  ## Check all that needs no GPU, all notebooks, the site and slow proofs too, as CI does
-test-weekly: environment docs ; "$(bin)/python" -m pytest -n 2 -m weekly  ## Check the proofs of a minute of which test-all runs a part
+test-weekly: environment docs ; OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(bin)/python" -m pytest -n 2 -m weekly  ## Check the proofs of a minute of which test-all runs a part
 test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean)' --skip_file_re '^([_.]|15_check|09_release|18_mixture|19_pre)'# the longest
 test-all: export left_out = --skip_folder_re '^([_.]|tutorials|studies|0_config|1_data)'# run by tests
 test test-all:

@@ -13,13 +13,6 @@ from splade_nb.experiment import prepare
 from splade_nb.training.dataset import save_model_folder
 
 
-@pytest.fixture(scope='module', autouse=True)
-def with_mteb():
-    "It takes seconds to import, which a worker that runs other files need not wait for."
-    global mteb
-    mteb = pytest.importorskip('mteb', reason="mteb is not installed: pip install 'splade_nb[board]'")
-
-
 def saved(folder: Path, version: str = 'splade_ko', **changes) -> str:
     "A small model from its start, as a run folder keeps it."
     return str(save_model_folder(prepare(resolve(version, hidden=64, layers=1, vocabulary=400, **changes), toy_corpus(), 42), folder))
@@ -37,6 +30,13 @@ def model(folder): return board.SearchModel(folder)
 def toy_result(model, tmp_path_factory):
     out = tmp_path_factory.mktemp('board')
     return out, board.evaluate_task(model, board.collection_task(toy_corpus()), out)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def with_mteb():
+    "It takes seconds to import, which a worker that runs other files need not wait for."
+    global mteb
+    mteb = pytest.importorskip('mteb', reason="mteb is not installed: pip install 'splade_nb[board]'")
 
 
 def judged(model, collection, ids) -> dict:
