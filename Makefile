@@ -61,7 +61,6 @@ logs-%: ; tail -n 40 -F "outputs/$$name/train.log"
 tensorboard-%: environment ; "$(bin)/tensorboard" --logdir="outputs/$$name"
 eval-%-language: ; @$(MAKE) --no-print-directory evaluate WHAT=language VERSION="$$name"
 eval-%-context: ; @$(MAKE) --no-print-directory evaluate WHAT=context VERSION="$$name"
-
 data:  ## List the public sets, or get NAME (FROM a folder or address, INTO a folder; NAME=triplets: about TRIPLETS; NAME=multilingual-e5-small: an encoder)
 fit:  ## Make a model from the documents in DATA alone, without questions (SEED, SETTINGS), into OUT
 search:  ## Search DATA for QUERY with MODEL (ENGINE=exact, INDEX the address of a server, HYBRID=1 adds dense vectors); a second search encodes nothing
@@ -84,12 +83,13 @@ test test-all: export OMP_NUM_THREADS = 1
 test test-all notebooks: export HF_HUB_OFFLINE = 1
 test: environment  ## Check what needs no GPU in minutes: the package's notebooks but the four longest, and tests but for slow proofs
 test-all: environment  ## Check all that needs no GPU, all notebooks, the site and slow proofs too, as CI does
+test-weekly: environment docs ; OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(bin)/python" -m pytest -n 2 -m weekly  ## Check the proofs of a minute of which test-all runs a part
 test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean)' --skip_file_re '^([_.]|15_check|09_release|18_mixture|19_pre)'# the longest
-test-all: export left_out = --skip_folder_re '^([_.]|tutorials|0_config|1_data)'# run by tests
+test-all: export left_out = --skip_folder_re '^([_.]|tutorials|studies|0_config|1_data)'# run by tests
 test test-all:
 	tests/in_step.sh "$(bin)"
 	$(MAKE) --no-print-directory --jobs 2 notebooks $(if $(filter test-all,$@),docs)
-	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(filter test,$@),-m 'not slow')
+	"$(bin)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not $(if $(filter test,$@),slow and not )weekly'
 notebooks: environment
 	"$(bin)/nbdev_test" --n_workers 2 --skip_file_glob '*_ko.ipynb' $(left_out)
 browser: environment ; @"$(bin)/python" docs/browser.py docs/_build/browser  ## Write copies of notebooks for Colab and Kaggle, which install this commit, into docs/_build/browser

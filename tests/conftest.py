@@ -24,12 +24,17 @@ def read(notebook: Path) -> dict: return json.loads(notebook.read_text(encoding=
 def text(cell: dict) -> str: return ''.join(cell['source'])
 
 
-def run_cells(notebook: str, **given) -> dict:  # the names that its cells define
-    "Runs a notebook of `nbs/` in this process with the parameters that papermill injects: a kernel takes seconds to begin."
+def injected(notebook: str, **given):
+    "A notebook of `nbs/` with the parameters that papermill injects."
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
+    return parameterize_notebook(load_notebook_node(str(ROOT/'nbs'/notebook)), given)
+
+
+def run_cells(notebook: str, **given) -> dict:  # the names that its cells define
+    "Runs a notebook in this process: a kernel takes seconds to begin."
     names = {}
-    for cell in parameterize_notebook(load_notebook_node(str(ROOT/'nbs'/notebook)), given).cells:
+    for cell in injected(notebook, **given).cells:
         if cell.cell_type == 'code': exec(cell.source, names)
     return names
 
@@ -152,11 +157,28 @@ def bring_settings_checks(folder: Path) -> None:
 
 
 # Files of many seconds, the longest first: the short ones level the workers at the end.
-LONG = '''faults check_settings browser processes site engines hub memory run containers slim gpu board web prune_vocabulary
-opensearch studies bm25_and_negatives rent benchmark exact_search formats provenance api house elasticsearch_model vocabulary
-searcher pretraining vespa_model lab tuning cluster encoding units versions'''.split()
+LONG = '''faults check_settings browser processes house hub engines memory outputs site studies make gpu slim web board run
+prune_vocabulary opensearch words containers formats provenance exact_search bm25_and_negatives rent benchmark api elasticsearch_model
+vocabulary searcher pretraining vespa_model lab tuning cluster encoding units versions'''.split()
 RANK = {f'test_{name}': number for number, name in enumerate(LONG)}
-LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[dict]()
+RUN_BY = dict(slow='slow proofs were left out: `make test-all` runs them, and so does CI.', weekly='weekly proofs were left out: `make test-weekly` runs them.')
+
+
+MEMORY = Path('/dev/shm')  # files that are not on a disk, on Linux
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads its options about temporary files
+def pytest_configure(config):
+    "Several workers write where no disk is, if there is room: every fsync waits for all that the other worker has written."
+    room = shutil.disk_usage(MEMORY).free if os.access(MEMORY, os.W_OK) else 0
+    if getattr(config.option, 'numprocesses', None) and not config.option.basetemp and room > 8 * 2 ** 30:
+        place = tempfile.mkdtemp(prefix='tests-', dir=MEMORY)
+        os.chmod(place, 0o755)  # as the system's own folder: some children are other users
+        config.option.basetemp = f'{place}/tests'
+        config.option.override_ini = [*(config.option.override_ini or ()), 'tmp_path_retention_policy=none']
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
+    config.addinivalue_line('markers', 'weekly: a proof of a minute of which `make test-all` runs a part; `make test-weekly` runs it')
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -168,24 +190,25 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_deselected(items):
-    "Counts the slow proofs that are left out, here and in each worker."
+    "Counts the slow and weekly proofs that are left out, here and in each worker."
     if not items: return
-    known = items[0].config.stash
-    known[LEFT_OUT] = known.get(LEFT_OUT, 0) + sum(item.get_closest_marker('slow') is not None for item in items)
+    known = items[0].config.stash.setdefault(LEFT_OUT, dict.fromkeys(RUN_BY, 0))
+    for item in items:
+        kind = next((kind for kind in ('weekly', 'slow') if item.get_closest_marker(kind)), None)
+        if kind: known[kind] += 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     "A worker collects every test, so any of them knows the number; it goes to the process that prints."
     told = getattr(session.config, 'workeroutput', {})
-    told['left_out'] = session.config.stash.get(LEFT_OUT, 0)
+    told['left_out'] = session.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(optionalhook=True)  # known where xdist is
-def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'workeroutput', {}).get('left_out', 0)
+def pytest_testnodedown(node): node.config.stash[LEFT_OUT] = getattr(node, 'workeroutput', {}).get('left_out', {})
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    number = config.stash.get(LEFT_OUT, 0)
-    said = f'{number} slow proofs were left out: `make test-all` runs them, and so does CI.'
-    if number and config.option.markexpr: terminalreporter.write_line(said)
+    for kind, number in config.stash.get(LEFT_OUT, {}).items():
+        if number and config.option.markexpr: terminalreporter.write_line(f'{number} {RUN_BY[kind]}')

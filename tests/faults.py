@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 from moments import CHILDREN, TEXTS, die_at_change
+from notebooks import write_executed
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
 from splade_nb.config.processes import ProcessGroup
@@ -215,6 +216,18 @@ def program(*arguments, folder: Path) -> subprocess.CompletedProcess:
         return subprocess.CompletedProcess(arguments, code, *(path.read_text(encoding='utf-8') for path in (output, errors)))
 
 
+def run_notebook(notebook, folder: Path):
+    "The notebook of nbformat with the outputs that its cells give in `folder`, without a kernel and its imports."
+    from nbformat import from_dict
+    code = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    with tempfile.TemporaryDirectory() as place:
+        assert exit_code(write_executed, [cell.source for cell in code], folder, goal := Path(place)/'outputs.json') == 0
+        found = read_json(goal)
+    assert not isinstance(found, str), found
+    for cell, outputs in zip(code, found, strict=True): cell.outputs = [from_dict(output) for output in outputs]
+    return notebook
+
+
 def output_of(folder: Path) -> str: return folder.with_name('output').read_text(encoding='utf-8')
 
 
@@ -276,10 +289,10 @@ def is_half_written(folder: Path) -> bool:
     return any(path.name.startswith(('part-', 'old-')) for path in (folder/'checkpoints').glob('*'))
 
 
-def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int, enough=bool):
-    """Runs into one folder, each killed one moment later in its writing of checkpoints than the one before, until
+def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int, stride: int, enough=bool):
+    """Runs into one folder, each killed `stride` moments later in its writing of checkpoints than the one before, until
     `enough()` or no moment is left. Yields steps lost, and whether something half written is left."""
-    for number in itertools.count():
+    for number in itertools.count(0, stride):
         last = dict(max_steps=last_step(folder) + steps)
         code = exit_code(toy, folder, changes, {**options, **last, 'resume': True}, (fault, number))
         if code == 0 or enough(): return
@@ -287,15 +300,15 @@ def killed_in_turn(fault, folder: Path, changes: dict, options: dict, steps: int
         yield steps_lost(folder), is_half_written(folder)
 
 
-def kills(folder: Path, every: int = 2) -> Outcome:
+def kills(folder: Path, every: int = 2, stride: int = 1) -> Outcome:
     "kill -9 at every moment of writing a checkpoint: the first, a later one, one that exists already"
     changes, options, target = dict(steps=400), dict(save_every=every), folder/'run'
-    seen = list(killed_in_turn(kill_while_saving, target, changes, options, 1, lambda: saved_checkpoints(target)))
-    assert len(seen) > 15 and exit_code(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
+    seen = list(killed_in_turn(kill_while_saving, target, changes, options, 1, stride, lambda: saved_checkpoints(target)))
+    assert len(seen) > 15 / stride and exit_code(toy, target, changes, {**options, 'max_steps': 4 * every, 'resume': True}) == 0
     for fault in (kill_while_saving, kill_while_replacing):
-        seen += killed_in_turn(fault, target, changes, options, every)
+        seen += killed_in_turn(fault, target, changes, options, every, stride)
     worst, halves, reached = max(steps for steps, _ in seen), sum(half for _, half in seen), steps_done(target)
-    assert len(seen) > 50 and halves > 40 and worst == every
+    assert len(seen) > 50 / stride and halves > 40 / stride and worst == every
     assert exit_code(toy, folder/'whole', changes, dict(options, max_steps=reached)) == 0
     assert last_checkpoint(target) == last_checkpoint(folder/'whole') and not is_half_written(target)
     assert [row['step'] for row in lines(target/'metrics.jsonl')] == list(range(reached))

@@ -12,7 +12,7 @@ CHILDREN.set_forkserver_preload([  # installed modules alone: the server does no
     'splade_nb.cli', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'accelerate', 'torch.utils.tensorboard',
     'safetensors.torch', 'sklearn.preprocessing', 'sklearn.decomposition', 'sentencepiece', 'pytrec_eval', 'bm25s', 'kiwipiepy',
     'transformers.convert_slow_tokenizer', 'transformers.models.xlm_roberta.modeling_xlm_roberta', 'pymilvus', 'milvus_lite',
-    'qdrant_edge', 'seismic', 'pytest'])
+    'qdrant_edge', 'seismic', 'pytest', 'IPython.core.interactiveshell', 'matplotlib.pyplot', 'pandas'])
 
 
 def plain_function(target, *first):
@@ -57,9 +57,9 @@ def die_at_change(number: int,
     setattr(owner, name, plain_function(watched, getattr(owner, name)))
 
 
-def every_moment(run):  # number of moments
-    "Calls `run(0)`, `run(1)`, ...: exit codes of children that die at this moment, until one of them ends by itself."
-    for number in itertools.count():
+def every_moment(run, stride: int = 1):  # number of moments
+    "Calls `run(0)`, `run(stride)`, ...: exit codes of children that die at this moment, until one of them ends by itself."
+    for number in itertools.count(0, stride):
         code = run(number)
         if code == 0: return number
         assert code == -signal.SIGKILL, f'exit code {code} at moment {number}'

@@ -1,5 +1,5 @@
 """Copies of notebooks for Colab and Kaggle: what they hold, and that they run where there is no checkout."""
-import ast, importlib.metadata, importlib.util, json, os, re, shutil, subprocess, sys, types
+import ast, importlib, importlib.metadata, importlib.util, json, os, re, shutil, subprocess, sys, types
 from contextlib import chdir
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from conftest import NOTEBOOKS, ROOT, bring_settings_checks, name, read, text
+from conftest import NOTEBOOKS, ROOT, name, read, text
+from packages import HIDE, brought
 
 sys.path.insert(0, str(ROOT/'docs'))
 with chdir(ROOT): import browser as copies  # nbdev looks for its settings from the working folder up
@@ -137,17 +138,6 @@ SMALL = dict(steps=4, hidden=32, layers=1, vocabulary=300, batch_size=8)
 TINY = {'train.ipynb': dict(data='toy', settings=SMALL),
         'pretrain.ipynb': dict(data='toy', tokens=2_000, settings=dict(hidden=32, layers=1, vocabulary=2000, segment='none', length=32, batch_size=4)),
         'evaluate.ipynb': dict(tasks='toy', split='all')}
-HIDE = '''"Packages of extras that the notebook does not ask for are not found."
-import sys
-from importlib.machinery import PathFinder
-
-class Others(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition('.')[0] in {hidden} else super().find_spec(name, path, target)
-
-sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
-'''
 
 
 @pytest.fixture(scope='module')
@@ -161,27 +151,6 @@ def installed(tmp_path_factory) -> Path:
     return goal
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory) -> Path:
-    "One for all notebooks, as on a person's machine."
-    bring_settings_checks(folder := tmp_path_factory.mktemp('session'))
-    return folder
-
-
-def brought(package: str, extras: set, seen: set) -> set:
-    "Names of a package and of all that pip installs with it; a package is seen once with the same extras."
-    name = canonicalize_name(Requirement(package).name)
-    key = name, frozenset(extras)
-    if key in seen: return set()
-    seen.add(key)
-    found = {name}
-    try: wanted = [Requirement(each) for each in requires(name) or ()]
-    except importlib.metadata.PackageNotFoundError: return found
-    for each in wanted:
-        if not each.marker or any(each.marker.evaluate(dict(extra=extra)) for extra in extras | {''}): found |= brought(each.name, each.extras, seen)
-    return found
-
-
 def hidden_modules(notebook: str) -> set:
     "Modules of the extras' packages that are not installed by the first cell of the notebook."
     extras, *others = copies.NEEDS.get(Path(notebook).stem, ('train',))
@@ -190,18 +159,69 @@ def hidden_modules(notebook: str) -> set:
     return {module for module, packages in packages_distributions().items() if {canonicalize_name(each) for each in packages} <= hidden}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('notebook', [each for each in COPIES if not each.endswith('_ko.ipynb')])  # test_house: a twin has the same code
-def test_a_copy_runs_without_a_checkout(notebook, installed, folder, tmp_path):
-    hidden = hidden_modules(notebook)
-    assert {'nbdev', 'papermill', 'onnx'} <= hidden
-    (tmp_path/'sitecustomize.py').write_text(HIDE.format(hidden=hidden), encoding='utf-8')
-    given = load_notebook_node(str(copies.write_json(tmp_path/'copy.ipynb', COPIES[notebook])))
+RUN = [each for each in COPIES if not each.endswith('_ko.ipynb')]  # test_house: a twin has the same code
+LONG = 'tutorials/read_a_vector.ipynb',  # trains for a minute, and asks for what is asked for elsewhere
+
+
+def given_to(notebook: str, folder: Path):
+    "The copy as a notebook, with small parameters; its last cell says which package it found."
+    given = load_notebook_node(str(copies.write_json(folder/f'{Path(notebook).stem}.ipynb', COPIES[notebook])))
     if notebook in TINY: given = parameterize_notebook(given, TINY[notebook])
     given.cells.append(nbformat.v4.new_code_cell('import splade_nb; print(splade_nb.__file__)'))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith('SPLADE_NB')}
-    environment |= dict(PYTHONPATH=f'{tmp_path}:{installed}', HF_HUB_OFFLINE='1')
-    NotebookClient(given, timeout=300, resources={'metadata': {'path': str(folder)}}).execute(env=environment)
-    assert given.cells[-1].outputs[0].text.startswith(str(installed))
-    shown = json.dumps([each.outputs for each in given.cells if each.cell_type == 'code'])
-    assert re.findall(r'\]\((?!https?:|#)[^)]*\)', shown) == []  # links in what the notebook computes
+    return given
+
+
+def outside(*paths: Path) -> dict:
+    "The environment of a person without a checkout."
+    return {key: value for key, value in os.environ.items() if not key.startswith('SPLADE_NB')} | dict(PYTHONPATH=':'.join(map(str, paths)), HF_HUB_OFFLINE='1')
+
+
+def assert_ran_outside(outputs: list, installed: Path) -> None:
+    assert outputs[-1][0]['text'].startswith(str(installed))
+    assert re.findall(r'\]\((?!https?:|#)[^)]*\)', json.dumps(outputs)) == []  # links in what the notebook computes
+
+
+@pytest.fixture(scope='module')
+def ran(installed, tmp_path_factory) -> dict:
+    "What each copy gives, or what went wrong: one process imports what all of them need, and is forked for each."
+    folder, place = tmp_path_factory.mktemp('session'), tmp_path_factory.mktemp('ran')
+    chosen = [notebook for notebook in RUN if notebook not in LONG]
+    jobs = [dict(name=Path(notebook).stem, hidden=sorted(hidden_modules(notebook)),
+                 sources=[each.source for each in given_to(notebook, place).cells if each.cell_type == 'code']) for notebook in chosen]
+    copies.write_json(place/'jobs.json', jobs)
+    program = [sys.executable, ROOT/'tests/notebooks.py', place/'jobs.json', place]
+    done = subprocess.run(program, cwd=folder, env=outside(installed), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {notebook: read(place/f'{Path(notebook).stem}.json') for notebook in chosen}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('notebook', [each for each in RUN if each not in LONG])
+def test_a_copy_runs_without_a_checkout(notebook, ran, installed):
+    assert not isinstance(ran[notebook], str), ran[notebook]
+    assert_ran_outside(ran[notebook], installed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('notebook', RUN)
+def test_a_copy_imports_what_is_installed(notebook):
+    "Also of the copies that only run once a week: every name that a cell imports is there, in a package that the first cell installs."
+    hidden = hidden_modules(notebook)
+    assert {'nbdev', 'papermill', 'onnx'} <= hidden
+    for each in (text(each) for each in COPIES[notebook]['cells'] if each['cell_type'] == 'code' and each['id'] != 'install'):
+        for node in ast.walk(ast.parse(each)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition('.')[0] for name in names} & hidden
+            if names and names[0].startswith('splade_nb'):
+                module = importlib.import_module(names[0])
+                assert isinstance(node, ast.Import) or all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize('notebook', RUN)
+def test_a_copy_runs_in_a_kernel_of_its_own(notebook, installed, tmp_path):
+    "With every setting checked, as on a person's machine."
+    (tmp_path/'sitecustomize.py').write_text(HIDE.format(hidden=hidden_modules(notebook)), encoding='utf-8')
+    given = given_to(notebook, tmp_path)
+    NotebookClient(given, timeout=600, resources={'metadata': {'path': str(tmp_path)}}).execute(env=outside(tmp_path, installed))
+    assert_ran_outside([each.outputs for each in given.cells if each.cell_type == 'code'], installed)

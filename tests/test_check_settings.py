@@ -16,18 +16,18 @@ FIRST = ('v28', 'corrected', 'mini')  # what `make train` runs: checked by the s
 FULL = ('v28', 'corrected', 'full')
 WHOLE = FIRST, FULL
 # A run that is like another: the two differ in a few settings. V28 has most.
-LIKE = {('v22', 'corrected', 'mini'): FIRST, ('splade_v2', 'corrected', 'mini'): ('v22', 'corrected', 'mini'),
+LIKE = {FULL: FIRST, ('v22', 'corrected', 'mini'): FIRST, ('splade_v2', 'corrected', 'mini'): ('v22', 'corrected', 'mini'),
         ('v28', 'original', 'mini'): FIRST, ('v22', 'original', 'mini'): ('v28', 'original', 'mini'), ('v22', 'corrected', 'full'): FULL}
 LIKE |= {run: (PARENTS[run[0]], *run[1:]) for version in VERSIONS
          if (run := (version, 'corrected', 'mini')) not in (*WHOLE, *LIKE)}
 
 
-def identities(runs, slow=False): return [pytest.param(run, id=' '.join(run), marks=[pytest.mark.slow] * (slow and run != FIRST)) for run in runs]
+def identities(runs, *marks): return [pytest.param(run, id=' '.join(run), marks=marks if run != FIRST else ()) for run in runs]
 
 
-@pytest.mark.parametrize('run', identities(WHOLE, slow=True))
+@pytest.mark.parametrize('run', identities(WHOLE, pytest.mark.weekly))
 def test_every_setting_acts(run):
-    "At full scale, backbone and teacher are read from folders, by the code that reads hub names."
+    "At full scale, backbone and teacher are read from folders, by the code that reads hub names; what differs there is checked below, too."
     settings = resolve_quietly(*run)
     found = checks.checked(settings)
     assert [check.name for check in found if check.state == 'dead'] == []

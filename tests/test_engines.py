@@ -208,12 +208,13 @@ def ingest(engine: str, folder: Path, report: Path, number: int, watched: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('stride', [3, pytest.param(1, marks=pytest.mark.weekly)])
 @each_engine
-def test_after_a_kill_nothing_is_lost_or_doubled(engine, tmp_path):
-    "Killed at every moment of the making of an index, of opening it, and of adding to it and saving."
+def test_after_a_kill_nothing_is_lost_or_doubled(engine, stride, tmp_path):
+    "Killed at every moment, or every third, of the making of an index, of opening it, and of adding to it and saving."
     folder, report = tmp_path/'색인', tmp_path/'report'
     for watched in ('resume_index', 'resume_index', 'add_batch'):
-        assert every_moment(lambda number: run_child(ingest, engine, folder, report, number, watched))
+        assert every_moment(lambda number: run_child(ingest, engine, folder, report, number, watched), stride)
     with open_index(folder, LABEL) as index:
         assert len(index) >= reported(report)
         index.add(NAMES, DOCUMENTS)

@@ -9,11 +9,19 @@ from splade_nb.training.curriculum import epoch_at, phase_at
 from splade_nb.training.trainer import truncate_log
 
 
+CHEAPER = {faults.kills: dict(stride=4), faults.collapse: dict(steps=3)}  # every fourth moment; the event comes at the first step
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('fault', faults.FAULTS, ids=lambda fault: fault.__name__)
 def test_a_run_survives(fault, tmp_path):
-    seen = fault(tmp_path)
+    seen = fault(tmp_path, **CHEAPER.get(fault, {}))
     if not seen.tries: pytest.skip(seen.outcome)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize('fault', CHEAPER, ids=lambda fault: fault.__name__)
+def test_a_run_survives_every_moment(fault, tmp_path): fault(tmp_path)
 
 
 # name: settings, step of the checkpoint, calls of the model in a step, calls until the kill, passes of a batch

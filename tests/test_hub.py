@@ -142,7 +142,7 @@ def test_what_a_masked_language_model_would_lose_is_named(form, said, models, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('form', [form for form in FORMS if form != 'v22-mini'])  # its parts are those of two others
 def test_onnx_gives_our_vectors(form, models, graphs, texts):
     (model, tokenizer), (folder, told) = load_encoder(models(form)), graphs(form)
     light, wanted = OnnxEncoder(folder), both(model, tokenizer, texts)
@@ -173,9 +173,10 @@ def test_onnx_in_small_integers(models, graphs, texts, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('form', ('v26-full', 'v28-mini', 'v29-mini'))
-def test_pytorch_reads_the_weights_of_a_graph(form, models, tmp_path):
+def test_pytorch_reads_the_weights_of_a_graph(form, models, graphs, tmp_path, monkeypatch):
     "Each weight is that which was trained, within a step of its integers."
     model, tokenizer = load_encoder(models(form))
+    if form == 'v28-mini': monkeypatch.setattr(onnx_int8, 'to_onnx', lambda _, __, folder: [str(shutil.copytree(graphs(form)[0], folder, dirs_exist_ok=True))])
     if form == 'v26-full': model.decoder.bias = torch.nn.Parameter(model.decoder.bias - 0.1)  # as `expansion_df` leaves it
     write_form(model, tokenizer, 'onnx-int8', tmp_path/'int8')
     wanted, found = model.state_dict(), load_encoder(tmp_path/'int8')[0].state_dict()

@@ -1,11 +1,11 @@
 """Several processes that train one model: the same numbers as one, whatever the shares, the time that a stage takes and
 the process that dies."""
-import json, math, shutil, signal, subprocess, sys, time
+import json, math, os, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
 import faults
 import torch
-from conftest import ROOT
+from conftest import ROOT, injected
 from faults import exit_code, in_processes, last_checkpoint, lines, toy, two_ranks
 from splade_nb import experiment
 from splade_nb.config.files import read_json
@@ -200,26 +200,38 @@ def test_a_scaled_batch_keeps_the_epochs():
 
 # From the command to the report
 
-@pytest.mark.slow
-def test_a_run_by_torchrun_has_a_report_and_a_model(tmp_path):
-    folder, program = tmp_path/'run', [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
-    small = '{"steps": 6, "hidden": 64, "layers": 1, "vocabulary": 300, "batch_size": 7}'
-    given = ['scale=mini', 'data=toy', f'out={folder}', f'settings={small}']
-    done = subprocess.run([*program, '-m', 'splade_nb.training', '--set', *given, '--', 'v28'], cwd=ROOT,
-                          capture_output=True, text=True)
+def by_torchrun(folder: Path, arguments: list) -> str:  # what was printed
+    program = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
+    done = subprocess.run([*program, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def as_rank(folder: Path, arguments: list) -> None:
+    rank = os.environ['RANK']
+    faults.as_program(arguments, ROOT, folder/f'output-{rank}', folder/f'errors-{rank}')
+
+
+def in_forks(folder: Path, arguments: list) -> str:  # what was printed
+    "As torchrun starts them, without three times the imports."
+    assert in_processes(2, as_rank, folder, arguments) == [0, 0], (folder/'errors-0').read_text(encoding='utf-8')[-3000:]
+    return ''.join((folder/f'output-{rank}').read_text(encoding='utf-8') for rank in range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('run', [in_forks, pytest.param(by_torchrun, marks=pytest.mark.weekly)], ids=lambda run: run.__name__)
+def test_a_run_of_two_processes_has_a_report_and_a_model(run, tmp_path):
+    folder, small = tmp_path/'run', '{"steps": 6, "hidden": 64, "layers": 1, "vocabulary": 300, "batch_size": 7}'
+    given = ['scale=mini', 'data=toy', f'out={folder}', f'settings={small}']
+    printed = run(tmp_path, ['-m', 'splade_nb.training', '--set', *given, '--', 'v28'])
     summary = read_json(folder/'summary.json')
-    assert summary['processes'] == 2 and summary['steps'] == 6 and json.loads(done.stdout) == summary, 'printed once'
+    assert summary['processes'] == 2 and summary['steps'] == 6 and json.loads(printed) == summary, 'printed once'
     assert load_encoder(folder/'checkpoints'/'best') and load_encoder(folder)
     assert len(list((folder/'tensorboard').iterdir())) == 1
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    papermill = Path(sys.executable).parent/'papermill'
-    shown = subprocess.run([papermill, 'nbs/train.ipynb', str(folder/'train.ipynb'), '-r', 'out', str(folder),
-                            '-p', 'finished', 'True'], cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr[-3000:]
+    shown = faults.run_notebook(injected('train.ipynb', out=str(folder), finished=True), ROOT)
     assert {name: (folder/name).read_bytes() for name in before} == before, 'nothing is trained, nothing written'
-    text = (folder/'train.ipynb').read_text(encoding='utf-8')
-    assert 'The worst queries' in text and '7' in str(summary['changed']['batch_size'])
+    assert 'best wrong document' in json.dumps(shown) and '7' in str(summary['changed']['batch_size'])
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from html import unescape
 import nbformat
 import matplotlib.pyplot as plt
 import pytest
+from faults import run_notebook
 from conftest import NOTEBOOKS, ROOT, name, read, tracked
-from nbclient import NotebookClient
 from splade_nb.config.files import read_json
 
 SOURCE = re.compile(r'^\*(?:Source|출처):\* `[^`]+`; (?:data|데이터) \S.*; (?:revision|커밋) \S.*; (?:undated|날짜 없음|\d{4}-\d\d-\d\d)', re.M)
@@ -107,7 +107,7 @@ def test_a_report_says_where_its_figures_come_from(tmp_path, monkeypatch):
     assert begun.splitlines()[1:] == ''.join(cells[place['keep']]['source']).splitlines()[-2:], 'what the cell `keep` ends with'
     shown = [cells[place['imports']], cells[place['style']], nbformat.v4.new_code_cell(begun, id='done'), *cells[place['h-quality']:]]
     notebook = nbformat.from_dict(dict(found, cells=[dict(cell, source=''.join(cell['source'])) for cell in shown]))
-    NotebookClient(notebook, timeout=300, resources={'metadata': {'path': str(ROOT/'nbs')}}).execute()
+    run_notebook(notebook, ROOT/'nbs')
     assert unsourced_cells(notebook) == {}
     nbformat.write(notebook, tmp_path/'train.ipynb')
     monkeypatch.syspath_prepend(ROOT/'docs')

@@ -1,5 +1,5 @@
 """Vocabulary pruning on true tokenizers, on every family of model, and against files and disks that fail."""
-import json, os, re, resource, shutil, subprocess, sys
+import json, re, resource, shutil
 from pathlib import Path
 import pytest
 import torch
@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
                           MPNetConfig, PreTrainedTokenizerFast, RobertaConfig, XLMRobertaConfig)
 from conftest import real
+from faults import program
 from splade_nb.config.files import ConfigError, root
 from splade_nb.config.settings import Settings
 from splade_nb.data.readers import load
@@ -273,8 +274,7 @@ def test_a_python_tokenizer_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(small, corpus, tmp_path):
-    done = subprocess.run([sys.executable, '-m', 'splade_nb.model.prune_vocabulary', str(small), 'mini', str(tmp_path/'cut'), '--kinds', 'korean,english', '--held-out', str(corpus)],
-                          capture_output=True, text=True, cwd=root(), env=os.environ | dict(OMP_NUM_THREADS='1', OMP_WAIT_POLICY='PASSIVE'))
+    done = program('-m', 'splade_nb.model.prune_vocabulary', small, 'mini', tmp_path/'cut', '--kinds', 'korean,english', '--held-out', corpus, folder=root())
     assert done.returncode == 0, done.stderr
     assert 'before' in done.stdout and '0 in 0 of' in done.stdout and 'held-out: 100.00%' in done.stdout and 'hidden states 0.0e+00' in done.stdout
     tokenizer, _, backbone = open_checkpoint(tmp_path/'cut')

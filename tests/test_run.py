@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from chromium import faults
 from conftest import ROOT, run_cells
-from faults import command, exit_code_of, output_of, start, summary_of
+from faults import command, exit_code_of, output_of, program, start, summary_of
 from test_provenance import unsourced_cells
 from splade_nb.data.records import DataError, toy_corpus
 from splade_nb.config.files import ConfigError
@@ -107,7 +107,7 @@ def test_the_report_is_whole_in_the_browser(page, browser):
 
 def test_the_command_line_does_the_same(run, tmp_path, capsys):
     wanted = [f'{name}={value}' for name, value in dict(steps=6, hidden=64, layers=1, vocabulary=300, batch_size=8, scale='mini', data='toy', out=tmp_path).items()]
-    done = subprocess.run([sys.executable, '-m', 'splade_nb.training', 'v28', '--set', *wanted], cwd=ROOT, capture_output=True, text=True)
+    done = program('-m', 'splade_nb.training', 'v28', '--set', *wanted, folder=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     first, second = map(summary_of, (run, tmp_path))
     assert first == second, 'one seed, one result'

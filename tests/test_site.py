@@ -1,9 +1,11 @@
 """The built site, as a person sees it: complete, without a network, searchable in Korean, no broken link, readable on a phone."""
-import importlib.util, json, re
+import importlib.util, json, os, re
 from collections import Counter
-from functools import partial
+from functools import cache, partial
+from html import unescape
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from urllib.parse import quote, unquote, urlsplit
 import pytest
@@ -59,9 +61,14 @@ def served():
         server.shutdown()
 
 
-@pytest.fixture
-def page_of(monkeypatch):
-    monkeypatch.chdir(ROOT); monkeypatch.syspath_prepend(ROOT/'docs')
+@pytest.fixture(scope='module')
+def page_of():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT); patch.syspath_prepend(ROOT/'docs')
+        return page_finder()
+
+
+def page_finder():
     spec = importlib.util.spec_from_file_location('build_site', ROOT/'docs/build_site.py')
     module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)
     return lambda notebook: SITE/module.page(name(notebook)).with_suffix('.html')
@@ -89,13 +96,13 @@ def test_nothing_is_fetched(pages):
 
 
 def test_each_link_leads_somewhere(pages):
-    broken = []
+    broken, exists = [], cache(Path.exists)
     for path, page in pages.items():
         for link in page.links + page.assets:
             parts = urlsplit(link)
             if parts.scheme or link.startswith('//'): continue
-            goal = (path.parent/unquote(parts.path)).resolve() if parts.path else path
-            if not goal.exists(): broken.append((path.name, link))
+            goal = Path(os.path.normpath(path.parent/unquote(parts.path))) if parts.path else path
+            if not exists(goal): broken.append((path.name, link))
             elif parts.fragment and goal in pages and unquote(parts.fragment) not in pages[goal].ids: broken.append((path.name, link))
     assert broken == []
 
@@ -141,9 +148,29 @@ def test_exported_functions_link_to_their_source():
     assert wrong == [] and count > 300, wrong[:5]
 
 
-def test_no_page_is_broken_in_the_browser(browser, pages):
-    found = {path.relative_to(SITE).as_posix(): faults(browser, path.as_uri()) for path in pages}
+SOME = 4  # of so many pages one is opened, those of every folder among them; the others share their styles and scripts
+
+
+@pytest.mark.parametrize('every', [SOME, pytest.param(1, marks=pytest.mark.weekly)])
+def test_no_page_is_broken_in_the_browser(browser, pages, every):
+    "Also every page with a diagram. Formulae and the files of pictures are checked on all pages, above and below."
+    chosen = [path for number, path in enumerate(pages) if number % every == 0 or 'class="mermaid"' in path.read_text(encoding='utf-8')]
+    assert {path.parent for path in pages if path.parent.parent == SITE} <= {path.parent for path in chosen}
+    found = {path.relative_to(SITE).as_posix(): faults(browser, path.as_uri()) for path in chosen}
     assert {page: wrong for page, wrong in found.items() if wrong} == {}
+
+
+FORMULA = re.compile(r'class="math[^"]*">\s*\\([(\[])(.*?)\\[)\]]\s*</', re.S)
+DRAW = """(formulae) => formulae.filter(([kind, formula]) => {
+  try { return !katex.renderToString(formula, {displayMode: kind === '[', throwOnError: true}); } catch (error) { return true; }
+}).map(([kind, formula]) => formula)"""
+
+
+def test_every_formula_of_every_page_can_be_drawn(browser, pages):
+    formulae = {(kind, unescape(formula)) for path in pages for kind, formula in FORMULA.findall(path.read_text(encoding='utf-8'))}
+    browser.open((SITE/'library/training/losses.html').as_uri())
+    broken = lambda formulae: browser.value(f'({DRAW})({json.dumps([*formulae])})')
+    assert len(formulae) > 100 and broken(formulae) == [] and broken([('(', r'\frac{1')]) == [r'\frac{1']
 
 
 def test_no_picture_was_drawn_without_hangul():

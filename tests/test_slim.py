@@ -1,9 +1,12 @@
 """The package as `pip install splade_nb` brings it: vectors, search and the command line without PyTorch and transformers."""
 import ast, inspect, json, os, re, shutil, subprocess, sys
+from importlib.metadata import packages_distributions
 import numpy as np
 import pytest
+from packaging.utils import canonicalize_name
 from scipy import sparse
 from conftest import ROOT
+from packages import HIDE, brought
 from splade_nb import api, cli
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import PlainTokenizer, SpladeTokenizer, load_tokenizer, masks, text_options
@@ -155,24 +158,43 @@ def run(*command: str, folder, code: int = 0, **more: str) -> subprocess.Complet
     return done
 
 
-@pytest.fixture(scope='module')
-def installed(tmp_path_factory):
-    "The programs of an empty environment into which only the wheel was installed, and a folder outside the checkout."
-    folder = tmp_path_factory.mktemp('wheel')
+def in_an_environment(folder, wheel):
+    "The programs of an empty environment into which only the wheel was installed: pip chooses what it brings."
     probe = subprocess.run([sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '-d', folder/'probe', 'tqdm'], capture_output=True, text=True)
     if probe.returncode: pytest.skip(f'no package index can be reached: {probe.stderr.strip().splitlines()[-1][:200]}')
+    run(sys.executable, '-m', 'venv', folder/'venv', folder=folder)
+    run(folder/'venv'/'bin'/'python', '-m', 'pip', 'install', '-q', wheel, folder=folder)
+    return folder/'venv'/'bin'
+
+
+def among_what_it_brings(folder, wheel):
+    "Programs that find the wheel, what it depends on and nothing else: no index is asked."
+    package, programs = folder/'venv'/'package', folder/'venv'/'bin'
+    run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', package, wheel, folder=folder)
+    there = brought('splade_nb', set(), set())
+    hidden = {module for module, found in packages_distributions().items() if not {canonicalize_name(each) for each in found} & there}
+    (package/'sitecustomize.py').write_text(HIDE.format(hidden=hidden), encoding='utf-8')
+    programs.mkdir()
+    for name, arguments in (('python', ''), ('splade-nb', '-m splade_nb.cli')):
+        (programs/name).write_text(f'#!/bin/sh\nPYTHONPATH="{package}" exec "{sys.executable}" {arguments} "$@"\n', encoding='utf-8')
+        (programs/name).chmod(0o755)
+    return programs
+
+
+@pytest.fixture(scope='module', params=[among_what_it_brings, pytest.param(in_an_environment, marks=pytest.mark.weekly)], ids=lambda way: way.__name__)
+def installed(request, tmp_path_factory):
+    "The programs of the installed wheel, and a folder outside the checkout."
+    folder = tmp_path_factory.mktemp('wheel')
     shutil.copytree(ROOT/'splade_nb', folder/'source'/'splade_nb', ignore=shutil.ignore_patterns('__pycache__'))
     for name in ('pyproject.toml', 'setup.py', 'README.md', 'LICENSE'): shutil.copy(ROOT/name, folder/'source'/name)
-    brought = ast.literal_eval(re.search('^BROUGHT = (.*)$', (ROOT/'setup.py').read_text(), re.M)[1])
-    for name in brought: shutil.copytree(ROOT/name, folder/'source'/name)
-    run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder/'built', folder/'source', folder=folder)
+    files = ast.literal_eval(re.search('^BROUGHT = (.*)$', (ROOT/'setup.py').read_text(), re.M)[1])
+    for name in files: shutil.copytree(ROOT/name, folder/'source'/name)
+    run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '-w', folder/'built', folder/'source', folder=folder)
     assert not (folder/'source'/'build').exists(), 'the next build would pack its files'
-    run(sys.executable, '-m', 'venv', folder/'venv', folder=folder)
-    programs = folder/'venv'/'bin'
-    run(programs/'python', '-m', 'pip', 'install', '-q', *(folder/'built').glob('*.whl'), folder=folder)
     (folder/'work').mkdir()
     write_corpus(folder/'work')
-    return programs, folder/'work'
+    [wheel] = (folder/'built').glob('*.whl')
+    return request.param(folder, wheel), folder/'work'
 
 
 @pytest.mark.slow
