@@ -1,5 +1,5 @@
 """The head's laws: how many bytes it takes, counted as they are asked for, and how it lives with the rest of torch."""
-import itertools
+import gc, itertools
 import pytest, torch
 import torch.distributed as dist
 from torch import nn
@@ -21,6 +21,7 @@ SMALL_CHANGE = 200_000
 
 def peak(call) -> int:
     "The most bytes that tensors held at once, over what was there before: torch's own count, of every thread."
+    gc.collect()  # what earlier tests left would be given back meanwhile, and counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen: kept = call()
     events = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(seen.profiler.kineto_results.events()) if e.name() == '[memory]')
     return max(itertools.accumulate(taken for *_, taken in events))
