@@ -154,7 +154,7 @@ def test_exports_have_a_folder_of_their_own(workshop):
         ('outputs/v28', 'outputs/v28/sentence-transformers'), ('outputs/v23', 'outputs/v23/onnx'), ('here', 'here/sentence-transformers')]
 
 
-@pytest.mark.parametrize('target, name', [('search', 'QUERY'), ('study', 'STUDY'), ('record', 'ENTRY')])
+@pytest.mark.parametrize('target, name', [('search', 'QUERY'), ('study', 'STUDY')])
 def test_what_is_needed_is_asked_for(target, name, workshop):
     for typed in ((), (f'{name}=',)):
         done = workshop.make(target, *typed)
@@ -337,7 +337,7 @@ def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk)
 def test_settings_of_a_study_are_its_parameters(desk):
     typed = '{"seeds": "7", "steps": 5}'
     assert run_notebook.main(['study', '--study=gates', f'--settings={typed}', '--data=toy']) == 0
-    assert desk[0][4:] == ['-p', 'measure', 'True', '-p', 'data', 'toy', '-y', typed], 'no default stands against it'
+    assert desk[0][4:] == ['-p', 'measure', 'True', '-r', 'data', 'toy', '-y', typed], 'no default stands against it'
 
 
 def test_a_study_with_a_folder_of_its_own_is_written_where_studies_are(desk):
