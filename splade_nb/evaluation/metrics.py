@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['MEASURES', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
            'retrieval_metrics', 'is_self', 'without_self', 'recall_at', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'per_tenfold', 'amount_for', 'holm', 'marked', 'reciprocal_rank_fusion', 'weighted_fusion',
-           'best_weights', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'language_values', 'korean_share',
-           'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria', 'recall_criterion']
+           'pooled', 'per_tenfold', 'amount_for', 'holm', 'marked', 'active_terms', 'dead_rows', 'index_bytes', 'flops',
+           'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria',
+           'recall_criterion']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
-import functools, hashlib, itertools, re
-from collections import Counter
+import functools, hashlib, re
 import numpy as np
 import pandas as pd
 from scipy import sparse
@@ -189,43 +188,6 @@ def marked(differences: list # of `paired_difference`: all that one table compar
         if difference['low'] <= 0 <= difference['high'] or not p < 0.05: return '≈'
         return '▲' if difference['mean'] > 0 else '▼'
     return list(map(mark, differences, holm([1. if each['p'] is None else each['p'] for each in differences])))
-
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #fuse
-def reciprocal_rank_fusion(*runs: dict,        # each {query: {document: score}}
-                           k: int = 60,        # the larger, the less a first rank counts
-                           depth: int = 100) -> dict:  # {query: {document: score}}, best first
-    "Fuse runs by the reciprocal ranks of each run's first `depth`."
-    def points(scores, weight): return {doc: weight / (k + place) for place, doc in enumerate(scores, 1)}
-    return _fused(runs, [1] * len(runs), points, depth)
-
-def _fused(runs, weights, points, depth: int) -> dict:  # points: scores, weight -> {document: points}
-    fused = {}
-    for query in dict.fromkeys(itertools.chain(*runs)):
-        total = Counter()
-        for run, weight in zip(runs, weights, strict=True):
-            scores = run.get(query, {})
-            total.update(points({doc: scores[doc] for doc in first(scores, {}, k=depth)}, weight))
-        fused[query] = {doc: total[doc] for doc in first(total, {}, k=depth)}
-    return fused
-
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #scaled
-def weighted_fusion(*runs: dict,       # each {query: {document: score}}
-                    weights,           # one for each run, 0 or more
-                    depth: int = 100) -> dict:  # {query: {document: score}}, best first
-    "Fuse runs by the weighted sum of scaled scores. Raises ValueError where weights and runs differ in number."
-    def points(scores, weight):
-        low, high = min(scores.values(), default=0), max(scores.values(), default=0)
-        return {doc: weight * ((score - low) / (high - low) if high > low else 1.) for doc, score in scores.items()}
-    return _fused(runs, weights, points, depth)
-
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #best-weights
-def best_weights(runs: list,         # each {query: {document: score}}
-                 qrels: dict,        # of queries that are used for nothing else
-                 parts: int = 10) -> tuple:  # one weight for each run, together 1
-    "The weights on a grid of `parts` steps with the highest nDCG@10; among equals the most even."
-    grid = [shares for shares in itertools.product(range(parts + 1), repeat=len(runs)) if sum(shares) == parts]
-    def quality(shares): return retrieval_metrics(qrels, weighted_fusion(*runs, weights=shares))['ndcg@10'].mean()
-    return tuple(share / parts for share in max(sorted(grid, key=max), key=quality))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #rows
 def _rows(vectors) -> sparse.csr_array:  # [B, V] float64, without stored zeros
