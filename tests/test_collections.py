@@ -26,7 +26,7 @@ def write_beir(folder: Path) -> dict:  # file: hash
     for split, wanted in {'train': (1, 2), 'test': (3,)}.items():
         rows = ''.join(f'q{i}\td{i}\t1\n' for i in wanted)
         (folder/f'qrels_{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + rows, encoding='utf-8')
-    return {path.name: sha256_of(path) for path in folder.iterdir()}
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
 
 
 def source(name: str, sha256: dict, form: str = 'prepared', **rest) -> Source:

@@ -130,16 +130,21 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
     "Every metric's mean over the queries, with its interval."
     return {metric: interval(per_query[metric]) for metric in per_query}
 
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
-def paired_difference(a, b  # one value for each query, in the same order
-                     ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
-    "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
-    from scipy import stats
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #pairs
+def _pairs(a, b) -> tuple:  # [Q] each; raises ValueError
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
         raise ValueError('the two systems were not evaluated on the same queries in the same order')
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
     if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
+    return a, b
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
+def paired_difference(a, b  # one value for each query, in the same order
+                     ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
+    "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
+    from scipy import stats
+    a, b = _pairs(a, b)
     return interval(a - b) | {'p': 1. if len(a) < 2 or (a == b).all() else float(stats.ttest_rel(a, b).pvalue)}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
