@@ -171,7 +171,7 @@ def table() -> str:
     "The block between the marks."
     runs = kept()
     mini = runs[runs['data'] == 'mini']
-    told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. '
+    told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. All start from random weights, `splade_ko` too; the packaged model starts from multilingual-e5-small. '
             f'{words_rows("mini")}:')
     return (f'{BEGIN}\n{unseen()}\n\nV28 corrected from random weights, a model a collection:\n\n'
             f'{markdown_table(public_table(runs), source=source_of(runs[runs["data"] != "mini"]))}\n\n{told}\n\n'
@@ -198,8 +198,8 @@ KOREAN = {  # what the English block says: the same in Korean
     r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
     r'(-?\+?\d+\.\d) to (\+?-?\d+\.\d)': r'\1 ~ \2',
     r'V28 corrected from random weights, a model a collection:': '무작위 가중치에서 시작한 V28 corrected, 컬렉션마다 모델 하나:',
-    r'Embedded set `mini`, (\S+) test queries, which ask for documents that training queries ask for too, so that it shows no transfer\.':
-        r'내장 데이터 `mini`, 시험 질의 \1개. 학습 질의가 찾는 문서를 시험 질의도 찾으므로 다른 문서에서의 성능은 알 수 없습니다.',
+    r'Embedded set `mini`, (\S+) test queries, which ask for documents that training queries ask for too, so that it shows no transfer\. All start from random weights, `splade_ko` too; the packaged model starts from multilingual-e5-small\.':
+        r'내장 데이터 `mini`, 시험 질의 \1개. 학습 질의가 찾는 문서를 시험 질의도 찾으므로 다른 문서에서의 성능은 알 수 없습니다. 모두 무작위 가중치에서 시작하며 `splade_ko`도 그렇습니다. 패키지에 든 모델은 multilingual-e5-small에서 시작합니다.',
     r'\((\d+) terms a document, (\S+) MB\)': r'(문서당 용어 \1개, \2 MB)',
     r'over BM25 \+ bigrams': 'BM25 + 글자쌍 대비', r'over BM25': 'BM25 대비', r'BM25 \+ bigrams': 'BM25 + 글자쌍',
     r'\| collection \|': '| 컬렉션 |', r'\| queries \|': '| 질의 |', r'\| mean of seeds \| lowest to highest \|': '| 시드 평균 | 최저~최고 |',

@@ -21,7 +21,7 @@ TEXT = {
   line='> What each version adds, and what it is worth beside BM25 and dense vectors.',
   result='V22 to V28 from a pretrained encoder: nDCG@10 {low} to {high}, BM25 {bm25}, BM25 + bigrams {bigrams}',
   alt='A line each for BM25, BM25 with bigrams, dense vectors, the start and the versions: nDCG@10 on two collections, terms of a document',
-  read=('Every version as the designs mean it, from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores; what it adds to the one before stands below its name (V27 and V28: to V26). '
+  read=('Every version as the designs mean it, from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores; what it adds to the one before stands below its name (V28: to V26). '
         'Left and middle: how well it ranks; further right is better, and the dashed lines learn nothing from the pairs. No run has seen parakqc. Right: how many terms it stores for a document, which is what the index costs.'),
   panels=('question_pair, nDCG@10', 'parakqc, nDCG@10', 'terms of a document'), recipe='recipe {}',
   beside={'BM25': ('BM25', 'words, no training'), 'BM25 + bigrams': ('BM25 + bigrams', 'words and character pairs, no training'),
@@ -33,12 +33,12 @@ TEXT = {
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each, mean nDCG@10 of the learned terms alone: {rows}. With a steeper IDF penalty more '
         'of the weight goes to rare foreign terms (noise: the share of terms that are neither Korean nor in the text), and the Korean filter of V28 reverses that.'),
   card_row='{version} {ndcg} (noise {noise})',
-  more='Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md), those from random weights too; `make train VERSION=v26` trains one.'),
+  more='V27 is V26 with travel data, which these collections have not, so it was not run. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md), those from random weights too; `make train VERSION=v26` trains one.'),
  'ko': dict(file='versions_ko.md', figure='versions_ko.svg', title='# V22부터 V28까지 한 그림으로',
   line='> 버전마다 무엇을 더했고, BM25와 밀집 벡터에 견주어 얼마나 좋은지.',
   result='사전학습된 인코더에서 시작한 V22~V28: nDCG@10 {low}~{high}, BM25 {bm25}, BM25 + 글자쌍 {bigrams}',
   alt='BM25, 글자쌍을 더한 BM25, 밀집 벡터, 학습 전, 버전마다 한 줄: 두 컬렉션의 nDCG@10, 문서의 용어 수',
-  read=('설계 문서가 뜻하는 대로, 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 헤드에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V27과 V28은 V26에 더한 것). '
+  read=('설계 문서가 뜻하는 대로, 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 헤드에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V28은 V26에 더한 것). '
         '왼쪽과 가운데는 순위의 품질로, 오른쪽일수록 좋고, 세로 점선은 짝에서 배우지 않는 것들입니다. parakqc는 어느 실행도 본 적이 없습니다. 오른쪽은 문서 하나에 저장하는 용어의 수, 곧 색인의 비용입니다.'),
   panels=('question_pair, nDCG@10', 'parakqc, nDCG@10', '문서의 용어'), recipe='레시피 {}',
   beside={'BM25': ('BM25', '단어, 학습 없음'), 'BM25 + bigrams': ('BM25 + 글자쌍', '단어와 글자쌍, 학습 없음'),
@@ -50,7 +50,7 @@ TEXT = {
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 배운 용어만의 평균 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
         'IDF 벌점이 가파를수록 드문 외국어 용어가 무거워지고, V28의 한국어 필터가 그것을 되돌립니다.'),
   card_row='{version} {ndcg}(잡음 {noise})',
-  more='버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 무작위 가중치에서 시작한 것까지 담은 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
+  more='V27은 여행 데이터를 더한 V26인데, 이 컬렉션에는 그런 데이터가 없어 돌리지 않았습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 무작위 가중치에서 시작한 것까지 담은 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
 
 
 def study_table() -> str:

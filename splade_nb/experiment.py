@@ -21,7 +21,7 @@ import torch
 from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
-from .config.settings import EMBEDDED_TEACHERS, Settings, as_dict, flat, needs_teacher, off
+from .config.settings import EMBEDDED_TEACHERS, GONE, Settings, as_dict, flat, needs_teacher, off
 from .config.settings import read_overrides
 from .config.versions import RECIPES, SCALES, differences, resolve, resolve_quietly, scale_for
 from .config.versions import version_name
@@ -191,6 +191,7 @@ def finished_run(folder: Path | str) -> tuple:  # values of `GIVEN`
     values = read_json(config)
     if 'data' not in values:
         raise ConfigError(f'{config}: names no data, which runs of an earlier revision did not write')
+    values['overridden'] = {name: value for name, value in values['overridden'].items() if name not in GONE}
     return tuple(values[name] for name in GIVEN)
 
 # %% ../nbs/7_experiment.ipynb #sample-texts

@@ -11,6 +11,7 @@ import shutil, time
 from collections import Counter
 from datetime import date
 from pathlib import Path
+import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, listed, machine, packages, peak_memory_mb, read_json, revision
 from ..config.files import write_json

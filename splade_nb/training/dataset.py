@@ -391,7 +391,9 @@ def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData
     def vectors(texts, most, document):
         rows = batch(data.tokenizer, texts, most)
         return model(**{name: value.to(place) for name, value in rows.items()}, document=document)[0]
-    asked = vectors([data.queries[q] for q, _ in pairs], settings.query_length or settings.max_length, False)
+    asked, most = [data.queries[q] for q, _ in pairs], settings.query_length or settings.max_length
+    if settings.inference_free_query: most = max(map(len, asked)) + 2  # a table reads whole queries
+    asked = vectors(asked, most, False)
     answers = vectors([data.documents[d] for _, d in pairs], settings.max_length, True)
     scores = scaled_scores(asked, answers, settings)
     spread = scores.std().item() / every_phase(settings)[0].temperature

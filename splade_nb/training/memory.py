@@ -160,7 +160,8 @@ def _pass_bytes(model, rows: dict, settings: Settings) -> tuple:  # bytes of a t
 def widest_batch(steps: int, training_data: TrainingData, settings: Settings, seed: int, tries: int = 16) -> dict:
     "Of some batches, spread over the run, the one with the longest rows."
     batches = (batch_at(i * steps // tries, steps, 0, training_data, settings, seed) for i in range(tries))
-    return max(batches, key=lambda rows: sum(rows[side]['input_ids'].numel() for side, _ in SIDES))
+    read = [side for side, document in SIDES if document or not settings.inference_free_query]  # by the encoder
+    return max(batches, key=lambda rows: sum(rows[side]['input_ids'].numel() for side in read))
 
 # %% ../../nbs/3_training/11_memory.ipynb #vector-bytes
 def vector_bytes(texts: int, columns: int) -> int:  # queries and documents of a batch; V

@@ -205,6 +205,7 @@ def step_loss(model, rows: dict, step: int, steps: int, training_data: TrainingD
 
 # %% ../../nbs/3_training/10_objective.ipynb #optimizer
 def optimizer_for(model, settings: Settings,  # or `PretrainingSettings`
+                  eps: float = 1e-8,
                   ) -> torch.optim.AdamW:
     "AdamW in one pass over all weights; no weight decay on biases and norms."
     parameters = list(model.parameters())
@@ -212,4 +213,4 @@ def optimizer_for(model, settings: Settings,  # or `PretrainingSettings`
     groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=settings.weight_decay),
               dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
     betas = 0.9, settings.adam_beta2
-    return torch.optim.AdamW(groups, settings.learning_rate, betas, fused=fused or None)
+    return torch.optim.AdamW(groups, settings.learning_rate, betas, eps, fused=fused or None)

@@ -60,7 +60,7 @@ def new_run(backbone, corpus: PretrainingCorpus, settings: PretrainingSettings, 
             seed: int) -> PretrainingRun:
     "A run before its first step, on the GPU where there is one. Raises `ConfigError` for a number of tokens below 1."
     if not isinstance(tokens, int) or tokens < 1: raise ConfigError(f'tokens={tokens!r}: a whole number of at least 1')
-    optimizer = optimizer_for(backbone.to(device()).train(), settings)
+    optimizer = optimizer_for(backbone.to(device()).train(), settings, eps=1e-6)
     return PretrainingRun(backbone, corpus, settings, Path(folder), seed, tokens, optimizer)
 
 # %% ../../nbs/3_training/19_pretraining.ipynb #rate
