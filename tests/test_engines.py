@@ -11,7 +11,7 @@ from splade_nb.data import readers
 from splade_nb.data.idf import count, idf
 from splade_nb.data.tokenizer import load_tokenizer, vocabulary_hash
 from splade_nb.training.validation_pool import narrowed
-from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.model.encode import counted, lookup_queries, saturated
 from splade_nb.serving.embedded_engines import MilvusBackend, QdrantEdgeBackend
 from splade_nb.serving.engines import ENGINES, INSIDE, new_index, open_index, resume_index
 from splade_nb.serving.index import ExactIndex, Label, RowsIndex
@@ -41,7 +41,7 @@ def collection() -> tuple:  # Label, ids, [N, V] documents, [200, V] queries
     weights = idf(count(tokenizer.ids(texts), len(tokenizer)))
     query_rows = lookup_queries(tokenizer, weights, [data.queries[id].text for id in queries])
     label = Label(vocabulary_hash(tokenizer), len(tokenizer), 'none')
-    return label, list(data.texts), lookup_documents(tokenizer, texts), query_rows
+    return label, list(data.texts), saturated(counted(tokenizer.ids(texts), len(tokenizer))), query_rows
 
 
 @functools.cache

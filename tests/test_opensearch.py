@@ -15,7 +15,7 @@ from splade_nb.data import readers
 from splade_nb.data.idf import count, idf
 from splade_nb.data.records import toy_corpus
 from splade_nb.data.tokenizer import SpladeTokenizer, vocabulary_hash
-from splade_nb.model.encode import lookup_documents, lookup_queries
+from splade_nb.model.encode import counted, lookup_queries, saturated
 from splade_nb.serving import opensearch
 from splade_nb.serving.index import Label
 from splade_nb.serving.opensearch import BulkOptions, Layout, OpenSearchIndex, SearchOptions, Server, ingest
@@ -205,7 +205,7 @@ def embedded():
     collection = readers.load(folder)
     tokenizer, texts = SpladeTokenizer(AutoTokenizer.from_pretrained(backend)), list(collection.texts.values())
     queries = [query.text for query in list(collection.split('test').values())[:200]]
-    vectors = lookup_documents(tokenizer, texts)
+    vectors = saturated(counted(tokenizer.ids(texts), len(tokenizer)))
     query_vectors = lookup_queries(tokenizer, idf(count(tokenizer.ids(texts), len(tokenizer))), queries)
     label = Label(vocabulary_hash(tokenizer), len(tokenizer), 'start')
     return label, list(collection.texts), vectors, query_vectors, tokenizer

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'FILE_NAMES', 'PHASE_NAMES', 'EMBEDDED_TEACHERS', 'COUNTING', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST',
-           'CURRICULUM_KEYS', 'GONE', 'COUNTED', 'HAS_THEM', 'Phase', 'EncoderSettings', 'GateSettings',
+           'CURRICULUM_KEYS', 'GONE', 'BESIDE_COUNTED', 'HAS_THEM', 'Phase', 'EncoderSettings', 'GateSettings',
            'ModelSettings', 'InitializationSettings', 'RankingSettings', 'DistillationSettings', 'FlopsSettings',
            'SparsitySettings', 'MiningSettings', 'OptimizerSettings', 'Settings', 'cast', 'override',
            'without_sections', 'read_overrides', 'every_phase', 'needs_teacher', 'further_columns', 'counts_otherwise',
@@ -619,20 +619,18 @@ def as_dict(settings: Settings) -> dict:
 
 # %% ../../nbs/0_config/03_settings.ipynb #from-dict
 GONE = dict(min_input_logit=(0.0,), expansion_limit=(0.0,), idf_prior_documents=(0,))  # name -> values without effect
-COUNTED = dict(idf_prior_documents=(0, 1), bigram_query_weight=(0.4,))  # the same beside counted terms
+BESIDE_COUNTED = dict(idf_prior_documents=(0, 1), bigram_query_weight=(0.4,))  # the same beside counted terms
 GONE |= dict.fromkeys("""hashed_bigrams bigram_share bigram_query_weight phonetic_keys lead_boost model1_threshold
 df_steepness calibration kd_scale teacher_normalise lambda_margin_mse lambda_alignment mining_documents min_df
 direction_noise adam_beta1 adam_eps""".split())  # None: acted in training alone, or beside one of the first
+HAS_THEM = '369c0e0b'  # the last revision that has them
 
 def from_dict(values: dict) -> Settings:
     "Settings from what `as_dict` wrote, here or before. Raises `ConfigError` for a part of vectors that is gone."
-    for name, allowed in (GONE | COUNTED if values.get('counted_terms') else GONE).items():
+    for name, allowed in (GONE | BESIDE_COUNTED if values.get('counted_terms') else GONE).items():
         if allowed and values.get(name, allowed[0]) not in allowed:
             raise ConfigError(f'{name}={values[name]}: a part of vectors that is gone; revision {HAS_THEM} opens this model')
     return override(Settings(), {name: value for name, value in values.items() if name not in GONE})
-
-HAS_THEM = '369c0e0b'
-
 
 # %% ../../nbs/0_config/03_settings.ipynb #flat
 def flat(settings: Settings) -> dict:  # name -> value; phases as 'phase 1 temperature'

@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['MEASURES', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
            'retrieval_metrics', 'is_self', 'without_self', 'recall_at', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'per_tenfold', 'amount_for', 'holm', 'marked', 'active_terms', 'dead_rows', 'index_bytes', 'flops',
-           'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria',
-           'recall_criterion']
+           'pooled', 'holm', 'marked', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'language_values',
+           'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria', 'recall_criterion']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, re
@@ -130,21 +129,16 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
     "Every metric's mean over the queries, with its interval."
     return {metric: interval(per_query[metric]) for metric in per_query}
 
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #pairs
-def _pairs(a, b) -> tuple:  # [Q] each; raises ValueError
-    if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
-        raise ValueError('the two systems were not evaluated on the same queries in the same order')
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
-    if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
-    return a, b
-
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
 def paired_difference(a, b  # one value for each query, in the same order
                      ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
     "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
     from scipy import stats
-    a, b = _pairs(a, b)
+    if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
+        raise ValueError('the two systems were not evaluated on the same queries in the same order')
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
+    if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
     return interval(a - b) | {'p': 1. if len(a) < 2 or (a == b).all() else float(stats.ttest_rel(a, b).pvalue)}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
@@ -156,27 +150,6 @@ def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and
     half = float(np.sqrt(sum(((each['high'] - each['low']) / 2) ** 2 for each in differences)) / len(differences))
     p = 2 * float(stats.norm.sf(stats.norm.isf(0.025) * abs(mean) / half)) if half else float(mean == 0)
     return dict(mean=mean, low=mean - half, high=mean + half, p=p)
-
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #per-tenfold
-def per_tenfold(amounts: list, # [A], above 0, at least two different ones
-                values         # [A, Q], for each amount one value a query
-               ) -> dict:      # {"mean", "low", "high", "p"}
-    "What ten times the amount adds: the mean slope against log10. Raises ValueError on amounts that give no slope."
-    if min(amounts) <= 0 or len(set(amounts)) < 2: raise ValueError(f'amounts: {amounts}; at least two different ones above 0 give a slope')
-    places, values = np.log10(np.asarray(amounts, dtype=float)), np.asarray(values, dtype=float)
-    places = places - places.mean()
-    slopes = places @ values / (places @ places)
-    return paired_difference(slopes, 0 * slopes)
-
-def amount_for(target: float,  # in the unit of the values
-               amount: float,  # the largest that was measured
-               reached: float, # the value there
-               growth: dict    # of `per_tenfold`
-              ) -> dict | None: # {"mean", "low", "high"}: by the slope, and by both ends of its interval
-    "The amount at which the line reaches the target; None where the interval of the slope contains 0."
-    if growth['low'] <= 0: return None
-    slopes = dict(mean=growth['mean'], low=growth['high'], high=growth['low'])
-    return {name: amount * 10 ** min(300, (target - reached) / slope) for name, slope in slopes.items()}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #holm
 def holm(p_values: list) -> list:  # in the same order

@@ -448,7 +448,7 @@ def settings_table(run: Run):  # DataFrame, a row for each setting
     "What the recipe corrected and why, what was overridden, the value in force, and why a setting that is off is off."
     import pandas as pd
     config, idle = run.config, run.config.get('off', {})
-    rows = pd.DataFrame(config['differences'], dtype=object).rename(columns={'seed': 'original'})
+    rows = pd.DataFrame(config['differences'], dtype=object)
     table = rows.reindex(columns=['setting', 'original', 'corrected', 'reason']).set_index('setting')
     for name in config.get('overridden', {}): table.loc[name, 'reason'] = 'overridden for this run'
     table.insert(2, 'in force', [config['settings'][name] for name in table.index])

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows', 'counted',
-           'saturated', 'lookup_documents', 'without_empty', 'lookup_queries', 'window_batch', 'precision_on',
-           'screen_on', 'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms',
-           'matched', 'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
+           'saturated', 'without_empty', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
+           'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched',
+           'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
            'require_finite', 'require_size', 'is_rounded']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
@@ -90,11 +90,6 @@ def saturated(counts: sparse.csr_matrix, # [B, V] from `counted`
     entry_lengths = np.repeat(lengths, np.diff(counts.indptr))
     weights = count_factor(counts.data[:, None], entry_lengths, mean_length or lengths.mean())[:, 0]
     return sparse.csr_matrix((weights.astype(np.float32), counts.indices, counts.indptr), shape=counts.shape)
-
-# %% ../../nbs/2_model/08_encode.ipynb #lookup-documents
-def lookup_documents(tokenizer: SpladeTokenizer, texts: list[str]) -> sparse.csr_matrix: # [B, V] float32
-    "Vectors of a collection before training: each token of a text, weighted by `saturated`."
-    return saturated(counted(tokenizer.bags(texts), len(tokenizer)))
 
 # %% ../../nbs/2_model/08_encode.ipynb #spoken
 def without_empty(vectors: sparse.csr_matrix, # [B, V]

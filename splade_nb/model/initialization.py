@@ -110,8 +110,9 @@ def _random_units(number: int, hidden: int, seed: int): # [number, H]
 # %% ../../nbs/2_model/14_initialization.ipynb #directions-function
 def directions(counts: sparse.csr_matrix, # [V, V]
                hidden: int,               # H
-               noise: float = 0.8,        # length of the random part beside the unit vector of the counts
-               seed: int = 42) -> torch.Tensor: # [V, H]
+               seed: int,
+               noise: float = 0.8         # length of the random part beside the unit vector of the counts
+               ) -> torch.Tensor:         # [V, H]
     "Leading directions of the PPMI matrix plus a random part that keeps every token distinct."
     from sklearn.utils.extmath import randomized_svd
     u, s, _ = randomized_svd(ppmi(counts), n_components=min(hidden, counts.shape[0] - 1), n_iter=4, random_state=seed)

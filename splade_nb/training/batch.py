@@ -13,7 +13,7 @@ import torch
 from ..config.settings import Settings
 from ..data.tokenizer import batch
 from .curriculum import mining_period, sample
-from .dataset import TrainingData, pool
+from .dataset import TrainingData, pool, query_length
 
 # %% ../../nbs/3_training/09_batch.ipynb #plain-pieces
 class MarkIds:
@@ -57,10 +57,6 @@ def _rows(training_data: TrainingData, side: int, chosen: list, length: int) -> 
     tokens = batch(training_data.tokenizer or MarkIds(), [texts[i] for i in chosen], length)
     return tokens | dict(lengths=[min(len(texts[i]), length - 2) + 2 for i in chosen])
 
-def _query_length(training_data: TrainingData, queries: list, settings: Settings) -> int:  # a table reads whole queries
-    longest = max(len(training_data.queries[query]) for query in queries) + 2
-    return longest if settings.inference_free_query else settings.query_length or settings.max_length
-
 # %% ../../nbs/3_training/09_batch.ipynb #make-batch
 def make_batch(indices,                # [B] of pairs
                training_data: TrainingData, settings: Settings,
@@ -69,7 +65,8 @@ def make_batch(indices,                # [B] of pairs
     "Token batches of queries and documents (positives, then negatives), and which documents answer which query."
     queries, documents = np.array([training_data.pairs[i] for i in indices]).T.tolist()
     documents += _draw_negatives(queries, training_data, settings, period, seed)
-    return dict(query=_rows(training_data, 0, queries, _query_length(training_data, queries, settings)),
+    length = query_length([training_data.queries[query] for query in queries], settings)
+    return dict(query=_rows(training_data, 0, queries, length),
                 document=_rows(training_data, 1, documents, settings.max_length),
                 same=relevance(queries, documents, training_data),
                 queries=queries, documents=documents)

@@ -25,7 +25,7 @@ from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
 from ..model.head import in_half
 from ..model.initialization import mini_backbone
-from ..model.encode import encode, factor_for
+from ..model.encode import encode
 from ..model.term_weights import TERM_WEIGHTS
 from .dataset import TrainingSetup, as_searched, prepare
 from .losses import REGISTERED
@@ -110,7 +110,7 @@ def probe_steps(setup: TrainingSetup, every: bool) -> dict[str, list]: # batch, 
     return seen
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #probe-training
-def probe_training(setup: TrainingSetup) -> dict[str, object]: # optimizer, weights, files, validations, queries
+def probe_training(setup: TrainingSetup) -> dict[str, object]: # optimizer, weights, files, validations, searched
     "What a short training does and leaves behind. Each of its validations is worse than the one before."
     settings, model, scores = setup.settings, copy.deepcopy(setup.model), iter(range(100, 0, -1))
     model.zero_grad()
@@ -119,14 +119,12 @@ def probe_training(setup: TrainingSetup) -> dict[str, object]: # optimizer, weig
         run = train(model, setup.training_data, settings, out, validator, None, SEED, quiet=True, patience=99)
         files = sorted(str(path.relative_to(out)) for path in Path(out).glob('checkpoints/*'))
         rows = (Path(out)/'metrics.jsonl').read_text(encoding='utf-8').splitlines()
-    seen = setup.training_data.frequencies
     pool = digest(validation_pool(setup).tolist(), list(evaluated(setup).collection.documents))
     final = as_searched(replace(setup, model=run.model))
     vectors = [encode(final.model, final.training_data.tokenizer, [text], side)
                for side, text in zip((True, False), setup.collection.texts.values())]
     return dict(optimizer=run.rates, weights=digest(*run.model.parameters()), files=(files, len(rows)),
                 validations=([row['step'] for row in run.history], pool),
-                queries=digest(factor_for(run.model, seen.counts // 2, seen.documents)),
                 searched=digest(*((row.indices.tolist(), row.data.tolist()) for row in vectors)))
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #probes

@@ -6,7 +6,7 @@
 __all__ = ['DEV_QUERIES', 'MOST_SEARCHED', 'MOST_CALIBRATED', 'MOST_READ', 'AFTER_TRAINING', 'ROUNDING', 'fix_seeds',
            'draw_dev_split', 'dev_split', 'training_rows', 'TrainingQueries', 'tokenizer_options', 'make_tokenizer',
            'prepared_tokenizer', 'TrainingData', 'toy_training_data', 'pool', 'language_weights', 'penalties',
-           'frequencies_of', 'TrainingSetup', 'prepare', 'as_searched', 'save_model_folder']
+           'frequencies_of', 'query_length', 'TrainingSetup', 'prepare', 'as_searched', 'save_model_folder']
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports
 import copy, functools, hashlib, json, random, sys
@@ -383,6 +383,11 @@ def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settin
     if settings.initial_terms and 'initial_terms' not in off(settings): _calibrate(stages, model, settings, data)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #score-factor
+def query_length(queries: Sequence, settings: Settings) -> int:  # tokens, with begin and end marks; queries: token ids
+    "What is read of queries: a table reads them whole."
+    if settings.inference_free_query: return max(map(len, queries)) + 2
+    return settings.query_length or settings.max_length
+
 @torch.no_grad()
 def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData) -> float:
     "What brings scores to `score_spread` temperatures before training, from 64 training pairs."
@@ -391,9 +396,8 @@ def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData
     def vectors(texts, most, document):
         rows = batch(data.tokenizer, texts, most)
         return model(**{name: value.to(place) for name, value in rows.items()}, document=document)[0]
-    asked, most = [data.queries[q] for q, _ in pairs], settings.query_length or settings.max_length
-    if settings.inference_free_query: most = max(map(len, asked)) + 2  # a table reads whole queries
-    asked = vectors(asked, most, False)
+    queries = [data.queries[q] for q, _ in pairs]
+    asked = vectors(queries, query_length(queries, settings), False)
     answers = vectors([data.documents[d] for _, d in pairs], settings.max_length, True)
     scores = scaled_scores(asked, answers, settings)
     spread = scores.std().item() / every_phase(settings)[0].temperature

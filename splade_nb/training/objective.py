@@ -24,12 +24,11 @@ from .losses import positive_activation, scaled_scores, score, self_reconstructi
 from .losses import weighted
 
 # %% ../../nbs/3_training/10_objective.ipynb #own-pieces
-def input_tokens(rows: dict,     # input_ids and attention_mask [B, L], or bag and counts [B, E]
+def input_tokens(rows: dict,     # input_ids and attention_mask [B, L]
                  masked: Tensor  # [V] bool: special tokens, which are never part of a vector
                  ) -> Tensor:    # [B, V] bool
     "Which terms of the vocabulary are input tokens of each text."
-    ids, counts = ('bag', 'counts') if 'bag' in rows else ('input_ids', 'attention_mask')
-    return scatter_counts(rows[ids], rows[counts].float(), len(masked)).bool() & ~masked
+    return scatter_counts(rows['input_ids'], rows['attention_mask'].float(), len(masked)).bool() & ~masked
 
 # %% ../../nbs/3_training/10_objective.ipynb #pass-through
 def pass_through(model, sides: list,  # (rows, document) of each, see `encode_sides`
