@@ -2,7 +2,7 @@
 from pathlib import Path
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg
-from splade_nb.evaluation.study import revision_of
+from splade_nb.lab.study import revision_of
 from splade_nb.serving.embedded_engines import Seismic
 from documents import VECTORS
 from measure import exponent, log_axes, source, table
@@ -30,6 +30,8 @@ benchmark.
 ## A query, milliseconds
 
 {latency}
+
+{left_out}
 
 {source}
 
@@ -141,6 +143,22 @@ def growth(results: dict) -> str:
     return table(['', *NAMES.values()], rows)
 
 
+def expected(results: dict, engine: str, figure, size: int) -> float:
+    "A figure at a size that was not measured, by its growth."
+    values = measured(results, engine, figure, FIT_FROM)
+    return values[max(values)] * (size / max(values)) ** exponent(list(values), list(values.values()))
+
+
+def left_out(results: dict) -> str:
+    "What the engines would take that were not measured at the largest size."
+    largest = max(size for size, _ in results)
+    def said(engine):
+        latency, index = (expected(results, engine, GROWING[name], largest) for name in ('a query, ms', 'indexing, s'))
+        return f'{NAMES[engine]} {index / 60:,.0f} minutes for indexing and {latency / 1000:.2g} s a query'
+    absent = [said(engine) for engine in NAMES if (largest, engine) not in results and len(measured(results, engine, indexing, FIT_FROM)) > 1]
+    return f'Not measured at {largest:,} documents, by their growth: {"; ".join(absent)}.' if absent else ''
+
+
 def facts(results: list) -> dict:
     "What the paragraph on the documents says."
     whole, last = [result for result in results if result['engine'] != 'bm25'], results[-1]
@@ -157,7 +175,7 @@ def page(results: dict) -> str:
     revisions = ', '.join(dict.fromkeys(f'`{result["of"]}`' for result in results.values()))
     return PAGE.format(
         source=source(*results.values(), data=finished[-1]['data']),
-        documents=DOCUMENTS.format(**facts(finished), revisions=revisions), start=FIT_FROM, growth=growth(results),
+        documents=DOCUMENTS.format(**facts(finished), revisions=revisions), left_out=left_out(results), start=FIT_FROM, growth=growth(results),
         machine=f'{machine["processor"]}, {machine["cores"]} cores, {machine["memory"] / 1e9:.1f} GB',
         seconds=limits['seconds'], memory=limits['memory'] // 2 ** 30,
         versions='; '.join(sorted({f'{result["package"]}, {result["date"]}' for result in results.values()})),

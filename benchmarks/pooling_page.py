@@ -1,5 +1,5 @@
 """docs/xlmr_one_gpu.md from benchmarks/results; `report.py` calls it."""
-from splade_nb.evaluation.study import known_baselines
+from splade_nb.lab.study import known_baselines
 from measure import gigabytes, megabytes, ratios, source, spread, table
 from models import FULL
 from step import QUERY

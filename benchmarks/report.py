@@ -9,7 +9,7 @@ import gpu_page
 import pooling_page
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import canvas, write_svg
-from splade_nb.evaluation.study import revision_of
+from splade_nb.lab.study import revision_of
 from measure import HERE, gigabytes, log_axes, megabytes, ratios, source, spread, table
 
 DOCS = HERE.parent/'docs'

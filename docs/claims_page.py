@@ -11,7 +11,7 @@ import torch
 import versions_page
 from splade_nb.config.files import read_json
 from splade_nb.evaluation.figures import source_line
-from splade_nb.evaluation.study import KeptResults, data_of, revision_of
+from splade_nb.lab.study import KeptResults, data_of, revision_of
 from splade_nb.training.losses import distillation, minimum_activation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'tests'))
 import faults
 from splade_nb.config.files import revision
-from splade_nb.evaluation.study import known_baselines
+from splade_nb.lab.study import known_baselines
 from splade_nb.training import collapse_guard as guard
 from splade_nb.evaluation import figures
 

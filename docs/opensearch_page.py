@@ -19,7 +19,7 @@ from splade_nb.model.opened import open_model
 from splade_nb.serving.formats import feature_name
 from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.metrics import retrieval_metrics
-from splade_nb.evaluation.study import data_of, known_baselines, revision_of, stamp
+from splade_nb.lab.study import data_of, known_baselines, revision_of, stamp
 from splade_nb.serving.opensearch import (
     Layout, OpenSearchIndex, SearchOptions, index_body, neural_sparse, operation, rank_feature, request, weights_of,
     with_text)

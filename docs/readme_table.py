@@ -17,7 +17,7 @@ from splade_nb.evaluation.compare import compare_row, markdown_table
 from splade_nb.evaluation.figures import source_line
 from splade_nb.evaluation.metrics import index_bytes, marked, paired_difference, summarise
 from splade_nb.evaluation.retrieval import baselines, index_facts
-from splade_nb.evaluation.study import KeptResults, baselines_beside, dev_ids, known_baselines, revision_of, stamp
+from splade_nb.lab.study import KeptResults, baselines_beside, dev_ids, known_baselines, revision_of, stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT/'docs'/'results'

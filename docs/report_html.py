@@ -18,6 +18,14 @@ SETTINGS = Config(
         require_js_url='', mathjax_url='', mermaid_js_url='', mermaid_layout_elk_js_url='', jupyter_widgets_base_url=''),
     TagRemovePreprocessor=dict(enabled=True, remove_input_tags={'hide-input'}, remove_cell_tags={'hide-cell'}),
     CoalesceStreamsPreprocessor=dict(enabled=True))
+# nbconvert's own page leaves out the alternative text that a picture has.
+PAGE = '''{%- extends 'index.html.j2' -%}
+{%- block data_png scoped -%}
+<div class="jp-RenderedImage jp-OutputArea-output" data-mime-type="image/png">
+<img src="data:image/png;base64,{{ output.data['image/png'] | trim }}" alt="{{ output | get_metadata('alt', 'image/png') or '' | escape_html }}"
+     {%- if output | get_metadata('width', 'image/png') %} width="{{ output | get_metadata('width', 'image/png') }}"{% endif %}/>
+</div>
+{%- endblock -%}'''
 STYLE = '''<style>
 main { max-width: 60rem; margin: auto; word-break: keep-all; font-family: system-ui, "Noto Sans KR", "NanumGothic", "Malgun Gothic", sans-serif }
 .jp-RenderedHTMLCommon, .jp-RenderedImage { overflow-x: auto }
@@ -83,13 +91,17 @@ def answer_first(cells: list) -> list:
     return sum(sorted(others, key=lambda section: 'answer' not in section[0].metadata.get('tags', [])), head)
 
 
+def is_empty(cell) -> bool:  # in the report: it would be a gap
+    return cell.cell_type == 'code' and 'hide-input' in cell.metadata.tags and not cell.outputs
+
+
 def read(notebook: Path, title: str):
     "The notebook as the report shows it: the answer first, code hidden but for cells tagged `show-input`, its heading the result."
     found = nbformat.read(notebook, as_version=4)
     for cell in found.cells:
         tags = cell.metadata.setdefault('tags', [])
         if cell.cell_type == 'code' and not {'show-input', 'hide-input'} & set(tags): tags.append('hide-input')
-    found.cells = answer_first(found.cells)
+    found.cells = answer_first([cell for cell in found.cells if not is_empty(cell)])
     first = next((cell for cell in found.cells if cell.cell_type == 'markdown' and cell.source.startswith('# ')), None)
     if first and title: first.source = f'# {title}\n\n> Trained, evaluated and written by `{notebook.name}`.'
     return found
@@ -98,7 +110,7 @@ def read(notebook: Path, title: str):
 def render(notebook: Path) -> str:
     "The notebook as HTML without scripts: a report has nothing to run."
     title = result_title(notebook.resolve().parent) if notebook.stem == 'train' else ''
-    page, _ = HTMLExporter(config=SETTINGS).from_notebook_node(read(notebook, title))
+    page, _ = HTMLExporter(config=SETTINGS, raw_template=PAGE).from_notebook_node(read(notebook, title))
     page = SCRIPT.sub('', page).replace('</head>', STYLE + '</head>', 1)
     page = TITLE.sub(lambda _: f'<title>{escape(title or found_title(nbformat.read(notebook, as_version=4)))}</title>', page, count=1)
     page = LINKED.sub(lambda found: f'href="{repository()}/{"" if found[1].startswith("docs/") else "nbs/"}{found[1]}"', page)

@@ -16,7 +16,7 @@ from splade_nb.evaluation.figures import escape, shorten, source_line, write_svg
 from splade_nb.evaluation import compare as versions
 from splade_nb.config.versions import ABOUT, PARENTS, SCALES, VERSIONS, differences, version_table
 from splade_nb.evaluation.metrics import marked
-from splade_nb.evaluation.study import KeptResults, revision_of
+from splade_nb.lab.study import KeptResults, revision_of
 from splade_nb.evaluation.compare import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

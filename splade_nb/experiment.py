@@ -52,7 +52,7 @@ from .evaluation.exact_search import Search, exact_search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
 from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
 from .evaluation.retrieval import learned_columns
-from .evaluation.retrieval import part_searches, search_metrics, sparsity_result
+from .evaluation.retrieval import part_searches, query_times, search_metrics, sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
@@ -218,9 +218,10 @@ def keep_samples(setup: TrainingSetup, texts: list, before: list, folder: Path |
 def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: LanguageShares, pairs: Search) -> dict:
     "The parts of `evaluation.json` that read vectors and rankings."
     collection, tokenizer = setup.collection, setup.training_data.tokenizer
+    queries = [collection.queries[id].text for id in systems['model'].index]
     return compare_systems(systems, collection) | dict(
         context=context_result(setup.model, tokenizer, collection, pairs),
-        sparsity=sparsity_result(evaluation, collection, shares.kinds),
+        query_ms=query_times(setup.model, tokenizer, queries), sparsity=sparsity_result(evaluation, collection, shares.kinds),
         worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
 
 # %% ../nbs/7_experiment.ipynb #on-test-queries

@@ -9,7 +9,7 @@ TEXTS = (Path, 'write_text', 0)  # what fills a file: owner, name, and which of 
 # second. A process has one such server: a second list would take the place of the first, and children would import again.
 CHILDREN = multiprocessing.get_context('forkserver')
 CHILDREN.set_forkserver_preload([  # installed modules alone: the server does not find what lies beside a test
-    'splade_nb.cli', 'splade_nb.serving.engines', 'splade_nb.evaluation.systems', 'accelerate', 'torch.utils.tensorboard',
+    'splade_nb.cli', 'splade_nb.serving.engines', 'splade_nb.lab.systems', 'accelerate', 'torch.utils.tensorboard',
     'safetensors.torch', 'sklearn.preprocessing', 'sklearn.decomposition', 'sentencepiece', 'pytrec_eval', 'bm25s', 'kiwipiepy',
     'transformers.convert_slow_tokenizer', 'transformers.models.xlm_roberta.modeling_xlm_roberta', 'pymilvus', 'milvus_lite',
     'qdrant_edge', 'seismic', 'pytest', 'IPython.core.interactiveshell', 'matplotlib.pyplot', 'pandas'])

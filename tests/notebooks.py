@@ -81,8 +81,9 @@ if __name__ == '__main__':
     import matplotlib.pyplot, pandas, sklearn.decomposition, sklearn.preprocessing, bm25s, pytrec_eval, sentencepiece
     import torch, torch.utils.tensorboard, transformers.convert_slow_tokenizer, transformers.models.xlm_roberta.modeling_xlm_roberta
     from splade_nb import api, cli, experiment
-    from splade_nb.evaluation import compare, report, systems
+    from splade_nb.evaluation import compare, report
+    from splade_nb.lab import pretraining, systems
     from splade_nb.serving import searcher
-    from splade_nb.training import check_settings, pretraining
+    from splade_nb.training import check_settings
     checked_all, check_settings.check_settings = check_settings.check_settings, quick_check
     run_jobs(jobs, Path(sys.argv[2]))

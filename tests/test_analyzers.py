@@ -6,7 +6,7 @@ from splade_nb.config.files import ConfigError
 from splade_nb.data import analyzers
 from splade_nb.data.analyzers import cjk, nori
 from splade_nb.data.bm25 import BM25
-from splade_nb.evaluation.systems import words_system
+from splade_nb.lab.systems import words_system
 
 LUCENE = json.loads((Path(__file__).parent/'cjk_terms.json').read_text(encoding='utf-8'))['terms']
 

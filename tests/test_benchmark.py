@@ -9,13 +9,15 @@ from splade_nb.data.records import DataError, toy_corpus
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.corpus import STANDARD, of_collection, open_corpus
 from splade_nb.data.readers import load
-from splade_nb.evaluation.benchmark import evaluate_all, gather
+from splade_nb.lab.benchmark import evaluate_all, gather
 from splade_nb.evaluation.compare import comparable, compare_row, one_group
 from splade_nb.evaluation.metrics import marked, paired_difference
 from splade_nb.evaluation.report import RunError, against_bm25
 from splade_nb.evaluation.retrieval import evaluate_model
-from splade_nb.evaluation.systems import model_key
+from splade_nb.lab.systems import model_key
 from splade_nb.model.load import load_encoder
+
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 MINI = load('mini')
 DOCUMENTS = [{'_id': document.id, 'title': document.title, 'text': document.text} for document in MINI.documents.values()][:300]
@@ -119,7 +121,6 @@ def papermill(folder: Path, **parameters) -> subprocess.CompletedProcess:
                           env=os.environ | {'HF_HOME': str(folder/'hf'), 'HF_HUB_OFFLINE': '1'})
 
 
-@pytest.mark.slow
 def test_the_notebook_judges_all_three(stand_ins, model, tmp_path):
     named = ','.join(f'{name}={stand_ins[known.source]}' for name, known in STANDARD.items())
     given = dict(model=model, collections=named, sample=150, dense='lsa', out=tmp_path/'full')
@@ -139,7 +140,6 @@ def test_the_notebook_judges_all_three(stand_ins, model, tmp_path):
     assert [path.stat().st_mtime_ns == stamp for path, stamp in zip(files, stamps)] == [place != 1 for place in range(12)], 'only what is missing is computed'
 
 
-@pytest.mark.slow
 def test_without_the_hub_everything_that_is_missing_is_named_at_once(tmp_path):
     done = papermill(tmp_path, model=tmp_path/'no-run', out=tmp_path/'full')
     assert done.returncode == 1 and '5 cannot be had' in done.stderr and not (tmp_path/'full').exists()
@@ -155,8 +155,8 @@ def test_a_misspelt_parameter_stops_it():
 
 def test_a_cut_off_evaluation_goes_on_at_its_first_missing_shard(model, tmp_path, monkeypatch):
     from splade_nb.model import encode_shards as encoding
-    from splade_nb.evaluation import benchmark
-    from splade_nb.evaluation import systems
+    from splade_nb.lab import benchmark
+    from splade_nb.lab import systems
     corpus, system = of_collection(toy_corpus()), systems.model_system(str(model))
     whole = benchmark.evaluate_system(system, corpus, tmp_path/'whole')
     monkeypatch.setattr(systems, 'encode_shards', partial(encoding.encode_shards, size=3))
@@ -175,7 +175,7 @@ def test_a_cut_off_evaluation_goes_on_at_its_first_missing_shard(model, tmp_path
 def test_a_local_encoder_in_shards_ranks_as_in_one_piece(tmp_path):
     import torch
     from transformers import XLMRobertaConfig, XLMRobertaModel
-    from splade_nb.evaluation import systems
+    from splade_nb.lab import systems
     from splade_nb.training.teacher import sentence_encoder
     from splade_nb.evaluation.metrics import rank
     from splade_nb.data.tokenizer import train_unigram
@@ -195,7 +195,7 @@ def test_a_local_encoder_in_shards_ranks_as_in_one_piece(tmp_path):
 
 
 def test_the_study_takes_only_the_public_collections(tmp_path, capsys):
-    from splade_nb.evaluation import benchmark
+    from splade_nb.lab import benchmark
     from splade_nb.evaluation.compare import percent
     result = benchmark.evaluate_system(benchmark.bm25_systems()[0], of_collection(toy_corpus()), tmp_path/'full')
     def shown():

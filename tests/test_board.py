@@ -7,10 +7,12 @@ from splade_nb.config.files import ConfigError, read_json, write_json
 from splade_nb.config.versions import resolve
 from splade_nb.data.readers import load, load_collection
 from splade_nb.data.records import DataError, toy_corpus
-from splade_nb.evaluation import board
+from splade_nb.lab import board
 from splade_nb.evaluation.retrieval import evaluate_queries
 from splade_nb.experiment import prepare
 from splade_nb.training.dataset import save_model_folder
+
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 
 def saved(folder: Path, version: str = 'v29', **changes) -> str:
@@ -86,7 +88,6 @@ def test_a_query_that_finds_nothing_counts_zero(model, toy_result, tmp_path, mon
     assert values.iloc[0] > 0 and found.get_score() == pytest.approx(values.iloc[1:].sum() / len(values), abs=1e-4) and found.get_score() < toy_result[1].get_score()
 
 
-@pytest.mark.slow
 def test_the_export_for_sentence_transformers_scores_alike_in_mteb_s_own_wrapper(tmp_path):
     pytest.importorskip('sentence_transformers')
     from sentence_transformers import SparseEncoder
@@ -101,7 +102,6 @@ def test_the_export_for_sentence_transformers_scores_alike_in_mteb_s_own_wrapper
     assert again.get_score() == pytest.approx(ours.get_score(), abs=1e-4)
 
 
-@pytest.mark.slow
 def test_korquad_is_judged_by_mteb_as_by_make_evaluate(model, tmp_path):
     "On its first articles: the whole of it is counted below."
     (tmp_path/'korquad_v1').mkdir()
@@ -115,7 +115,6 @@ def test_korquad_is_judged_by_mteb_as_by_make_evaluate(model, tmp_path):
     assert part['num_queries'] == len(collection.qrels) > 500 and 0.05 < part['ndcg_at_10'] < 1
 
 
-@pytest.mark.slow
 def test_the_board_s_copy_of_korquad_lacks_the_one_paragraph_without_a_question():
     "By the statistics that mteb ships: what remains has the same number of texts and of characters, the same shortest and longest."
     collection = load(real('data/korquad_v1'))
@@ -212,7 +211,6 @@ def no_hub(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_a_downloaded_data_set_is_read_by_mteb_s_own_code(name, model, tmp_path):
     task, = board.open_tasks(f'{name}={snapshot(tmp_path/"data", name)}')

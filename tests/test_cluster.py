@@ -8,8 +8,10 @@ from splade_nb.cli import main
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve
 from splade_nb.data.records import toy_corpus
-from splade_nb.model import encode_cluster
+from splade_nb.lab import encode_cluster
 from splade_nb.training.dataset import as_searched, prepare, save_model_folder
+
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 TEXTS, SIZE = [f'제주도 {number}번 버스는 어디서 타나요' for number in range(37)], 4
 has_ray = pytest.mark.skipif(not importlib.util.find_spec('ray'), reason="no Ray here: pip install 'splade_nb[cluster]'")
@@ -52,7 +54,6 @@ def finished(process: subprocess.Popen) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.slow
 @has_ray
 @pytest.mark.parametrize('folder', ['splade_ko'], indirect=True)  # the mean length of all texts comes first
 def test_a_killed_cluster_goes_on_and_writes_what_one_process_writes(folder):
@@ -122,7 +123,6 @@ def test_workers_with_gpus_decide_the_precision(folder, monkeypatch):
     assert read_json(folder/'by-gpus'/'shards.json')['precision'] == 'bf16', 'not that of the machine that hands out'
 
 
-@pytest.mark.slow
 @has_ray
 def test_ray_has_what_is_asked_of_it():
     import inspect

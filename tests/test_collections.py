@@ -9,7 +9,7 @@ from splade_nb.data import collections as sets, mixture as mixture_module, pairs
 from splade_nb.data.block_negatives import Mining
 from splade_nb.data.collections import Source, download, fetch, registered, registry
 from splade_nb.data.mixture import Rules, build, make_data
-from splade_nb.data.passages import text_files
+from splade_nb.lab.passages import text_files
 from splade_nb.data.readers import load_collection
 sys.path.append(str(ROOT/'docs'))
 import data_page

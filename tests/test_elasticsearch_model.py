@@ -15,12 +15,14 @@ from splade_nb.cli import main
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
-from splade_nb.hub.elasticsearch_model import KNOWN, Operations, differing, difference_line, doubled, elastic_script, elastic_tokenizer, unknown_operations, vocabulary_body, xlmr_charsmap
+from splade_nb.lab.elasticsearch_model import KNOWN, Operations, differing, difference_line, doubled, elastic_script, elastic_tokenizer, unknown_operations, vocabulary_body, xlmr_charsmap
 from splade_nb.hub.export import write_form
 from splade_nb.hub.opensearch_model import HEAVIEST, traced
 from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
+
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 FORMS = {  # kind of vocabulary and settings
     'looked-up': ('xlm_roberta', dict(inference_free_query=True, context_gate=False)),
@@ -184,7 +186,6 @@ def opened(folder: Path) -> tuple: # models of documents and of queries
     return loaded['document'], loaded.get('query', loaded['document'])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 def test_the_server_gives_our_scores(form, exports, texts):
     model, tokenizer, folder, limits = exports(form)
@@ -226,7 +227,6 @@ def test_the_tokenizer_of_the_server_is_made_right(kind, tokenizers, texts):
     assert differing(tokenizer, texts, LENGTH) == []
 
 
-@pytest.mark.slow
 def test_xlm_roberta_is_read_as_it_is(texts):
     folder = real('tokenizers/xlm-roberta-base')
     tokenizer = SpladeTokenizer(AutoTokenizer.from_pretrained(folder))
@@ -261,7 +261,7 @@ def test_every_operation_is_known(exports, tokenizers, monkeypatch):
     "Without the replacements the server would refuse the same model."
     content, tokenizer = (exports('counted')[2]/'document.pt').read_bytes(), tokenizers['xlm_roberta']
     assert unknown_operations(content) == [] and not {'aten::as_strided', 'aten::sigmoid', 'aten::log1p'} & KNOWN
-    for name in ('log1p', 'sigmoid', 'amax'): monkeypatch.delitem(__import__('splade_nb.hub.elasticsearch_model', fromlist='x').REPLACED, name)
+    for name in ('log1p', 'sigmoid', 'amax'): monkeypatch.delitem(__import__('splade_nb.lab.elasticsearch_model', fromlist='x').REPLACED, name)
     with pytest.raises(ConfigError, match='refuses models with aten::amax, aten::log1p, aten::sigmoid, which'): elastic_script(exports('counted')[0], tokenizer, 'document')
 
 

@@ -9,11 +9,12 @@ import faults
 from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
 from splade_nb.data.records import toy_corpus
-from splade_nb.data.passages import PackedSequences, packed_batch
+from splade_nb.lab.passages import PackedSequences, packed_batch
 from splade_nb.model.load import fit, position_table, positions
 from splade_nb.hub.export import add_graph
 from splade_nb.model.opened import open_model
-from splade_nb.training import batch, checkpoints, curriculum, masked_language, objective
+from splade_nb.training import batch, checkpoints, curriculum, objective
+from splade_nb.lab import masked_language
 from splade_nb.training import trainer as training
 from splade_nb.training.dataset import fix_seeds, prepare, save_model_folder, toy_training_data
 

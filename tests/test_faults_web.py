@@ -1,5 +1,5 @@
 """Server addresses and their passwords, addresses to listen on, connections and requests that cost too much, terminals."""
-import base64, json, os, re, socket, subprocess, threading
+import base64, json, os, re, shutil, socket, subprocess, threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -348,7 +348,8 @@ def test_an_error_cannot_forge_a_line(capsys):
 
 # Scripts that an export brings
 
-HUB = Path(web.__file__).parents[1]/'hub'
+PACKAGE = Path(web.__file__).parents[1]
+HUB, SCRIPTS = PACKAGE/'hub', {path.name: path for path in PACKAGE.rglob('*.sh') if path.name != 'request.sh'}
 
 
 class Heard(BaseHTTPRequestHandler):
@@ -363,6 +364,12 @@ class Heard(BaseHTTPRequestHandler):
 def shell(script: str, *arguments: str, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(['bash', '-c', f'set -euo pipefail; source request.sh; {script}', 'script', *arguments], cwd=HUB, capture_output=True, text=True,
                           env=os.environ | environment)
+
+
+def exported(script: str, folder: Path, **environment) -> subprocess.CompletedProcess:
+    "A script as it lies in an export, beside the requests that it makes."
+    for path in (SCRIPTS[script], HUB/'request.sh'): shutil.copy(path, folder)
+    return subprocess.run(['bash', folder/script], env=os.environ | environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize('password', ['bibimbap', 'a"b\\c $x`', 'a&b|c/d@e%f', '비빔밥', 'first\nurl = "http://127.0.0.1:1/"', 'a\r\n\tb ', '\n'])
@@ -386,12 +393,12 @@ def test_a_script_fills_in_a_value_as_it_is(value, tmp_path):
 @pytest.mark.parametrize('script, setting, value', [(script, name, value) for script, name in (('register.sh', 'CHUNK'), ('import.sh', 'CHUNK'), ('deploy.sh', 'PATIENCE'))
                                                     for value in ('0', '-1', '08', '1e3', 'x[$(id)]', '99999999999')]
                          + [('register.sh', 'PAUSE', ''), ('register.sh', 'PAUSE', 'x')][1:])
-def test_a_script_refuses_a_number_that_is_none(script, setting, value):
-    done = subprocess.run(['bash', HUB/script], env=os.environ | {setting: value}, capture_output=True, text=True)
+def test_a_script_refuses_a_number_that_is_none(script, setting, value, tmp_path):
+    done = exported(script, tmp_path, **{setting: value})
     assert done.returncode == 1 and done.stderr.startswith(f'{setting}={value}: a') and done.stderr.count('\n') == 1
 
 
 @pytest.mark.parametrize('script, setting', [('register.sh', 'OPENSEARCH_URL'), ('import.sh', 'ELASTICSEARCH_URL'), ('deploy.sh', 'VESPA_CONFIG_URL')])
-def test_a_script_takes_no_password_in_an_address_and_shows_none(script, setting):
-    done = subprocess.run(['bash', HUB/script], env=os.environ | {setting: 'https://admin:bibim/bap@localhost:9200'}, capture_output=True, text=True)
+def test_a_script_takes_no_password_in_an_address_and_shows_none(script, setting, tmp_path):
+    done = exported(script, tmp_path, **{setting: 'https://admin:bibim/bap@localhost:9200'})
     assert done.returncode == 1 and setting in done.stderr and 'bibim' not in done.stderr + done.stdout

@@ -1,5 +1,5 @@
 """Every kind of checkpoint through the whole life of a model: create, step, save, load in another process."""
-import copy, json, threading
+import copy, json, subprocess, sys, threading
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
                           GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
-from conftest import SHARED, is_real, real_or_made
+from conftest import ROOT, SHARED, is_real, real_or_made
 from faults import program
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import Settings
@@ -180,6 +180,17 @@ def test_half_an_encoder_is_refused(checkpoints, tmp_path):
         kept.pop(next(name for name in kept if 'layer.1.attention' in name))
         save_file(kept, tmp_path/'model.safetensors', metadata={'format': 'pt'})
         refused('weights missing', tmp_path, mlm_head=form)
+        for name in ('tokenizer.json', 'tokenizer_config.json'):
+            if (checkpoints/source/name).exists(): shutil.copy(checkpoints/source/name, tmp_path)
+        with pytest.raises(ConfigError, match='^teacher=.*weights missing'): load_teacher(str(tmp_path))
+
+
+def test_opening_an_encoder_prints_no_table_of_weights(checkpoints):
+    "What transformers prints on weights that a closed-form head or a pooler replaces frightens whoever reads it."
+    script = ('import sys\nfrom splade_nb.model.load import pretrained_backbone\nfrom splade_nb.training.teacher import load_teacher\n'
+              'pretrained_backbone(sys.argv[1], new_head=True)\nload_teacher(sys.argv[2])')
+    done = subprocess.run([sys.executable, '-c', script, *map(str, (checkpoints/'bert-encoder', checkpoints/'bert'))], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and 'LOAD REPORT' not in done.stdout + done.stderr, done.stderr
 
 
 def test_what_is_no_masked_language_model_is_refused(checkpoints, tmp_path, monkeypatch):

@@ -7,14 +7,16 @@ import torch
 from conftest import run_cells
 from splade_nb.config.files import ConfigError, DataError
 from splade_nb.config.versions import resolve_quietly
-from splade_nb.data.passages import PackedSequences, packed_batch, stored_passages, text_files
+from splade_nb.lab.passages import PackedSequences, packed_batch, stored_passages, text_files
 from splade_nb.data.prepared import Preparation
 from splade_nb.data.tokenizer import load_tokenizer
 from splade_nb.model.load import pretrained_backbone
-from splade_nb.training import pretraining
+from splade_nb.lab import pretraining
 from splade_nb.training.checkpoints import CheckpointError, checkpoints
-from splade_nb.training.pretraining import new_run, pretrain, pretrain_step, rate_at, training_batch
-from splade_nb.training.pretraining_setup import create_backbone, prepare_corpus, resolve_pretraining, without_effect
+from splade_nb.lab.pretraining import new_run, pretrain, pretrain_step, rate_at, training_batch
+from splade_nb.lab.pretraining_setup import create_backbone, prepare_corpus, resolve_pretraining, without_effect
+
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 SMALL = dict(hidden=32, layers=1, vocabulary=2000, segment='none', length=32, batch_size=4, precision='fp32', log_every=1,
              dropout=0.1, validations=2, checkpoints=4, held_out_sequences=4)
@@ -113,7 +115,6 @@ def trace(folder, stages, changes):
     return rows, run.history, files, [round(float(value.double().abs().sum()), 9) for value in weights(run.backbone)]
 
 
-@pytest.mark.slow
 def test_every_setting_acts(tmp_path, stages):
     assert set(OTHER) | {'backbone'} == set(asdict(settings()))
     base = trace(tmp_path/'base', stages, {})

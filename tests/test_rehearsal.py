@@ -3,7 +3,9 @@ import json, math
 import pytest
 from conftest import run_cells
 from splade_nb.config.files import ConfigError, write_json
-from splade_nb.training.rehearsal import DATA, bytes_per_triplet, command_of, growth, record_of, take_triplets, write_made
+from splade_nb.lab.rehearsal import DATA, bytes_per_triplet, command_of, growth, record_of, take_triplets, write_made
+
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 
 def test_a_smaller_set_has_the_same_files_and_lines_of_each(tmp_path):
@@ -57,7 +59,7 @@ def test_the_study_tells_what_holds(tmp_path, scale, failed):
 
 
 def test_a_part_that_was_interrupted_keeps_its_whole_runs(tmp_path, monkeypatch):
-    from splade_nb.training import rehearsal
+    from splade_nb.lab import rehearsal
     calls, fails = [], {'v27'}
     def run_one(version, data, out, processes, settings):
         calls.append(version)

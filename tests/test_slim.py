@@ -102,6 +102,21 @@ def test_what_an_installation_lacks_is_named_with_its_extra(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['texts.txt'], 'nothing half done'
 
 
+def test_what_only_the_repository_has_is_named(tmp_path, monkeypatch, capsys):
+    class NoLaboratory:
+        @staticmethod
+        def find_spec(name, *_):
+            if name == 'splade_nb.lab': raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+    monkeypatch.setattr(sys, 'meta_path', [NoLaboratory, *sys.meta_path])
+    for name in [name for name in sys.modules if name.startswith('splade_nb.lab')]: monkeypatch.delitem(sys.modules, name)
+    (tmp_path/'texts.txt').write_text('제주도', encoding='utf-8')
+    for command in (*(f'export --to {form} --out' for form in cli.LAB_FORMS), f'encode --data {tmp_path}/texts.txt --engine ray --out'):
+        assert cli.main([*command.split(), str(tmp_path/'out')]) == 2
+        said = capsys.readouterr().err
+        assert 'is in splade_nb.lab' in said and 'git clone https://github.com/' in said
+    with pytest.raises(ConfigError, match='mlm does not'): cli.export_model('', 'mlm', str(tmp_path/'out'), data='toy')
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*are longer than')
 @pytest.mark.parametrize('options', [{}, dict(most_windows=0), dict(whole=True), dict(mean_length=30.0), dict(top_k=9),
@@ -203,7 +218,7 @@ def test_the_wheel_brings_neither_torch_nor_transformers(installed):
     script = ('import importlib.util as find, pathlib, splade_nb\n'
               'heavy = [name for name in ("torch", "transformers", "datasets", "matplotlib", "pandas") if find.find_spec(name)]\n'
               'assert not heavy, heavy\nfolder = pathlib.Path(splade_nb.__file__).parent\n'
-              'assert (folder/"py.typed").exists() and "venv" in folder.parts\nprint(splade_nb.load())')
+              'assert (folder/"py.typed").exists() and "venv" in folder.parts and not (folder/"lab").exists()\nprint(splade_nb.load())')
     assert repr(api.load()) in run(programs/'python', '-c', script, folder=work).stdout
 
 

@@ -11,7 +11,7 @@ from splade_nb.cli import main
 from splade_nb.config.files import ConfigError
 from splade_nb.data.tokenizer import SpladeTokenizer, save_tokenizer, train_unigram
 from splade_nb.evaluation.exact_search import normalize_for_scoring
-from splade_nb.hub import vespa_model # noqa: F401, adds its form
+from splade_nb.lab import vespa_model # noqa: F401, adds its form
 from splade_nb.hub.export import write_form
 from splade_nb.hub.opensearch_model import HEAVIEST
 from splade_nb.model.counted_terms import learned_part, searched_model
@@ -19,7 +19,7 @@ from splade_nb.model.encode import encode
 from splade_nb.model.initialization import toy_model
 from splade_nb.model.load import save
 
-SLOW_FIXTURES = 'exports',
+pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 
 onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')

@@ -6,8 +6,8 @@ from splade_nb.config.files import write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data import tokenizer as tokens
 from splade_nb.data.readers import load
-from splade_nb.evaluation import study as studies
-from splade_nb.evaluation.study import dev_ids, without_held_out
+from splade_nb.lab import study as studies
+from splade_nb.lab.study import dev_ids, without_held_out
 from splade_nb.model.encode import encode
 from splade_nb.training.dataset import prepare
 

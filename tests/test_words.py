@@ -11,7 +11,7 @@ from splade_nb.data.bm25 import BM25
 from splade_nb.config import files
 from splade_nb.config.files import revision
 from splade_nb.evaluation.retrieval import baselines, compare_systems, index_facts
-from splade_nb.evaluation.study import known_baselines, revision_of
+from splade_nb.lab.study import known_baselines, revision_of
 
 sys.path += [str(ROOT/'docs'), str(ROOT/'benchmarks')]
 import readme_table

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..config.files import read_json
 from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten
 from .figures import source_line
-from .metrics import MEASURES, criteria, lost_terms, marked, recall_criterion
+from .metrics import LABELS, criteria, lost_terms, marked, recall_criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #parts
 class RunError(ValueError):
@@ -285,12 +285,13 @@ def against_bm25(difference: dict) -> str:  # {'mean', 'low', 'high', 'p'} of th
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars
 def quality_bars(run: Run) -> tuple:  # figure, caption
-    "Four metrics of the model, the initial model and BM25 on the test queries, with intervals."
+    "Four metrics of every system on the test queries, with intervals."
     import pandas as pd
     names, systems = ['ndcg@10', 'success@1', 'recall@10', 'mrr@10'], run.evaluation['systems']
     mean, low, high = (pd.DataFrame({system: {name: systems[system][name][part] for name in names}
                                      for system in SYSTEMS if system in systems}) for part in ('mean', 'low', 'high'))
     figure, axis = canvas(height=3.4)
+    mean, low, high = (part.rename(index=LABELS) for part in (mean, low, high))
     _grouped_bars(axis, mean, [[mean[system] - low[system], high[system] - mean[system]] for system in mean])
     return figure, _quality_caption(run)
 
@@ -458,20 +459,23 @@ def settings_table(run: Run):  # DataFrame, a row for each setting
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-table
 def quality_table(run: Run):  # DataFrame, a row for each system
-    "Every metric with its interval, terms and index of the documents, and the paired difference to each other system."
+    "Every metric with its interval, the model minus each other system, and what documents and a query cost."
     import pandas as pd
-    systems, index, rows = run.evaluation['systems'], run.evaluation.get('index', {}), {}
+    systems, index, times = (run.evaluation.get(name, {}) for name in ('systems', 'index', 'query_ms'))
+    times, over, rows = dict(before_training=times.get('model', 0.0)) | times, _differences(run.evaluation), {}
     for system, (name, _) in SYSTEMS.items():
         if system not in systems: continue
-        rows[name] = {metric: spell(systems[system][metric]) for metric in MEASURES.values()}
+        rows[name] = {LABELS[metric]: spell(value) for metric, value in systems[system].items() if metric in LABELS}
+        rows[name] |= {'nDCG@10 of the model minus it': over.get(system, '-')}
         if system in index: rows[name] |= {'terms a document': f'{index[system]["terms"]:,.1f}',
                                            'index, MB': f'{index[system]["bytes"] / 1e6:,.2f}'}
-    return pd.DataFrame.from_dict(rows | _difference_rows(run.evaluation), orient='index').fillna('')
+        if times.get(system): rows[name]['reading a query, ms'] = f'{times[system]:.1f}'
+    return pd.DataFrame.from_dict(rows, orient='index').fillna('-')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-table-2
-def _difference_rows(evaluation: dict) -> dict: # row -> {'ndcg@10': text}, marked by Holm over these rows
+def _differences(evaluation: dict) -> dict: # system -> text, marked by Holm over all of them
     gains = evaluation.get('differences') or {'bm25': evaluation['difference']}
-    return {f'after training minus {SYSTEMS[name][0]}': {'ndcg@10': f'{spell(gain, "+")}, p = {gain["p"]:.2g} {mark}'}
+    return {name: f'{spell(gain, "+")}, p = {gain["p"]:.2g} {mark}'
             for (name, gain), mark in zip(gains.items(), marked(list(gains.values())))}
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table

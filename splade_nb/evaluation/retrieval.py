@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['LANGUAGE_FIGURES', 'retrieve', 'search_metrics', 'evaluate_queries', 'mean_terms', 'learned_columns', 'part_searches',
-           'bm25_metrics', 'baselines', 'encoder_systems', 'index_facts', 'compare_systems', 'context_queries',
-           'context_result', 'LanguageShares', 'sparsity_result', 'contract_metrics', 'evaluate_model',
-           'evaluate_language', 'evaluate_context']
+           'bm25_metrics', 'baselines', 'encoder_systems', 'index_facts', 'query_times', 'compare_systems',
+           'context_queries', 'context_result', 'LanguageShares', 'sparsity_result', 'contract_metrics',
+           'evaluate_model', 'evaluate_language', 'evaluate_context']
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
-import hashlib, sys
+import hashlib, sys, time
 from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, choose, read_json, revision, write_json
-from ..data.bm25 import BIGRAM_SHARE, BM25, StoredBM25
+from ..data.bm25 import BIGRAM_SHARE, BM25, StoredBM25, split
 from ..data.prepared import Preparation, content_key, prepared_folder
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports-part-1
 from ..data.readers import load_collection
-from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, token_kind
-from ..model.encode import counted, cut_note, encode_collection, encode_queries, heaviest, input_terms
+from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, remembered, token_kind
+from ..model.encode import counted, cut_note, encode, encode_collection, encode_queries, heaviest, input_terms
+from ..model.encode import prepared_decoder
 from ..model.load import named_config
 from ..model.opened import open_model
 from ..model.dense import ENCODER, check_hybrid
@@ -159,6 +160,22 @@ def index_facts(terms: dict,             # system -> active terms per document
                 documents: int) -> dict: # system -> {"terms", "bytes"}
     "The size of each system's index."
     return {name: dict(terms=round(value, 2), bytes=index_bytes(value, documents)) for name, value in terms.items()}
+
+# %% ../../nbs/4_evaluation/04_retrieval.ipynb #query-times
+def query_times(model, tokenizer: SpladeTokenizer, queries: list,
+                most: int = 50  # queries that are timed, one by one
+               ) -> dict:       # model, bm25, bm25_bigrams -> ms, the median
+    "The time in which a query is read, as a search engine has to do for each that comes."
+    decoder, chosen = prepared_decoder(model), queries[::max(1, -(-len(queries) // most))]
+    readers = dict(model=lambda text: encode(model, tokenizer, [text], document=False, decoder=decoder),
+                   bm25=lambda text: split([text], 'kiwi'),
+                   bm25_bigrams=lambda text: [split([text], name) for name in ('kiwi', 'bigrams')])
+    def timed(read, text):
+        began = time.perf_counter()
+        read(text)
+        return 1000 * (time.perf_counter() - began)
+    with remembered(None):
+        return {name: round(float(np.median([timed(read, text) for text in chosen])), 2) for name, read in readers.items()}
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #compare-systems
 def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "model" and "bm25" among them

@@ -316,10 +316,12 @@ def _write_models(model, tokenizer, folder): # zip files and registrations; what
     return factor
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #write-script
-def write_script(name: str, folder: Path) -> None: # name: of a file of this package
+def write_script(name: str, folder: Path,         # name: of a file
+                 package: str = 'splade_nb.hub'  # that has it
+                ) -> None:
     "A script and `request.sh`, the requests that all such scripts make."
-    for file in (name, 'request.sh'):
-        (folder/file).write_text(files('splade_nb.hub').joinpath(file).read_text(encoding='utf-8'), encoding='utf-8')
+    for file, owner in ((name, package), ('request.sh', 'splade_nb.hub')):
+        (folder/file).write_text(files(owner).joinpath(file).read_text(encoding='utf-8'), encoding='utf-8')
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #write-bodies
 def _write_bodies(facts, refused, folder): # refused: why there is no sparse_vector

@@ -22,7 +22,7 @@ from ..config.settings import EMBEDDED_TEACHERS
 from ..data.prepared import Preparation, content_key, file_hash
 from ..model.blocks import blocks_of, take_blocks, through_blocks
 from ..model.head import fast_bf16
-from ..model.load import positions
+from ..model.load import positions, without_load_report
 
 # %% ../../nbs/3_training/05_teacher.ipynb #teacher-label
 def teacher_label(name: str) -> str:  # for a report
@@ -122,8 +122,11 @@ def load_teacher(source: str) -> tuple: # tokenizer, model, pooling, prompts
         folder = model_folder(source)
         place = _modules_of(folder).get('transformer', folder)
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side='right')
-        model = AutoModel.from_pretrained(place, dtype=torch.float32).eval()
-        take_blocks(model)
+        with without_load_report():
+            model, info = AutoModel.from_pretrained(place, dtype=torch.float32, output_loading_info=True)
+        if absent := sorted(name for name in info['missing_keys'] if 'pooler' not in name):
+            raise ConfigError(f'teacher={source!r}: weights missing: {absent[:3]}; is the download whole?')
+        take_blocks(model.eval())
         return tokenizer, model, pooling_of(folder), prompts_of(folder)
     except ConfigError: raise
     except (OSError, ValueError) as error:
