@@ -1,4 +1,4 @@
-"""Copies of notebooks for Colab, Kaggle and any other Jupyter: they install the package and need no checkout.
+"""Copies of notebooks for Colab, Kaggle and any other Jupyter: their first cell fetches the repository and installs it.
 
     python docs/browser.py docs/_build/browser    write the copies; GitHub's branch `notebooks` holds those of main
     python docs/browser.py --links                write the cell `browser` of each notebook, which leads to its copy
@@ -23,13 +23,16 @@ FIELDS = dict(str='{type:"string"}', int='{type:"integer"}', bool='{type:"boolea
 LIBRARY = re.compile(r'\{library\}/([\w/]+\.ipynb)#[^)]*')  # `train` computes links to the losses
 
 
-def _install(*packages):
-    "Install the packages, once. Loaded packages whose version changes need a new session."
+def _install(address, revision, extras, *others):
+    "Install a commit of the repository, once. Loaded packages whose version changes need a new session."
     import importlib.metadata, importlib.util, subprocess, sys
     if importlib.util.find_spec('splade_nb'): return
     loaded = {name: sys.modules[name].__version__ for name in ('numpy', 'pandas', 'matplotlib', 'torch') if name in sys.modules}
-    if subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *packages]).returncode:
-        raise RuntimeError(f'pip could not install {packages}. On Kaggle: session options, Internet on.')
+    for command in (['git', 'clone', '--quiet', address, 'splade_nb_repository'],
+                    ['git', '-C', 'splade_nb_repository', 'checkout', '--quiet', revision],
+                    [sys.executable, '-m', 'pip', 'install', '--quiet', '--editable', f'splade_nb_repository[{extras}]', *others]):
+        if subprocess.run(command).returncode: raise RuntimeError(f'failed: {" ".join(command)}. On Kaggle: session options, Internet on.')
+    sys.path.insert(0, 'splade_nb_repository')  # until the session begins anew
     importlib.invalidate_caches()
     changed = [name for name, version in loaded.items() if importlib.metadata.version(name) != version]
     if changed: raise RuntimeError(f'installed; {", ".join(changed)} changed: restart the session and run all cells')
@@ -79,8 +82,7 @@ def code(source: str, id: str, **metadata) -> dict:
 def install(notebook: Path, revision: str) -> dict:
     "The first code cell."
     extras, *others = NEEDS.get(notebook.stem.removesuffix('_ko'), ('train',))
-    packages = [f'{CONFIG.lib_name}[{extras}] @ git+{CONFIG.git_url}@{revision}', *others]
-    called = f'_install({", ".join(map(repr, packages))})'
+    called = f'_install({", ".join(map(repr, (CONFIG.git_url, revision, extras, *others)))})'
     return code(f'#@title Install {CONFIG.lib_name}\n{inspect.getsource(_install)}\n{called}', 'install', cellView='form')
 
 

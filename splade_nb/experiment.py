@@ -6,7 +6,7 @@
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
            'require_parts', 'few_pairs', 'begin_run', 'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts',
            'sample_terms', 'keep_samples', 'evaluate_run', 'peak_memory', 'summarise_run', 'close_weights',
-           'run_version', 'fit']
+           'finish_run', 'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
@@ -394,6 +394,24 @@ def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGrou
     means = {each: round(float(values.mean()), 5) for each, values in tried.items()}
     return replace(setup, model=reweighed(model, weight)), dict(counted_weight=weight, counted_weights=means)
 
+# %% ../nbs/7_experiment.ipynb #finish-run
+def finish_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup, validator,
+               before: dict,            # of `evaluate_untrained`
+               samples: list, shown: list, # texts, and their terms before training
+               seconds: float,          # of training
+               group: ProcessGroup = ProcessGroup(), stages: Stages | None = None
+              ) -> dict:                # the summary; empty for all but the first process
+    "Save the trained model as it is searched, evaluate it, and write what reports and tables read."
+    first, memory, stages = group.rank == 0, peak_memory(group), stages or Stages()
+    with stages('judging'): setup, weights = _with_counted_weight(as_searched(setup), group)
+    if first:
+        with stages('writing'): save_model_folder(setup, run.folder)
+        keep_samples(setup, samples, shown, run.folder)
+    result, evaluation = evaluate_run(setup, before, run.folder, group, stages)
+    if not first: write_stages(stages, run.folder, group.rank)
+    return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory, stages,
+                         validator.facts() | weights) if first else {}
+
 # %% ../nbs/7_experiment.ipynb #run-version
 def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: str = 'auto', source: str = 'mini',
                 seed: int = 42, out: str = '', settings: dict | str | None = None, resume: bool = False,
@@ -421,18 +439,9 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
         run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
                     torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
                     rollbacks=rollbacks_of(recipe), process_group=group)
-    seconds, memory = time.perf_counter() - started, peak_memory(group)
-    with stages('judging'): setup, weights = _with_counted_weight(as_searched(setup), group)
+    seconds = time.perf_counter() - started
     with writable(folder) if first else nullcontext():
-        if first:
-            with stages('writing'): save_model_folder(setup, folder)
-            keep_samples(setup, samples, shown, folder)
-        result, evaluation = evaluate_run(setup, before, folder, group, stages)
-        if first:
-            return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory, stages,
-                                 validator.facts() | weights)
-    write_stages(stages, folder, group.rank)
-    return {}
+        return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, seconds, group, stages)
 
 # %% ../nbs/7_experiment.ipynb #fit
 def _documents_alone(source: str) -> Collection:

@@ -3,6 +3,7 @@ import ast, importlib, importlib.metadata, importlib.util, json, os, re, shutil,
 from contextlib import chdir
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from unittest.mock import patch
 import nbformat
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from conftest import NOTEBOOKS, ROOT, name, read, text
+from conftest import NOTEBOOKS, ROOT, name, read, text, tracked
 from packages import HIDE, brought
 
 sys.path.insert(0, str(ROOT/'docs'))
@@ -76,7 +77,7 @@ def test_copies_name_the_commit(tmp_path):
     copies.write_copies(tmp_path, 'a1b2c3')
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob('*.ipynb')) == sorted(COPIES)
     assert 'a1b2c3' in (tmp_path/'README.md').read_text(encoding='utf-8')
-    assert f'{copies.CONFIG.git_url}@a1b2c3' in text(cell(read(tmp_path/'train.ipynb'), 'install'))
+    assert f"_install('{copies.CONFIG.git_url}', 'a1b2c3', 'train')" in text(cell(read(tmp_path/'train.ipynb'), 'install'))
 
 
 def test_the_workflow_publishes_a_branch_of_copies(tmp_path):
@@ -108,12 +109,15 @@ def session(monkeypatch):
     return asked
 
 
-def run_install(notebook: str) -> None: exec(text(cell(COPIES[notebook], 'install')), {})
+def run_install(notebook: str) -> None:
+    with patch.object(sys, 'path', [*sys.path]): exec(text(cell(COPIES[notebook], 'install')), {})
 
 
 def test_pip_is_asked_for_what_is_missing(session):
     run_install('evaluate.ipynb')
-    assert session.commands == [[sys.executable, '-m', 'pip', 'install', '--quiet', f'splade_nb[board] @ git+{copies.CONFIG.git_url}@a1b2c3']]
+    [cloned, at, pip] = session.commands
+    assert cloned[:2] == ['git', 'clone'] and copies.CONFIG.git_url in cloned and at[-1] == 'a1b2c3'
+    assert pip == [sys.executable, '-m', 'pip', 'install', '--quiet', '--editable', 'splade_nb_repository[board]']
 
 
 def test_nothing_is_installed_where_the_package_is(session, monkeypatch):
@@ -124,7 +128,7 @@ def test_nothing_is_installed_where_the_package_is(session, monkeypatch):
 
 def test_a_failed_installation_ends_the_notebook(session):
     session.code = 1
-    with pytest.raises(RuntimeError, match='pip could not install'): run_install('train.ipynb')
+    with pytest.raises(RuntimeError, match='failed: git clone .* Internet on'): run_install('train.ipynb')
 
 
 def test_a_loaded_package_that_changed_needs_a_new_session(session, monkeypatch):
@@ -142,12 +146,12 @@ TINY = {'train.ipynb': dict(data='toy', settings=SMALL),
 
 @pytest.fixture(scope='module')
 def installed(tmp_path_factory) -> Path:
-    "The package as pip installs it from the sources that git would bring."
-    source, goal = tmp_path_factory.mktemp('source'), tmp_path_factory.mktemp('installed')
-    for each in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'): shutil.copy(ROOT/each, source)
-    for each in ('splade_nb', 'data/mini', 'data/collections', 'docs/results/board'): shutil.copytree(ROOT/each, source/each)
-    done = subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--target', goal, source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    "The files of the repository as the first cell fetches them, where `sys.path` leads."
+    goal = tmp_path_factory.mktemp('session')/'splade_nb_repository'
+    for path in tracked('**/*'):
+        if not path.is_relative_to(ROOT/'benchmarks') and path.is_file():
+            (place := goal/path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
     return goal
 
 
@@ -160,7 +164,6 @@ def hidden_modules(notebook: str) -> set:
 
 
 RUN = [each for each in COPIES if not each.endswith('_ko.ipynb')]  # test_house: a twin has the same code
-LONG = 'tutorials/read_a_vector.ipynb',  # trains for a minute, and asks for what is asked for elsewhere
 
 
 def given_to(notebook: str, folder: Path):
@@ -185,18 +188,17 @@ def assert_ran_outside(outputs: list, installed: Path) -> None:
 def ran(installed, tmp_path_factory) -> dict:
     "What each copy gives, or what went wrong: one process imports what all of them need, and is forked for each."
     folder, place = tmp_path_factory.mktemp('session'), tmp_path_factory.mktemp('ran')
-    chosen = [notebook for notebook in RUN if notebook not in LONG]
     jobs = [dict(name=Path(notebook).stem, hidden=sorted(hidden_modules(notebook)),
-                 sources=[each.source for each in given_to(notebook, place).cells if each.cell_type == 'code']) for notebook in chosen]
+                 sources=[each.source for each in given_to(notebook, place).cells if each.cell_type == 'code']) for notebook in RUN]
     copies.write_json(place/'jobs.json', jobs)
     program = [sys.executable, ROOT/'tests/notebooks.py', place/'jobs.json', place]
     done = subprocess.run(program, cwd=folder, env=outside(installed), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {notebook: read(place/f'{Path(notebook).stem}.json') for notebook in chosen}
+    return {notebook: read(place/f'{Path(notebook).stem}.json') for notebook in RUN}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('notebook', [each for each in RUN if each not in LONG])
+@pytest.mark.parametrize('notebook', RUN)
 def test_a_copy_runs_without_a_checkout(notebook, ran, installed):
     assert not isinstance(ran[notebook], str), ran[notebook]
     assert_ran_outside(ran[notebook], installed)

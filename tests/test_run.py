@@ -3,8 +3,8 @@ import json, re, subprocess, sys
 from pathlib import Path
 import pytest
 from chromium import faults
-from conftest import ROOT, run_cells
-from faults import command, exit_code_of, output_of, program, start, summary_of
+from conftest import ROOT, injected, run_cells
+from faults import command, exit_code_of, output_of, program, run_notebook, start, summary_of
 from test_provenance import unsourced_cells
 from splade_nb.data.records import DataError, toy_corpus
 from splade_nb.config.files import ConfigError
@@ -114,6 +114,21 @@ def test_the_command_line_does_the_same(run, tmp_path, capsys):
     assert main(['evaluate', '--model', str(tmp_path), '--data', 'toy']) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert METRICS | {'bm25', 'bm25_bigrams', 'active_terms', 'criterion', 'index', 'revision'} == set(last) and last['ndcg@10'] == first['metrics']['ndcg@10']
+
+
+@pytest.mark.slow
+def test_the_notebook_and_the_command_search_alike(tmp_path, monkeypatch):
+    "Also by what acts after training: counted terms, the weight that validation chooses for them, bounds on terms."
+    settings = dict(steps=4, hidden=32, layers=1, vocabulary=300, batch_size=4, counted_terms=64, most_document_terms=20)
+    given = dict(version='splade_ko', scale='mini', seed=42, settings=settings)
+    run_notebook(injected('train.ipynb', data='toy', out=str(tmp_path/'notebook'), **given), ROOT)
+    monkeypatch.setattr('splade_nb.experiment.require_acting_settings', lambda *arguments: None)
+    run_version(source='toy', out=str(tmp_path/'command'), **given)
+    first, second = (summary_of(tmp_path/name) for name in ('notebook', 'command'))
+    assert first == second and first['validation']['counted_weight'] and {'learned', 'counted'} <= first.keys()
+    for name in ('notebook', 'command'):
+        model, _ = load_encoder(tmp_path/name)
+        assert (model.settings.counted_terms, model.settings.most_document_terms) == (64, 20)
 
 
 def test_two_processes_encode_one_file(run, tmp_path, capsys):

@@ -28,7 +28,7 @@ from ..model.load import SAVED_SETTINGS, named_config
 from ..model.opened import open_model
 
 # %% ../../nbs/9_lab/02_systems.ipynb #imports-evaluation
-from ..training.dataset import prepare, save_model_folder
+from ..training.dataset import as_searched, prepare, save_model_folder
 from ..training.teacher import fit_teacher, identity, sentence_encoder, shards
 from ..training.trainer import train
 from ..evaluation.metrics import rank, tie_key
@@ -226,7 +226,7 @@ def model_in(folder: Path | str, settings: Settings, collection, seed: int,
     if not (folder/'facts.json').exists():
         setup = prepare(settings, collection, seed, cache)
         facts = _learn(setup, seed, folder, **options) if learns else dict(steps=0, stopped='', share=1.0, seconds=0.0)
-        save_model_folder(setup, folder)
+        save_model_folder(as_searched(setup), folder)
         sizes = dict(parameters=sum(p.numel() for p in setup.model.parameters()), pairs=len(setup.training_data.pairs))
         write_json(folder/'facts.json', facts | sizes)
     return *open_model(folder), read_json(folder/'facts.json')
