@@ -5,13 +5,13 @@
 
 Options are the notebook's parameters: `papermill --help-notebook nbs/train.ipynb` describes them.
 """
-import ast, fcntl, os, subprocess, sys
+import ast, fcntl, json, os, subprocess, sys
 from dataclasses import dataclass
 from pathlib import Path
 import click, nbformat, yaml
 import papermill.__main__ as papermill
 from splade_nb.config.command_line import exit_codes
-from splade_nb.config.files import ConfigError, choose, no_repeats
+from splade_nb.config.files import ConfigError, choose, no_repeats, read_json
 import report_html
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,6 +71,8 @@ class Job:
         if self.settings: study_settings(self.settings, self.known)
         if self.notebook == 'train' and not self.is_shown_only: self.given = with_travel_data(self.given)
         self.folder = self.own_folder()
+        if self.notebook == 'train' and self.given.get('resume') == 'True':
+            self.given = launched_with(self.folder, self.given.get('scale_batch') == 'True') | self.given
 
     def own_folder(self) -> Path:  # of the executed notebook and its report
         if self.is_study or 'out' not in self.known: return Path('outputs')/Path(self.notebook).parent
@@ -98,6 +100,15 @@ def with_travel_data(given: dict) -> dict:
     "V27 learns from its travel data too, where its folders are there and no data are named."
     travels = given.get('version', '').lower() in ('v27', '27') and 'data' not in given
     return given | (dict(data=','.join(TRAVEL)) if travels and all(Path(name).is_dir() for name in TRAVEL) else {})
+
+
+def launched_with(folder: Path, scaled: bool) -> dict:  # name -> text; empty where no run lies in the folder; scaled: batches are scaled again
+    "What a run was launched with: to go on with it nobody has to type it again. Raises `ConfigError`."
+    if not (folder/'config.json').exists(): return {}
+    config = read_json(folder/'config.json')
+    given = {name: str(config[name]) for name in ('version', 'recipe', 'scale', 'data', 'seed') if name in config}
+    settings = {name: value for name, value in config.get('overridden', {}).items() if not (scaled and name in ('batch_size', 'learning_rate'))}
+    return given | (dict(settings=json.dumps(settings, ensure_ascii=False)) if settings else {})
 
 
 def train_in_processes(given: dict) -> None:

@@ -334,6 +334,16 @@ def test_each_target_has_its_notebook_and_its_folder(typed, place, wanted, desk)
     assert {name: text for name, (_, text) in given(call).items() if name in wanted} == wanted
 
 
+def test_a_run_goes_on_with_what_it_was_launched_with(desk):
+    folder = Path('outputs/own'); folder.mkdir(parents=True)
+    (folder/'config.json').write_text(json.dumps(dict(version='v26', recipe='original', scale='small', data='a b', seed=7, overridden=dict(steps=9, batch_size=8))))
+    told = dict(version='v26', recipe='original', scale='small', data='a b', seed='7')
+    for typed, wanted in ((['--seed=8'], told | dict(seed='8', settings='{"steps": 9, "batch_size": 8}')), (['--settings={}'], told | dict(settings='{}'))):
+        assert run_notebook.main(['resume', '--out=outputs/own', *typed]) == 0
+        assert {name: text for name, (_, text) in given(desk[-2]).items()} == wanted | dict(resume='True', out='outputs/own')
+    assert 'batch_size' not in run_notebook.Job('resume-distributed', dict(out='outputs/own', scale_batch='True')).given['settings'], 'it is scaled again'
+
+
 def test_settings_of_a_study_are_its_parameters(desk):
     typed = '{"seeds": "7", "steps": 5}'
     assert run_notebook.main(['study', '--study=gates', f'--settings={typed}', '--data=toy']) == 0
