@@ -71,8 +71,13 @@ class Job:
         if self.settings: study_settings(self.settings, self.known)
         if self.notebook == 'train' and not self.is_shown_only: self.given = with_travel_data(self.given)
         self.folder = self.own_folder()
-        if self.notebook == 'train' and self.given.get('resume') == 'True':
-            self.given = launched_with(self.folder, self.given.get('scale_batch') == 'True') | self.given
+        if self.given.get('resume') == 'True': self.given = self.launched_with() | self.given
+
+    def launched_with(self) -> dict:  # name -> text; empty where no run lies in the folder
+        "What a run was launched with: to go on with it nobody has to type it again. Raises `ConfigError`."
+        if self.notebook == 'train': return of_config(self.folder/'config.json', self.given.get('scale_batch') == 'True')
+        given = read_json(self.executed)['metadata'].get('papermill', {}).get('parameters', {}) if self.executed.exists() else {}
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items() if name not in ('max_steps', 'resume')}
 
     def own_folder(self) -> Path:  # of the executed notebook and its report
         if self.is_study or 'out' not in self.known: return Path('outputs')/Path(self.notebook).parent
@@ -102,10 +107,9 @@ def with_travel_data(given: dict) -> dict:
     return given | (dict(data=','.join(TRAVEL)) if travels and all(Path(name).is_dir() for name in TRAVEL) else {})
 
 
-def launched_with(folder: Path, scaled: bool) -> dict:  # name -> text; empty where no run lies in the folder; scaled: batches are scaled again
-    "What a run was launched with: to go on with it nobody has to type it again. Raises `ConfigError`."
-    if not (folder/'config.json').exists(): return {}
-    config = read_json(folder/'config.json')
+def of_config(path: Path, scaled: bool) -> dict:  # name -> text; scaled: the sizes of batches are computed again
+    if not path.exists(): return {}
+    config = read_json(path)
     given = {name: str(config[name]) for name in ('version', 'recipe', 'scale', 'data', 'seed') if name in config}
     settings = {name: value for name, value in config.get('overridden', {}).items() if not (scaled and name in ('batch_size', 'learning_rate'))}
     return given | (dict(settings=json.dumps(settings, ensure_ascii=False)) if settings else {})

@@ -342,6 +342,9 @@ def test_a_run_goes_on_with_what_it_was_launched_with(desk):
         assert run_notebook.main(['resume', '--out=outputs/own', *typed]) == 0
         assert {name: text for name, (_, text) in given(desk[-2]).items()} == wanted | dict(resume='True', out='outputs/own')
     assert 'batch_size' not in run_notebook.Job('resume-distributed', dict(out='outputs/own', scale_batch='True')).given['settings'], 'it is scaled again'
+    (folder/'pretrain.ipynb').write_text(json.dumps(dict(metadata=dict(papermill=dict(parameters=dict(data='texts', tokens=9, max_steps=3, settings=dict(layers=2)))))))
+    assert run_notebook.main(['resume-pretrain', '--out=outputs/own', '--tokens=10']) == 0
+    assert {name: text for name, (_, text) in given(desk[-2]).items()} == dict(data='texts', tokens='10', settings='{"layers": 2}', resume='True', out='outputs/own')
 
 
 def test_settings_of_a_study_are_its_parameters(desk):

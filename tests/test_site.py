@@ -213,7 +213,7 @@ def test_the_contents_go_by_package():
     captions = re.findall(r'class="caption-text">([^<]+)<', contents)
     assert set(packages) <= set(captions) and {'한국어', '튜토리얼'} <= set(captions)
     first = captions.index('config')
-    assert captions[first:first + len(packages)] == ['config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving']
+    assert captions[first:first + len(packages) + 1] == ['config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'what people type', 'lab']
 
 
 def test_the_korean_tour_is_linked():
