@@ -300,19 +300,18 @@ def _about_data(collection, data, cut: str | None) -> dict: # cut: what was not 
                 notes=[*collection.notes, *data.notes, *few_pairs(len(data.pairs)), *filter(None, [cut])])
 
 # %% ../nbs/7_experiment.ipynb #about-training
-def _about_training(run: Run, settings: Settings, data: dict, seconds: float) -> dict:  # data: of `_about_data`
+def _about_training(run: Run, settings: Settings, data: dict) -> dict:  # data: of `_about_data`
     "The part of `summary.json` that says what was trained, on what, and for how long."
     return dict(
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=data,
         teacher=teacher_label(settings.teacher) if run.training_data.teacher else 'none', steps=run.step,
         stopped=run.stopped, best_validation=run.best,
         model_step=run.step if run.model_step is None else run.model_step,
-        start_share=dict(chosen=run.share, tried=run.shares), seconds=round(seconds, 1))
+        start_share=dict(chosen=run.share, tried=run.shares), seconds=round(run.seconds, 1))
 
 # %% ../nbs/7_experiment.ipynb #summarise-run
 def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup,
                   result: dict, evaluation: dict,  # of `evaluate_run`
-                  seconds: float,                  # of training
                   memory: dict | None = None,      # of all processes, see `peak_memory`
                   stages: Stages | None = None, validation: dict | None = None  # of `Validator.facts`
                  ) -> dict:
@@ -323,7 +322,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
     about = _about_data(collection, run.training_data, evaluation['cut'].get('note'))
     summary = dict(
         version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
-        **_about_training(run, settings, about, seconds),
+        **_about_training(run, settings, about),
         stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
         guard=run.events, weights=sha256_of(run.folder/'model'/'model.safetensors'), revision=revision(),
@@ -398,7 +397,6 @@ def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGrou
 def finish_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetup, validator,
                before: dict,            # of `evaluate_untrained`
                samples: list, shown: list, # texts, and their terms before training
-               seconds: float,          # of training
                group: ProcessGroup = ProcessGroup(), stages: Stages | None = None
               ) -> dict:                # the summary; empty for all but the first process
     "Save the trained model as it is searched, evaluate it, and write what reports and tables read."
@@ -409,7 +407,7 @@ def finish_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetu
         keep_samples(setup, samples, shown, run.folder)
     result, evaluation = evaluate_run(setup, before, run.folder, group, stages)
     if not first: write_stages(stages, run.folder, group.rank)
-    return summarise_run(name, recipe, scale, run, setup, result, evaluation, seconds, memory, stages,
+    return summarise_run(name, recipe, scale, run, setup, result, evaluation, memory, stages,
                          validator.facts() | weights) if first else {}
 
 # %% ../nbs/7_experiment.ipynb #run-version
@@ -434,14 +432,12 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
         setup = prepare(resolved, collection, seed, group=group, stages=stages)
     validator = make_validator(setup)
     with stages('judging'): before, samples, shown = _before_training(setup, validator, group)
-    started = time.perf_counter()
     with stages('training'):
         run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
                     torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
                     rollbacks=rollbacks_of(recipe), process_group=group)
-    seconds = time.perf_counter() - started
     with writable(folder) if first else nullcontext():
-        return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, seconds, group, stages)
+        return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, group, stages)
 
 # %% ../nbs/7_experiment.ipynb #fit
 def _documents_alone(source: str) -> Collection:

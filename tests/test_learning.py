@@ -1,6 +1,7 @@
 """What a run learns from stays in its place, and what it has learned is not lost."""
-import json, os
+import itertools, json, os
 from dataclasses import replace
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
@@ -293,6 +294,18 @@ def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     whole = retrieval.evaluate_queries(model, tokenizer, setup.collection, list(setup.collection.split('test')))
     assert printed['ndcg@10'] == whole['metrics']['ndcg@10'] and torch.equal(flat(load(best)), flat(model))
+
+
+def test_a_resumed_run_counts_the_seconds_before(tmp_path, monkeypatch):
+    settings = resolve_quietly('v28', scale='mini', steps=4, hidden=32, layers=1, vocabulary=300, batch_size=4, validations=0)
+    def trained(**options):
+        setup = training_data.prepare(settings, readers.load_collection('toy'), 42)
+        with monkeypatch.context() as clock:
+            clock.setattr('splade_nb.training.trainer.time', SimpleNamespace(perf_counter=itertools.count(step=100).__next__))  # two parts of 100 s a step
+            return training.train(setup.model, setup.training_data, settings, tmp_path, quiet=True, **options)
+    assert trained(max_steps=3).seconds == 3 * 200
+    before = read_json(tmp_path/'checkpoints/step-3/state.json')['seconds']
+    assert before == 2 * 200 and trained(resume=True).seconds == before + 200
 
 
 def test_a_model_is_written_before_anything_that_can_fail(tmp_path, monkeypatch):

@@ -71,6 +71,7 @@ class Run:
     rollbacks: int = 0
     best: dict = field(default_factory=dict)      # step and nDCG@10 of the best validation
     stopped: str = ''                             # the reason, where the run stopped early
+    seconds: float = 0.0                          # of its steps and validations, before it was resumed too
 
     @functools.cached_property
     def batches(self) -> 'Batches': return Batches(self)
@@ -80,7 +81,8 @@ class Run:
         self.counted = DocumentCounts(len(self.training_data.idf)).to(self.training_data.idf.device)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-memory
-SAVED = ('passes', 'step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped')
+SAVED = ('passes', 'step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped',
+         'seconds')
 
 def run_state(run: Run) -> dict:
     "What a checkpoint stores about its run."
@@ -320,7 +322,9 @@ def truncate_log(path: Path, step: int) -> None:
 def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     "Bring a run back to a checkpoint and delete what came after it. Raises `CheckpointError` for another run's."
     state = load_checkpoint(path, run.model, run.optimizer, lambda state: refuse_other(path, state, run))
+    spent = max(run.seconds, state.get('seconds', 0.0))  # also what a rollback takes back
     for name in SAVED: setattr(run, name, state.get(name, getattr(run, name)))
+    run.seconds = spent
     if run.counted is not None: load_model(run.counted, str(path/'counted.safetensors'))
     if run.process_group.rank: return state
     folder = run.folder/'checkpoints'
@@ -502,6 +506,7 @@ def _loop(run: Run, validator: Callable | None, last: int, save_every: int, rece
             _show_progress(bar, row)
             if fatal: roll_back(run, fatal, row)
             else: _after_step(run, validator, last, save_every, writer)
+            run.seconds += time.perf_counter() - began
 
 # %% ../../nbs/3_training/14_trainer.ipynb #train
 def train(model: torch.nn.Module, training_data: TrainingData, settings: Settings,
