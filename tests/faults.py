@@ -265,10 +265,11 @@ def steps_lost(folder: Path) -> int:
 
 
 def last_checkpoint(folder: Path) -> dict:  # file -> size and digest
-    "The last checkpoint: weights, optimizer, rng state and the run's state."
+    "The last checkpoint: weights, optimizer, rng state and the run's state, but for the seconds that it took."
     last = saved_checkpoints(folder)[-1]
     checkpoints.verify(last)
-    return {'step': last.name, **read_json(last/'manifest.json')}
+    state = {name: value for name, value in read_json(last/'state.json').items() if name != 'seconds'}
+    return {'step': last.name, **read_json(last/'manifest.json'), 'state.json': state}
 
 
 def summary_of(folder: Path) -> dict:
