@@ -25,10 +25,11 @@ LIBRARY = re.compile(r'\{library\}/([\w/]+\.ipynb)#[^)]*')  # `train` computes l
 
 def _install(address, revision, extras, *others):
     "Install a commit of the repository, once. Loaded packages whose version changes need a new session."
-    import importlib.metadata, importlib.util, subprocess, sys
+    import importlib.metadata, importlib.util, os, subprocess, sys
     if importlib.util.find_spec('splade_nb'): return
     loaded = {name: sys.modules[name].__version__ for name in ('numpy', 'pandas', 'matplotlib', 'torch') if name in sys.modules}
-    for command in (['git', 'clone', '--quiet', address, 'splade_nb_repository'],
+    cloned = os.path.exists('splade_nb_repository')  # by an installation that failed later
+    for command in (*([] if cloned else [['git', 'clone', '--quiet', address, 'splade_nb_repository']]),
                     ['git', '-C', 'splade_nb_repository', 'checkout', '--quiet', revision],
                     [sys.executable, '-m', 'pip', 'install', '--quiet', '--editable', f'splade_nb_repository[{extras}]', *others]):
         if subprocess.run(command).returncode: raise RuntimeError(f'failed: {" ".join(command)}. On Kaggle: session options, Internet on.')
