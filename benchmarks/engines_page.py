@@ -156,7 +156,7 @@ def left_out(results: dict) -> str:
         latency, index = (expected(results, engine, GROWING[name], largest) for name in ('a query, ms', 'indexing, s'))
         return f'{NAMES[engine]} {index / 60:,.0f} minutes for indexing and {latency / 1000:.2g} s a query'
     absent = [said(engine) for engine in NAMES if (largest, engine) not in results and len(measured(results, engine, indexing, FIT_FROM)) > 1]
-    return f'Not measured at {largest:,} documents, by their growth: {"; ".join(absent)}.' if absent else ''
+    return f'At {largest:,} documents not every engine was measured. As they grew until then, these would take: {"; ".join(absent)}.' if absent else ''
 
 
 def facts(results: list) -> dict:

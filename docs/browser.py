@@ -33,7 +33,7 @@ def _install(address, revision, extras, *others):
                     ['git', '-C', 'splade_nb_repository', 'checkout', '--quiet', revision],
                     [sys.executable, '-m', 'pip', 'install', '--quiet', '--editable', f'splade_nb_repository[{extras}]', *others]):
         if subprocess.run(command).returncode: raise RuntimeError(f'failed: {" ".join(command)}. On Kaggle: session options, Internet on.')
-    sys.path.insert(0, 'splade_nb_repository')  # until the session begins anew
+    sys.path.insert(0, os.path.abspath('splade_nb_repository'))  # until the session begins anew
     importlib.invalidate_caches()
     changed = [name for name, version in loaded.items() if importlib.metadata.version(name) != version]
     if changed: raise RuntimeError(f'installed; {", ".join(changed)} changed: restart the session and run all cells')

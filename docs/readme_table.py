@@ -180,9 +180,9 @@ def table() -> str:
     runs = kept()
     mini = runs[runs['data'] == 'mini']
     told = (f'Embedded set `mini`, {mini["queries"].max()} test queries, which ask for documents that training queries ask for too, so that it shows no transfer. All start from random weights, `splade_ko` too; the packaged model starts from multilingual-e5-small. '
-            f'{words_rows("mini")}. `splade_ko` by one index and by its learned terms alone: Korean queries {both_ways(lambda kind: kind != "cross_lingual")}, English ones {both_ways("cross_lingual".__eq__)}:')
-    public = runs[runs['data'] != 'mini']
-    return (f'{BEGIN}\n{unseen()}\n\n`splade_ko` at scale `small`, trained from multilingual-e5-small on two cores, a model a collection; nDCG@10 of its test queries:\n\n'
+            f'{words_rows("mini")}. nDCG@10 of `splade_ko` by one index and by its learned terms alone: Korean queries {both_ways(lambda kind: kind != "cross_lingual")}, English ones {both_ways("cross_lingual".__eq__)}:')
+    public = runs[(runs['data'] != 'mini') & (runs['version'] == 'splade_ko') & (runs['scale'] == 'small')]
+    return (f'{BEGIN}\n{unseen()}\n\n`splade_ko` at scale `small`, trained from multilingual-e5-small ({", ".join(dict.fromkeys(public["device"]))}), a model for each collection; nDCG@10 of its test queries:\n\n'
             f'{markdown_table(public_table(public), source=source_of(public))}\n\n{told}\n\n'
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
@@ -197,8 +197,8 @@ def short() -> str:
 
 
 KOREAN = {  # what the English block says: the same in Korean
-    r'\. `splade_ko` by one index and by its learned terms alone: Korean queries (\S+) and (\S+), English ones (\S+) and (\S+):':
-        r'. `splade_ko`의 한 색인과 배운 용어만: 한국어 질의 \1, \2, 영어 질의 \3, \4:',
+    r'\. nDCG@10 of `splade_ko` by one index and by its learned terms alone: Korean queries (\S+) and (\S+), English ones (\S+) and (\S+):':
+        r'. `splade_ko`의 nDCG@10(한 색인, 배운 용어만): 한국어 질의 \1, \2, 영어 질의 \3, \4:',
     r'On (\d+) collections that the packaged model has not seen, one index of counted and learned terms ranks (\S+ \[.+?\]) points of nDCG@10 above '
     r'the best of four BM25, (\S+) with dense vectors; on (\d+) whose training questions it learned from, (\S+ \[.+?\])\. Korean sentences searched in English: nDCG@10 (\S+), BM25 (\S+)\.':
         r'패키지에 든 모델이 본 적 없는 컬렉션 \1개에서, 센 용어와 배운 용어를 함께 둔 한 색인의 nDCG@10은 BM25 네 가지 가운데 가장 좋은 것보다 \2점, 밀집 벡터를 더하면 \3점 높습니다. '
@@ -208,8 +208,8 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| system \| mean \| points \| collections \| terms \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 |',
     r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
     r'(-?\+?\d+\.\d) to (\+?-?\d+\.\d)': r'\1 ~ \2',
-    r'`splade_ko` at scale `small`, trained from multilingual-e5-small on two cores, a model a collection; nDCG@10 of its test queries:':
-        '코어 두 개에서 multilingual-e5-small로 시작해 학습한 규모 `small`의 `splade_ko`, 컬렉션마다 모델 하나, 시험 질의의 nDCG@10:',
+    r'`splade_ko` at scale `small`, trained from multilingual-e5-small \(([^)]+)\), a model for each collection; nDCG@10 of its test queries:':
+        r'multilingual-e5-small로 시작해 학습한 규모 `small`의 `splade_ko`(\1), 컬렉션마다 모델 하나, 시험 질의의 nDCG@10:',
     r'Embedded set `mini`, (\S+) test queries, which ask for documents that training queries ask for too, so that it shows no transfer\. All start from random weights, `splade_ko` too; the packaged model starts from multilingual-e5-small\.':
         r'내장 데이터 `mini`, 시험 질의 \1개. 학습 질의가 찾는 문서를 시험 질의도 찾으므로 다른 문서에서의 성능은 알 수 없습니다. 모두 무작위 가중치에서 시작하며 `splade_ko`도 그렇습니다. 패키지에 든 모델은 multilingual-e5-small에서 시작합니다.',
     r'\((\d+) terms a document, (\S+) MB\)': r'(문서당 용어 \1개, \2 MB)',

@@ -12,6 +12,7 @@ import click, nbformat, yaml
 import papermill.__main__ as papermill
 from splade_nb.config.command_line import exit_codes
 from splade_nb.config.files import ConfigError, choose, no_repeats, read_json
+from splade_nb.config.settings import GONE
 import report_html
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +112,7 @@ def of_config(path: Path, scaled: bool) -> dict:  # name -> text; scaled: the si
     if not path.exists(): return {}
     config = read_json(path)
     given = {name: str(config[name]) for name in ('version', 'recipe', 'scale', 'data', 'seed') if name in config}
-    settings = {name: value for name, value in config.get('overridden', {}).items() if not (scaled and name in ('batch_size', 'learning_rate'))}
+    settings = {name: value for name, value in config.get('overridden', {}).items() if name not in GONE and not (scaled and name in ('batch_size', 'learning_rate'))}
     return given | (dict(settings=json.dumps(settings, ensure_ascii=False)) if settings else {})
 
 

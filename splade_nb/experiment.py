@@ -52,7 +52,7 @@ from .evaluation.exact_search import Search, exact_search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
 from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
 from .evaluation.retrieval import learned_columns
-from .evaluation.retrieval import part_searches, query_times, search_metrics, sparsity_result
+from .evaluation.retrieval import part_searches, query_ms, search_metrics, sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
@@ -221,7 +221,7 @@ def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: Lan
     queries = [collection.queries[id].text for id in systems['model'].index]
     return compare_systems(systems, collection) | dict(
         context=context_result(setup.model, tokenizer, collection, pairs),
-        query_ms=query_times(setup.model, tokenizer, queries), sparsity=sparsity_result(evaluation, collection, shares.kinds),
+        query_ms=query_ms(setup.model, tokenizer, queries), sparsity=sparsity_result(evaluation, collection, shares.kinds),
         worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
 
 # %% ../nbs/7_experiment.ipynb #on-test-queries
@@ -399,16 +399,20 @@ def finish_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetu
                samples: list, shown: list, # texts, and their terms before training
                group: ProcessGroup = ProcessGroup(), stages: Stages | None = None
               ) -> dict:                # the summary; empty for all but the first process
-    "Save the trained model as it is searched, evaluate it, and write what reports and tables read."
+    """Save the trained model as it is searched, evaluate it, and write what reports and tables read. Raises `ConfigError`
+    where the disk refuses to write."""
     first, memory, stages = group.rank == 0, peak_memory(group), stages or Stages()
     with stages('judging'): setup, weights = _with_counted_weight(as_searched(setup), group)
-    if first:
-        with stages('writing'): save_model_folder(setup, run.folder)
-        keep_samples(setup, samples, shown, run.folder)
-    result, evaluation = evaluate_run(setup, before, run.folder, group, stages)
-    if not first: write_stages(stages, run.folder, group.rank)
-    return summarise_run(name, recipe, scale, run, setup, result, evaluation, memory, stages,
-                         validator.facts() | weights) if first else {}
+    with writable(run.folder) if first else nullcontext():
+        if first:
+            with stages('writing'): save_model_folder(setup, run.folder)
+            keep_samples(setup, samples, shown, run.folder)
+        result, evaluation = evaluate_run(setup, before, run.folder, group, stages)
+        if first:
+            return summarise_run(name, recipe, scale, run, setup, result, evaluation, memory, stages,
+                                 validator.facts() | weights)
+    write_stages(stages, run.folder, group.rank)
+    return {}
 
 # %% ../nbs/7_experiment.ipynb #run-version
 def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: str = 'auto', source: str = 'mini',
@@ -436,8 +440,7 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
         run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
                     torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
                     rollbacks=rollbacks_of(recipe), process_group=group)
-    with writable(folder) if first else nullcontext():
-        return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, group, stages)
+    return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, group, stages)
 
 # %% ../nbs/7_experiment.ipynb #fit
 def _documents_alone(source: str) -> Collection:

@@ -462,14 +462,15 @@ def quality_table(run: Run):  # DataFrame, a row for each system
     "Every metric with its interval, the model minus each other system, and what documents and a query cost."
     import pandas as pd
     systems, index, times = (run.evaluation.get(name, {}) for name in ('systems', 'index', 'query_ms'))
-    times, over, rows = dict(before_training=times.get('model', 0.0)) | times, _differences(run.evaluation), {}
+    over, rows = _differences(run.evaluation), {}
     for system, (name, _) in SYSTEMS.items():
         if system not in systems: continue
         rows[name] = {LABELS[metric]: spell(value) for metric, value in systems[system].items() if metric in LABELS}
-        rows[name] |= {'nDCG@10 of the model minus it': over.get(system, '-')}
+        rows[name] |= {'nDCG@10, after training minus this': over.get(system, '-')}
         if system in index: rows[name] |= {'terms a document': f'{index[system]["terms"]:,.1f}',
                                            'index, MB': f'{index[system]["bytes"] / 1e6:,.2f}'}
-        if times.get(system): rows[name]['reading a query, ms'] = f'{times[system]:.1f}'
+        encoder = 'model' if system == 'before_training' else system  # whose size training leaves
+        if encoder in times: rows[name]['query encoding, ms'] = f'{times[encoder]:.1f}'
     return pd.DataFrame.from_dict(rows, orient='index').fillna('-')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-table-2

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['LANGUAGE_FIGURES', 'retrieve', 'search_metrics', 'evaluate_queries', 'mean_terms', 'learned_columns', 'part_searches',
-           'bm25_metrics', 'baselines', 'encoder_systems', 'index_facts', 'query_times', 'compare_systems',
+           'bm25_metrics', 'baselines', 'encoder_systems', 'index_facts', 'latency', 'query_ms', 'compare_systems',
            'context_queries', 'context_result', 'LanguageShares', 'sparsity_result', 'contract_metrics',
            'evaluate_model', 'evaluate_language', 'evaluate_context']
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
 import hashlib, sys, time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, choose, read_json, revision, write_json
@@ -161,21 +161,32 @@ def index_facts(terms: dict,             # system -> active terms per document
     "The size of each system's index."
     return {name: dict(terms=round(value, 2), bytes=index_bytes(value, documents)) for name, value in terms.items()}
 
-# %% ../../nbs/4_evaluation/04_retrieval.ipynb #query-times
-def query_times(model, tokenizer: SpladeTokenizer, queries: list,
-                most: int = 50  # queries that are timed, one by one
-               ) -> dict:       # model, bm25, bm25_bigrams -> ms, the median
-    "The time in which a query is read, as a search engine has to do for each that comes."
-    decoder, chosen = prepared_decoder(model), queries[::max(1, -(-len(queries) // most))]
+# %% ../../nbs/4_evaluation/04_retrieval.ipynb #latency
+def latency(answer: Callable,   # of the text of a query
+            texts: list,        # of queries, at least one
+            most: int = 200     # queries that are timed
+           ) -> dict:           # {"median", "p99"} in milliseconds, {"queries"} timed
+    "How long a single query takes."
+    def timed(text):
+        began = time.perf_counter()
+        answer(text)
+        return 1000 * (time.perf_counter() - began)
+    chosen = texts[::max(1, -(-len(texts) // most))]
+    with remembered(None):
+        for text in chosen[:3]: answer(text)  # to warm up
+        times = [timed(text) for text in chosen]
+    return dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99)), queries=len(times))
+
+# %% ../../nbs/4_evaluation/04_retrieval.ipynb #query-ms
+def query_ms(model, tokenizer: SpladeTokenizer, queries: list,
+             most: int = 50  # queries that are timed
+            ) -> dict:       # model, bm25, bm25_bigrams -> the median
+    "The milliseconds in which each system encodes a query or analyses it into words."
+    decoder = prepared_decoder(model)
     readers = dict(model=lambda text: encode(model, tokenizer, [text], document=False, decoder=decoder),
                    bm25=lambda text: split([text], 'kiwi'),
                    bm25_bigrams=lambda text: [split([text], name) for name in ('kiwi', 'bigrams')])
-    def timed(read, text):
-        began = time.perf_counter()
-        read(text)
-        return 1000 * (time.perf_counter() - began)
-    with remembered(None):
-        return {name: round(float(np.median([timed(read, text) for text in chosen])), 2) for name, read in readers.items()}
+    return {name: round(latency(read, queries, most)['median'], 2) for name, read in readers.items()}
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #compare-systems
 def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "model" and "bm25" among them
