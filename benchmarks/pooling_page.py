@@ -18,7 +18,7 @@ pip install 'splade_nb[export] @ git+https://github.com/splade-nb/splade_nb'
 ```
 
 **Every figure of this page was measured on a CPU with two threads in float32; memory is the peak of the process.**
-On a GPU nothing was run yet ([what is open](gpu.md)). An empty cell: only memory was measured.
+What a GPU takes stands [on its own page](gpu.md). An empty cell: only memory was measured.
 
 Pairs of a query and a document, here from the embedded set; `load` reads a folder in BEIR form as well:
 

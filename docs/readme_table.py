@@ -141,7 +141,7 @@ def shown(cell: str, form: str, study: str) -> list:  # texts
     return [''.join(output['data'][form]) for output in next(one['outputs'] for one in cells if one['id'] == cell) if form in output['data']]
 
 
-ROWS = 'BM25 + bigrams, Kiwi', 'dense, multilingual-e5-small', '**one index**', 'one index and dense'
+ROWS = 'BM25 + bigrams, Kiwi', 'dense, multilingual-e5-small', 'dense and BM25 + bigrams', '**one index**', 'one index and dense'
 COLUMNS = 'system', 'mean', 'points', 'collections', 'terms'
 
 
@@ -159,12 +159,12 @@ def unseen_table() -> tuple:  # DataFrame of the first page, the line of source,
 def unseen() -> str:
     "What the released model gives on collections that it has not seen, on those that it learned from, and asked in English."
     (finding,) = shown('finding', 'text/markdown', 'one_index')
-    def found(title): return re.search(title + r', one index \(\w+\): (\S+ \[.+?\]) points over the best lexical ranking of each of (\d+) .*?, with dense vectors (\S+) \[', finding).groups()
-    (points, number, dense), (known, others, _) = found('Unseen'), found('Learned from')
-    english, words = re.search(r'English questions, .*?: one index (\S+), .*? four BM25 (\S+)\.$', finding, re.M).groups()
-    return (f'On {number} collections that the packaged model has not seen, one index of counted and learned terms ranks {points} points of nDCG@10 above '
-            f'the best of four BM25, {dense} with dense vectors; on {others} whose training questions it learned from, {known}. '
-            f'Korean sentences searched in English: nDCG@10 {english}, BM25 {words}.')
+    def found(title): return re.search(title + r', one index \(\w+\): (\S+ \[.+?\]) points over the best lexical ranking of each of (\d+) ', finding).groups()
+    (points, number), (known, others) = found('Unseen'), found('Learned from')
+    english = re.search(r'English questions, .*?: one index (\S+), with dense vectors (\S+), dense vectors alone (\S+); the best of four BM25 (\S+)\.$', finding, re.M).groups()
+    return (f'On {number} unseen collections the packaged model ranks {points} points of nDCG@10 above '
+            f'the best of four BM25; on {others} whose training questions it learned from, {known}. '
+            'Korean sentences searched in English: {}, with dense vectors {}, these alone {}, BM25 {}.'.format(*english))
 
 
 def both_ways(chosen) -> str:  # chosen: of a kind of query
@@ -187,7 +187,7 @@ def table() -> str:
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
 
-NOTE = "Mean nDCG@10 (%); points over each collection's best BM25 (Kiwi, nori; bigrams or not), 95 % intervals over queries, then collections; terms of a document. One seed."
+NOTE = "nDCG@10 (%); points over each collection's best of four BM25; 95 % intervals over queries, then collections; terms of a document. One seed."
 
 
 def short() -> str:
@@ -199,14 +199,14 @@ def short() -> str:
 KOREAN = {  # what the English block says: the same in Korean
     r'\. nDCG@10 of `splade_ko` by one index and by its learned terms alone: Korean queries (\S+) and (\S+), English ones (\S+) and (\S+):':
         r'. `splade_ko`의 nDCG@10(한 색인, 배운 용어만): 한국어 질의 \1, \2, 영어 질의 \3, \4:',
-    r'On (\d+) collections that the packaged model has not seen, one index of counted and learned terms ranks (\S+ \[.+?\]) points of nDCG@10 above '
-    r'the best of four BM25, (\S+) with dense vectors; on (\d+) whose training questions it learned from, (\S+ \[.+?\])\. Korean sentences searched in English: nDCG@10 (\S+), BM25 (\S+)\.':
-        r'패키지에 든 모델이 본 적 없는 컬렉션 \1개에서, 센 용어와 배운 용어를 함께 둔 한 색인의 nDCG@10은 BM25 네 가지 가운데 가장 좋은 것보다 \2점, 밀집 벡터를 더하면 \3점 높습니다. '
-        r'학습용 질문에서 배운 컬렉션 \4개에서는 \5점입니다. 한국어 문장을 영어로 찾으면 nDCG@10이 \6, BM25는 \7입니다.',
-    r"Mean nDCG@10 \(%\); points over each collection's best BM25 \(Kiwi, nori; bigrams or not\), 95 % intervals over queries, then collections; terms of a document\. One seed\.":
-        '평균 nDCG@10(백분율). 점수 차: 컬렉션마다 가장 좋은 BM25(Kiwi, nori, 글자쌍 유무)와의 차이, 95 % 구간(질의, 그다음 컬렉션). 용어: 문서당. 시드 하나.',
+    r'On (\d+) unseen collections the packaged model ranks (\S+ \[.+?\]) points of nDCG@10 above '
+    r'the best of four BM25; on (\d+) whose training questions it learned from, (\S+ \[.+?\])\. Korean sentences searched in English: (\S+), with dense vectors (\S+), these alone (\S+), BM25 (\S+)\.':
+        r'본 적 없는 컬렉션 \1개에서 패키지에 든 모델의 nDCG@10은 BM25 네 가지 가운데 가장 좋은 것보다 \2점 높습니다. '
+        r'학습용 질문에서 배운 컬렉션 \3개에서는 \4점입니다. 한국어 문장을 영어로 찾으면 \5, 밀집 벡터를 더하면 \6, 밀집 벡터만은 \7, BM25는 \8입니다.',
+    r"nDCG@10 \(%\); points over each collection's best of four BM25; 95 % intervals over queries, then collections; terms of a document\. One seed\.":
+        'nDCG@10(백분율). 점수 차: 컬렉션마다 BM25 네 가지 가운데 가장 좋은 것과의 차이, 95 % 구간(질의, 그다음 컬렉션). 용어: 문서당. 시드 하나.',
     r'\| system \| mean \| points \| collections \| terms \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 |',
-    r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
+    r'dense and BM25': '밀집 벡터 + BM25', r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',
     r'(-?\+?\d+\.\d) to (\+?-?\d+\.\d)': r'\1 ~ \2',
     r'`splade_ko` at scale `small`, trained from multilingual-e5-small \(([^)]+)\), a model for each collection; nDCG@10 of its test queries:':
         r'multilingual-e5-small로 시작해 학습한 규모 `small`의 `splade_ko`(\1), 컬렉션마다 모델 하나, 시험 질의의 nDCG@10:',
@@ -215,7 +215,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\((\d+) terms a document, (\S+) MB\)': r'(문서당 용어 \1개, \2 MB)',
     r'over BM25 \+ bigrams': 'BM25 + 글자쌍 대비', r'over BM25': 'BM25 대비', r'BM25 \+ bigrams': 'BM25 + 글자쌍',
     r'\| collection \|': '| 컬렉션 |', r'\| queries \|': '| 질의 |', r'\| mean of seeds \| lowest to highest \|': '| 시드 평균 | 최저~최고 |',
-    r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |', r'\| least minutes \| of \|': '| 최소 분 | 커밋 |',
+    r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |', r'\| least minutes \| of \|': '| 분(가장 짧은 것) | 커밋 |',
     r'\| version \| what changed \| original \| earlier \|': '| 버전 | 달라진 점 | original | earlier |', r'\| data \| seed \|': '| 데이터 | 시드 |', r'\| dense \|': '| 밀집 벡터 |', r'\| one index \|': '| 한 색인 |',
     r'\| untrained \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
     r'(\d+) to (\d+)개씩': r'\1~\2개씩', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
@@ -224,7 +224,7 @@ KOREAN = {  # what the English block says: the same in Korean
     'steeper IDF curve, special tokens out of its range': '더 가파른 IDF 곡선, 특수 토큰은 범위 밖', 'travel data in every phase': '모든 단계에 여행 데이터',
     'Korean filter and context gate': '한국어 필터와 문맥 게이트', 'Korean filter without the gate': '게이트 없는 한국어 필터',
     'V28 after the collapse: weaker filter, stronger minimum': '붕괴 뒤의 V28: 약한 필터, 강한 최소 활성화', 'control: InfoNCE and FLOPS on both sides, nothing else': '대조군: 양쪽의 InfoNCE와 FLOPS뿐',
-    "FLOPS by the model's own document frequencies, inference-free queries": '모델 자신의 문서 빈도로 가중한 FLOPS, 추론 없는 질의',
+    'control with inference-free queries: a learned table': '대조군에 추론 없는 질의: 학습된 표',
     'learned terms, and BM25 over morphemes and bigrams, in one index: the released recipe': '배운 용어와 형태소, 글자쌍의 BM25를 한 색인에: 패키지에 든 모델의 레시피'}
 SOURCE = {r'\*Source:\* ': '*출처:* ', r'; data ': '; 데이터 ', r'; revision ': '; 커밋 ', r'; undated\.': '; 날짜 없음.', r'(\d{4}-\d\d-\d\d) to (?=\d{4})': r'\1~',
           r'\(hash not kept\)': '(해시 없음)', r'커밋 unknown': '커밋 모름'}  # of a line of source

@@ -59,8 +59,7 @@ VALID = [  # version, scale, its changes, settings that act
     ('splade_v2', 'mini', dict(epochs=2, checkpoint_epochs=5), ['checkpoint_epochs', 'epochs']),
     ('splade_v2', 'mini', dict(epochs=1, keep_checkpoints=1), ['epochs', 'keep_checkpoints']),
     ('splade_v2', 'mini', dict(epochs=2, phases=[phase(1, {'original': 1.0}), phase(2, {'original': 1.0, 'travel': 0.0})]), ['phase 1 mix', 'phase 2 mix']),
-    ('splade_v2', 'full', dict(query_length=128), ['query_length']), ('v26', 'full', dict(top_k=400), ['top_k']),
-    ('v29', 'mini', {}, ['idf_smoothing'])]
+    ('splade_v2', 'full', dict(query_length=128), ['query_length']), ('v26', 'full', dict(top_k=400), ['top_k'])]
 
 
 @pytest.mark.slow
@@ -243,7 +242,7 @@ ELSEWHERE = {
     **dict.fromkeys(('gradient_cache', 'teacher_max_length'), ('v28', 'corrected', 'full')),
     **dict.fromkeys(('vocabulary_rows', 'initial_terms', 'counted_terms'), ('v28', 'corrected', 'small')),
     **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
-    **dict.fromkeys(('inference_free_query', 'lambda_initialization', 'df_cutoff', 'df_steps'), ('v29', 'corrected', 'mini')),
+    'inference_free_query': ('v29', 'corrected', 'mini'),
     'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}
 PHASE_FIELDS = ('temperature', 'lambda_infonce', 'learning_rate_factor', 'lambda_kd', 'mix')
 # No constant stands for a backbone, which is another folder in every check; tuples of names have a test above. No version has

@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from conftest import MODULES, NOTEBOOKS, ROOT, name, read, text, tracked
+from test_outputs import shown
 
 # A package imports only packages before it, a module only modules before it in its package: the order of the notebooks.
 PACKAGES = ('config', 'data', 'model', 'training', 'evaluation', 'hub', 'serving', 'experiment', 'cli', 'api', 'lab')
@@ -428,13 +429,15 @@ def test_tables_show_what_the_results_say(script):
     assert done.returncode == 0, done.stderr or f'run {script}'
 
 
-def test_twins_in_korean_say_the_same():
+def test_twins_in_korean_say_and_show_the_same():
     "So that running the originals runs both."
     korean = {path for path in NOTEBOOKS if path.stem.endswith('_ko')}
     originals = [path for path in NOTEBOOKS if path not in korean and (path.parent.name == 'tutorials' or path.with_stem(f'{path.stem}_ko') in korean)]
     code = lambda path: [(cell['id'], text(cell)) for cell in read(path)['cells'] if cell['cell_type'] == 'code']
     words = lambda path: [cell['id'] for cell in read(path)['cells'] if cell['cell_type'] == 'markdown']
+    shows = lambda path: {cell.id: shown(cell) for cell in nbformat.read(path, 4).cells if cell.cell_type == 'code'}
     for path in originals:
         twin = path.with_stem(f'{path.stem}_ko')
         assert code(path) == code(twin) and words(path) == words(twin), twin.name
+        assert shows(path) == shows(twin), f'{twin.name}: outputs are not those of the original'
         assert all(re.search('[가-힣]', text(cell)) for cell in read(twin)['cells'] if cell['cell_type'] == 'markdown'), twin.name

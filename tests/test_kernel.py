@@ -77,8 +77,7 @@ def test_values_alone_of_no_text_of_ties_and_of_broken_numbers():
 
 
 TEXTS = ['서울에서 김치찌개 맛집을 찾아요', '제주도', '', '서울 지하철 노선과 김치 보관 방법을 함께 적은 조금 더 긴 글 ' * 4, '제주도 여행']
-PARTS = {'plain': {}, 'sigmoid': dict(context_gate=True), 'signed': dict(context_gate=True, gate_form='signed'),
-         'threshold': dict(context_gate=True, gate_form='threshold'), 'hidden': dict(context_gate=True, gate_form='hidden')}
+PARTS = {'plain': {}, 'gate': dict(context_gate=True)}
 
 
 @runs

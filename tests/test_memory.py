@@ -57,8 +57,7 @@ class Largest(TorchDispatchMode):
 
 
 SHORT, VOCABULARY = [f'{number}번 버스' for number in range(1000)], 10_000
-FORMS = {form: dict(gate_form=form) for form in ('sigmoid', 'threshold', 'signed', 'hidden')} | {
-    'no gate': dict(context_gate=False), 'importance': dict(mlm_head=False)}
+FORMS = {'gate': {}, 'no gate': dict(context_gate=False), 'importance': dict(mlm_head=False)}
 
 
 def encoded(model, texts: list, bound: int, monkeypatch) -> tuple:

@@ -33,8 +33,6 @@ CONFIGS = {
     'distilbert': lambda: DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=20),
 }
 FORMS = {'no gate': {}, 'attention': dict(context_gate=True), 'heads': dict(context_gate=True, gate_pooler='heads'),
-         'threshold': dict(context_gate=True, gate_form='threshold', gate_bias=9.0), **{form: dict(context_gate=True, gate_form=form) for form in ('signed', 'hidden')}, 'importance, hidden': dict(mlm_head=False, context_gate=True, gate_form='hidden'),
-         'importance, signed': dict(mlm_head=False, context_gate=True, gate_form='signed'),
          'importance': dict(mlm_head=False), 'gated importance': dict(mlm_head=False, context_gate=True, gate_pooler='heads')}
 IDS = torch.tensor([[0, 9, 8, 7, 2], [0, 9, 2, 1, 1]])
 MASK = (IDS != 1).long()

@@ -10,8 +10,7 @@ from splade_nb.model.initialization import toy_model
 from splade_nb.model.splade_doc import SpladeDoc
 
 TEXTS = ['서울에서 김치찌개 맛집을 찾아요', '제주도', '', '서울 지하철 노선과 김치 보관 방법을 함께 적은 조금 더 긴 글 ' * 4, '제주도 여행']
-PARTS = {'plain': {}, 'sigmoid': dict(context_gate=True), 'signed': dict(context_gate=True, gate_form='signed'),
-         'hidden': dict(context_gate=True, gate_form='hidden'), 'counts': dict(term_frequency=True, output_idf=0.5),
+PARTS = {'plain': {}, 'gate': dict(context_gate=True), 'counts': dict(term_frequency=True, output_idf=0.5),
          'importance': dict(mlm_head=False)}
 
 

@@ -161,7 +161,7 @@ ROWS = {  # table: row: check
     '1.2': {
         **{name: values(name) for name in ('lambda_infonce', 'lambda_self', 'lambda_positive', 'lambda_margin', 'lambda_flops', 'lambda_min_act', 'lambda_kd',
                                            'temperature', 'margin', 'idf_alpha', 'special_penalty', 'stopword_penalty')},
-        'top_k / min_activation': values('top_k', 'min_activation'), 'FLOPS form': flops_form, 'IDF smoothing': words('idf_smoothing', bm25='bm25', standard='standard'),
+        'top_k / min_activation': values('top_k', 'min_activation'), 'FLOPS form': flops_form, 'IDF smoothing': lambda version, cell: bare(cell) in ('bm25', '-'),
         'FLOPS applied to': lambda version, cell: 'anchor only' in cell and VERSIONS[version].document_share == 0, 'Stopword mask': words('stopword_mask', anchor_only=True)},
     '1.3': {
         'Teacher': lambda version, cell: bare(cell).split()[0].endswith(VERSIONS[version].teacher.removeprefix('sentence-transformers/')),
@@ -169,7 +169,7 @@ ROWS = {  # table: row: check
         'Teacher max length, normalised': both(values('teacher_max_length'), normalised),
         'Warm-up / annealing epochs': values('kd_warmup_epochs', 'kd_annealing_epochs'), 'Context-aware KD': values('lambda_context_kd'), 'Mining': mining},
     '1.5': {
-        **{name: values(name) for name in ('non_korean_penalty', 'korean_token_penalty', 'lambda_language')}, 'language_warmup_steps': language_ramp,
+        **{name: values(name) for name in ('non_korean_penalty', 'lambda_language')}, 'korean_token_penalty': lambda version, cell: literal(cell) in (0.0, None), 'language_warmup_steps': language_ramp,
         'context_gate_hidden / heads / dropout': values('gate_hidden', 'gate_heads', 'gate_dropout'), 'Gate': gate, 'V28a': without_gate,
         'V28b': lambda version, cell: 'gate' in cell and VERSIONS[version].context_gate},
 }
@@ -215,7 +215,7 @@ def test_a_wrong_value_is_seen():
     assert [place for *place, version, cell in wrong if ROWS[place[0]][place[1]](version, cell)] == []
 
 
-OURS = '''mlm_head mask_special query_length gate_form gate_bias output_idf term_frequency gradient_checkpointing initialization hidden layers vocabulary segment pair_weight decoder_bias_offset
+OURS = '''mlm_head mask_special query_length gate_bias output_idf term_frequency gradient_checkpointing initialization hidden layers vocabulary segment pair_weight decoder_bias_offset
 similarity dot_scale score_limit positive_form kd_rows document_share flops_ramp flops_norm idf_range unseen_penalty language_spares_input language_allows
 negatives mining_depth steps weight_averaging validations'''.split()
 
@@ -534,10 +534,16 @@ def test_what_a_version_itself_declares_is_warned_about():
 @pytest.mark.parametrize('name', GONE)
 def test_a_setting_that_is_gone_is_left_out_of_a_saved_configuration(name):
     "What acted on vectors is refused where it did, with the revision that opens such a model."
-    saved, allowed = as_dict(VERSIONS['v28']), GONE[name]
-    assert name not in NAMES and from_dict(saved | {name: (allowed or (0.5,))[0]}) == VERSIONS['v28']
+    saved, allowed = as_dict(VERSIONS['v28a']), GONE[name]
+    assert name not in NAMES and from_dict(saved | {name: (allowed or (0.5,))[0]}) == VERSIONS['v28a']
     if not allowed: return
     with pytest.raises(ConfigError, match=f'{name}=7: a part of vectors that is gone; revision [0-9a-f]+ opens this model'): from_dict(saved | {name: 7})
+
+
+def test_another_form_of_the_gate_is_refused_where_there_is_a_gate():
+    saved = as_dict(VERSIONS['v28'])
+    assert from_dict(saved | dict(gate_form='sigmoid')) == VERSIONS['v28']
+    with pytest.raises(ConfigError, match='gate_form=hidden: a part of vectors that is gone; revision d39bf7a5'): from_dict(saved | dict(gate_form='hidden'))
 
 
 def test_a_setting_that_is_gone_cannot_be_asked_for():
@@ -555,7 +561,7 @@ def test_a_model_of_an_earlier_revision_opens(tmp_path):
     model = toy_model(len(tokenizer.backend))
     save_tokenizer(tokenizer, save(model, tmp_path))
     before = encode(model, tokenizer, texts)
-    added = {'splade.json': dict(min_input_logit=0.0, hashed_bigrams=8192, phonetic_keys=True, lead_boost=0.1, model1_threshold=0.1, idf_prior_documents=0, expansion_limit=0.0, bigram_share=1.0),
+    added = {'splade.json': dict(gate_form='sigmoid', min_input_logit=0.0, hashed_bigrams=8192, phonetic_keys=True, lead_boost=0.1, model1_threshold=0.1, idf_prior_documents=0, expansion_limit=0.0, bigram_share=1.0),
              'text.json': dict(hashed_bigrams=0, phonetic_keys=True, lead_boost=0.1, expansions={})}
     for file, more in added.items():
         values = json.loads((tmp_path/file).read_text(encoding='utf-8'))

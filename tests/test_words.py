@@ -82,7 +82,7 @@ def test_the_embedded_set_does_not_lead(name):
     assert block.index('ko_strategyqa_facts') < block.index('`mini`')
 
 
-@pytest.mark.parametrize('name, unseen', [('README.md', 'has not seen'), ('README.ko.md', '본 적 없는')])
+@pytest.mark.parametrize('name, unseen', [('README.md', 'unseen collections'), ('README.ko.md', '본 적 없는')])
 def test_unseen_collections_lead_the_first_page(name, unseen):
     block = (ROOT/name).read_text(encoding='utf-8').split(readme_table.BEGIN)[1].split(readme_table.END)[0]
     found, source, collections = readme_table.unseen_table()

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'FILE_NAMES', 'PHASE_NAMES', 'EMBEDDED_TEACHERS', 'COUNTING', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST',
-           'CURRICULUM_KEYS', 'GONE', 'BESIDE_COUNTED', 'HAS_THEM', 'Phase', 'EncoderSettings', 'GateSettings',
-           'ModelSettings', 'InitializationSettings', 'RankingSettings', 'DistillationSettings', 'FlopsSettings',
-           'SparsitySettings', 'MiningSettings', 'OptimizerSettings', 'Settings', 'cast', 'override',
+           'CURRICULUM_KEYS', 'GONE', 'BESIDE_COUNTED', 'BESIDE_GATE', 'HAS_THEM', 'Phase', 'EncoderSettings',
+           'GateSettings', 'ModelSettings', 'InitializationSettings', 'RankingSettings', 'DistillationSettings',
+           'FlopsSettings', 'SparsitySettings', 'MiningSettings', 'OptimizerSettings', 'Settings', 'cast', 'override',
            'without_sections', 'read_overrides', 'every_phase', 'needs_teacher', 'further_columns', 'counts_otherwise',
-           'counts_documents', 'off', 'impossible', 'check', 'as_dict', 'from_dict', 'flat']
+           'off', 'impossible', 'check', 'as_dict', 'from_dict', 'flat']
 
 # %% ../../nbs/0_config/03_settings.ipynb #imports
 import json, math, warnings
@@ -48,12 +48,11 @@ class EncoderSettings:
 class GateSettings:
     "The context gate (design 4, section 10; pooler `heads`: design 5)."
     context_gate: bool = False
-    gate_form: str = 'sigmoid'          # on logits; signed: their shift; threshold: on weights; hidden: on states
     gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling, rectified_heads: as design 5 prints it
     gate_hidden: int = 256
     gate_heads: int = 4
     gate_dropout: float = 0.1
-    gate_bias: float = 0.0              # initial last bias of a sigmoid or threshold; sigmoid(0) = 0.5
+    gate_bias: float = 0.0              # initial last bias; sigmoid(0) = 0.5: every logit is halved
 
 # %% ../../nbs/0_config/03_settings.ipynb #model-settings
 @dataclass(frozen=True)
@@ -100,7 +99,6 @@ class RankingSettings:
     positive_form: str = 'mean'         # or expansion
     lambda_margin: float = 2.5
     margin: float = 1.5
-    lambda_initialization: float = 0.0  # squared distance of the query weights from their initial values
     extra_losses: tuple = ()            # ((name of a loss registered with `register_loss`, weight), ...)
     stopword_mask: bool = False         # InfoNCE, distillation and minimum activation see queries without stopwords
 
@@ -125,9 +123,7 @@ class DistillationSettings:
 class FlopsSettings:
     "FLOPS regularisation and its penalty weights (design 2, section 5)."
     lambda_flops: float = 0.005
-    flops_form: str = 'plain'           # squared means; idf: weighted L1 + beta L2; uniform: the same, weights 1; df
-    df_cutoff: float = 0.1              # form df: share of the documents at which a term's weight is 1/2
-    df_steps: int = 100                 # steps between two measurements of the model's own document frequencies
+    flops_form: str = 'plain'           # squared means; idf: weighted L1 + beta L2; uniform: the same, weights 1
     flops_threshold: int = 0            # active terms up to which a text is not penalised; 0: every text is
     flops_beta: float = 0.3             # L2 share beside L1
     query_terms: int = 0                # active terms that queries' FLOPS is steered towards; 0: its weight stays
@@ -137,7 +133,6 @@ class FlopsSettings:
     ramp_start: float = 0.01            # share of a weight at the beginning of its ramp, also of the language term's
     flops_norm: str = 'none'            # or mean: penalty weights divided by their mean
     idf_alpha: float = 2.0
-    idf_smoothing: str = 'bm25'         # or standard
     idf_range: str = 'all'              # or seen: minimum and maximum over tokens that stand in a document
     unseen_penalty: float = 0.0         # weight of the other tokens when the range is seen
     special_penalty: float = 0.0        # fixed weight of special tokens; 0: ordinary tokens, inside the range
@@ -152,7 +147,6 @@ class SparsitySettings(FlopsSettings):
     min_activation: float = 0.5
     lambda_language: float = 0.0
     non_korean_penalty: float = 1.0     # weight of a non-Korean token in the language term
-    korean_token_penalty: float = 0.0   # weight of a Korean token
     language_ramp: float = 0.0          # share of the steps until full weight, linear
     language_spares_input: bool = False  # tokens of the text itself are not noise
     language_allows: tuple = ()         # words that are never noise: loanwords, names of products
@@ -371,9 +365,7 @@ def counts_otherwise(settings: Settings) -> list:  # names of settings
 OFF = {  # names: (acts, why not)
     'expansion_df': (lambda s: s.mlm_head, 'without a decoder nothing is expanded'),
     'dropout': (lambda s: s.hidden or not s.mlm_head, 'a named backbone has its own'),
-    'gate_form gate_pooler gate_hidden gate_heads gate_dropout': (lambda s: s.context_gate, 'no context gate'),
-    'gate_bias': (lambda s: s.context_gate and s.gate_form in ('sigmoid', 'threshold'),
-                  'no context gate, or one that starts at 0'),
+    'gate_pooler gate_hidden gate_heads gate_dropout gate_bias': (lambda s: s.context_gate, 'no context gate'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-term-weights
@@ -382,7 +374,6 @@ OFF |= {
     'counted_terms': (lambda s: not counts_otherwise(s), 'tokens are counted in their own columns, or scores are cosines'),
     'counted_weight': (lambda s: s.counted_terms, 'no counted terms'),
     'most_query_terms': (lambda s: not s.inference_free_query, 'a table of query weights is not bounded'),
-    'lambda_initialization': (lambda s: s.inference_free_query, 'no table of query weights'),
     'query_length': (lambda s: not s.inference_free_query, 'a table of query weights reads the whole query'),
 }
 
@@ -445,25 +436,17 @@ OFF |= {
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #idf-flops
-def counts_documents(settings: Settings) -> bool:
-    "Whether FLOPS is weighted by the document frequencies of the model's own vectors."
-    return settings.flops_form == 'df' and settings.lambda_flops > 0
-
 def _idf_flops(settings: Settings) -> bool: return settings.flops_form == 'idf' and settings.lambda_flops > 0
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-flops
 OFF |= {
     'flops_beta': (lambda s: s.flops_form in ('idf', 'uniform') and s.lambda_flops, 'FLOPS has no L1 share'),
-    'df_cutoff df_steps': (counts_documents, 'FLOPS is not weighted by document frequencies'),
     'flops_form flops_ramp flops_threshold query_terms': (lambda s: s.lambda_flops, 'lambda_flops is 0'),
     'document_terms': (lambda s: s.lambda_flops and s.document_share, 'FLOPS does not reach documents'),
     'ramp_start': (lambda s: s.flops_ramp and s.lambda_flops or s.language_ramp and s.lambda_language,
                    'no weight grows along a ramp'),
     'document_share': (lambda s: s.lambda_flops or s.lambda_language, 'neither FLOPS nor a language term'),
     'flops_norm idf_alpha idf_range stopword_penalty': (_idf_flops, 'FLOPS is not weighted by IDF'),
-    'idf_smoothing': (lambda s: (_idf_flops(s) or s.output_idf or s.inference_free_query
-                                 or (s.lambda_positive and s.positive_form == 'expansion')),
-                      'nothing is weighted by IDF'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-table
@@ -472,7 +455,7 @@ OFF |= {
     'special_penalty': (lambda s: _idf_flops(s) and not s.mask_special,
                         'special tokens are masked, or FLOPS is not weighted by IDF'),
     'top_k min_activation': (lambda s: s.lambda_min_act, 'lambda_min_act is 0'),
-    'non_korean_penalty korean_token_penalty language_ramp language_spares_input language_allows': (
+    'non_korean_penalty language_ramp language_spares_input language_allows': (
         lambda s: s.lambda_language, 'lambda_language is 0'),
 }
 
@@ -483,23 +466,21 @@ def off(settings: Settings) -> dict:  # setting -> why it does nothing here
 
 # %% ../../nbs/0_config/03_settings.ipynb #choices
 CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'), positive_form=('mean', 'expansion'),
-               flops_form=('plain', 'idf', 'uniform', 'df'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
-               idf_smoothing=('bm25', 'standard'), segment=('none', 'kiwi'),
-               initialization=('pretrained', 'closed_form', 'random', 'near_identity'),
+               flops_form=('plain', 'idf', 'uniform'), flops_norm=('none', 'mean'), idf_range=('all', 'seen'),
+               segment=('none', 'kiwi'), initialization=('pretrained', 'closed_form', 'random', 'near_identity'),
                gate_pooler=('attention', 'heads', 'rectified_heads'),
-               gate_form=('sigmoid', 'signed', 'threshold', 'hidden'), scheduler=('cosine', 'linear'),
-               precision=('bf16', 'fp32', 'auto'), vocabulary_rows=('all', 'seen'))
+               scheduler=('cosine', 'linear'), precision=('bf16', 'fp32', 'auto'), vocabulary_rows=('all', 'seen'))
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
-SHARES = ('dropout gate_dropout document_share df_cutoff flops_ramp language_ramp ramp_start warmup_ratio expansion_df '
+SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp ramp_start warmup_ratio expansion_df '
           'adam_beta2').split()
 
 
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k mining_depth '
-                         'checkpoint_epochs keep_checkpoints log_every df_steps'.split(), 1)
+                         'checkpoint_epochs keep_checkpoints log_every'.split(), 1)
 AT_LEAST |= dict(max_length=3, teacher_max_length=3, temperature=1e-3, kd_temperature=1e-3, dot_scale=1e-6, clip=1e-6,
-                 df_cutoff=1e-6, learning_rate=1e-12)
+                 learning_rate=1e-12)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-bounds
 def _check_bounds(settings: Settings) -> None:
@@ -574,8 +555,6 @@ def impossible(settings: Settings) -> list:  # messages
     if settings.lambda_margin and settings.similarity == 'cosine' and settings.margin > 1:
         messages.append(f'margin={settings.margin}: cosine of non-negative vectors lies between 0 and 1, '
                         'so no more than 1 can be reached; the nearest is 1.0')
-    if settings.df_cutoff == 1:
-        messages.append('df_cutoff=1.0: no share of the documents is above it; the nearest in use is 0.99')
     if vocabulary and settings.top_k > vocabulary:
         messages.append(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     if settings.context_gate and hidden % settings.gate_heads:
@@ -619,17 +598,23 @@ def as_dict(settings: Settings) -> dict:
 
 # %% ../../nbs/0_config/03_settings.ipynb #from-dict
 GONE = dict(min_input_logit=(0.0,), expansion_limit=(0.0,), idf_prior_documents=(0,))  # name -> values without effect
-BESIDE_COUNTED = dict(idf_prior_documents=(0, 1), bigram_query_weight=(0.4,))  # the same beside counted terms
 GONE |= dict.fromkeys("""hashed_bigrams bigram_share bigram_query_weight phonetic_keys lead_boost model1_threshold
 df_steepness calibration kd_scale teacher_normalise lambda_margin_mse lambda_alignment mining_documents min_df
-direction_noise adam_beta1 adam_eps""".split())  # None: acted in training alone, or beside one of the first
-HAS_THEM = '369c0e0b'  # the last revision that has them
+direction_noise adam_beta1 adam_eps df_cutoff df_steps lambda_initialization idf_smoothing korean_token_penalty
+gate_form""".split())  # None: acted in training alone, or beside one of the others
+BESIDE_COUNTED = dict(idf_prior_documents=(0, 1), bigram_query_weight=(0.4,))  # the same beside counted terms
+BESIDE_GATE = dict(gate_form=('sigmoid',))                                     # and beside the context gate
+HAS_THEM = '369c0e0b', 'd39bf7a5'  # the last revision that has them; that has other forms of the gate
 
+# %% ../../nbs/0_config/03_settings.ipynb #open-settings
 def from_dict(values: dict) -> Settings:
     "Settings from what `as_dict` wrote, here or before. Raises `ConfigError` for a part of vectors that is gone."
-    for name, allowed in (GONE | BESIDE_COUNTED if values.get('counted_terms') else GONE).items():
-        if allowed and values.get(name, allowed[0]) not in allowed:
-            raise ConfigError(f'{name}={values[name]}: a part of vectors that is gone; revision {HAS_THEM} opens this model')
+    beside = zip(('counted_terms', 'context_gate'), (BESIDE_COUNTED, BESIDE_GATE))
+    without_effect = GONE | {name: kept for other, rule in beside if values.get(other) for name, kept in rule.items()}
+    for name, allowed in without_effect.items():
+        if not allowed or values.get(name, allowed[0]) in allowed: continue
+        revision = HAS_THEM[name in BESIDE_GATE]
+        raise ConfigError(f'{name}={values[name]}: a part of vectors that is gone; revision {revision} opens this model')
     return override(Settings(), {name: value for name, value in values.items() if name not in GONE})
 
 # %% ../../nbs/0_config/03_settings.ipynb #flat

@@ -72,8 +72,7 @@ SPLADE_KO = SPLADE_V2.but(counted_terms=16_384, most_query_terms=32, most_docume
                           scheduler='linear', adam_beta2=0.98)
 
 # %% ../../nbs/0_config/04_versions.ipynb #published
-V29 = SPLADE_V2.but(inference_free_query=True, temperature=0.2, lambda_initialization=0.5,
-                    flops_form='df', lambda_flops=0.1, document_share=1.0)
+V29 = SPLADE_V2.but(inference_free_query=True, temperature=0.2)
 
 # %% ../../nbs/0_config/04_versions.ipynb #registered
 VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V27, 'v28': V28,
@@ -102,7 +101,7 @@ ABOUT = {  # title, backbone, data
     'splade_v2': ('control: InfoNCE and FLOPS on both sides, nothing else', 'A.X-Encoder 149 M', 'any'),
     'splade_ko': ('learned terms, and BM25 over morphemes and bigrams, in one index: the released recipe',
                   'A.X-Encoder 149 M', 'any'),
-    'v29': ('FLOPS by the model\'s own document frequencies, inference-free queries', 'A.X-Encoder 149 M', 'any'),
+    'v29': ('control with inference-free queries: a learned table', 'A.X-Encoder 149 M', 'any'),
 }
 
 # %% ../../nbs/0_config/04_versions.ipynb #chosen

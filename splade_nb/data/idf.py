@@ -113,14 +113,11 @@ def count_texts(tokenizer: SpladeTokenizer,
     return frequencies
 
 # %% ../../nbs/1_data/12_idf.ipynb #idf
-def idf(frequencies: Frequencies,
-        smoothing: str = 'bm25'  # or standard
-       ) -> np.ndarray:          # [V] float32
-    "IDF (Robertson and Zaragoza 2009). Raises `ConfigError` for an unknown smoothing or no documents."
+def idf(frequencies: Frequencies) -> np.ndarray:  # [V] float32
+    "IDF (Robertson and Zaragoza 2009). Raises `ConfigError` where there are no documents."
     n, df = frequencies.documents, frequencies.counts
     if not n: raise ConfigError('no documents: there is nothing to count')
-    forms = {'bm25': lambda: np.log1p((n - df + 0.5) / (df + 0.5)), 'standard': lambda: np.log(n / (df + 1))}
-    return forms[choose('smoothing', smoothing, forms)]().astype(np.float32)
+    return np.log1p((n - df + 0.5) / (df + 0.5)).astype(np.float32)
 
 # %% ../../nbs/1_data/12_idf.ipynb #collection-factor
 def collection_factor(postings: np.ndarray, # [V] documents of the collection in which each token is active
@@ -214,7 +211,7 @@ def plot_penalty(frequencies: Frequencies,
     figure = Figure(figsize=(5 * len(recipes), 4), layout='constrained')
     axes = figure.subplots(1, len(recipes), sharey=True, squeeze=False)[0]
     for axis, (title, settings) in zip(axes, recipes.items()):
-        values = idf(frequencies, settings.idf_smoothing)
+        values = idf(frequencies)
         weights = penalty_weights(values, frequencies, settings, found['special'], found['stopword'])
         _draw_penalty(axis, weights, frequencies, found, labels or {})
         axis.set_title(title)

@@ -24,7 +24,7 @@ from ..data.text import RULES
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
 from ..model.prune_vocabulary import as_config_error, new_folder
 from ..model.load import save
-from ..model.splade import on_logits
+from ..model.splade import under_gate
 from ..model.splade_doc import parts_of, query_weights, sides_differ, uses_count_factor
 from ..model.term_weights import MASKED_LOGIT, Texts, apply_term_weights, scatter_counts
 
@@ -35,7 +35,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
     no_bias = bool(model.special.any()) and decoder is not None and not decoder.bias.requires_grad
     reasons = {
         'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
-        f'the context gate (gate_form={settings.gate_form})': model.gate is not None,
+        'the context gate (context_gate)': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
         f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
         f'the bound on the terms of a text (most_query_terms={settings.most_query_terms}, '
@@ -223,11 +223,9 @@ class Graph(nn.Module): # every size free
         output = model.backbone(input_ids=input_ids, attention_mask=attention_mask)
         if model.importance is not None: states = read = output[0]
         else: states, read = model.seen.popitem()[1], output.logits
-        gate = _gate_of(model, states, attention_mask, member)
-        if gate is not None and model.gate.form.on_states:
-            read = read * (gate if member is None else gate[member.int().argmax(0)])[:, None]
         largest = self.largest_logits(read, input_ids, attention_mask)
-        return on_logits(model, largest if member is None else _maximum(largest, member), gate)
+        largest = largest if member is None else _maximum(largest, member)
+        return under_gate(largest, _gate_of(model, states, attention_mask, member))
 
     def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
                 windows=None,      # [B] rows of each text; None: one each

@@ -13,7 +13,7 @@ from ..config.files import ConfigError, DataError, listed, read_json
 from ..config.versions import ABOUT, PARENTS
 from ..data.readers import locate
 from ..evaluation.compare import from_parent, markdown_table, short
-from ..evaluation.report import against_bm25
+from ..evaluation.report import against_bm25, made_by
 from ..model.prune_vocabulary import as_config_error
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #facts
@@ -150,9 +150,10 @@ def origin(facts: dict) -> str:
     import pandas as pd
     summary, config, unknown = facts['summary'], facts['config'], 'unknown'
     version, data = config.get('version') or summary.get('version'), summary.get('data')
-    names = ('recipe', 'scale', 'seed', 'backbone', 'parameters', 'steps', 'device')
     rows = {'version': f'{version}: {ABOUT[version][0]}' if version in ABOUT else version or unknown}
-    rows |= {name: summary.get(name, config.get(name, unknown)) for name in names}
+    rows |= {name: summary.get(name, config.get(name, unknown))
+             for name in ('recipe', 'scale', 'seed', 'backbone', 'parameters', 'steps', 'device')}
+    if 'overridden' in config: rows['command'] = f'`{made_by(config)}`'
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
     licences = (data or {}).get('licences') or data_licences(config.get('data', ''))  # a release keeps its own
     rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown
@@ -161,9 +162,8 @@ def origin(facts: dict) -> str:
     rows['packages'] = ', '.join(' '.join(pair) for pair in summary.get('versions', {}).items()) or unknown
     table = markdown_table(pd.DataFrame(rows.items(), columns=['what', 'value']))
     parent = PARENTS.get(config.get('version'))
-    changed = [(name, *map(short, pair)) for name, pair in from_parent(config).items()] if parent else []
-    if not changed: return table
-    changes = markdown_table(pd.DataFrame(changed, columns=['setting', parent, version]))
+    if not (parent and (found := from_parent(config))): return table
+    changes = markdown_table(pd.DataFrame([(name, *map(short, pair)) for name, pair in found.items()], columns=['setting', parent, version]))
     return f'{table}\n\nSettings that differ from {parent}, at the same recipe and scale:\n\n{changes}'
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #card
@@ -175,7 +175,7 @@ def card(facts: dict,                # of `facts_of`
          licence: str = 'unknown'    # of the weights, as the hub spells it
         ) -> str:
     "The README.md of an exported model."
-    limits = [*limits, 'Korean text; other languages were not measured.',
+    limits = [*limits, 'Trained on Korean text; its table says nothing of other languages.',
               'Weights say how much a term counts, not that a statement is true.']
     if form != 'sentence-transformers' and facts['config'].get('settings', {}).get('similarity') == 'cosine':
         limits.insert(-2, 'Trained to be scored by cosine: divide vectors by their length before a dot product.')

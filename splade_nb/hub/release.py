@@ -120,6 +120,10 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
     return facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
 
 # %% ../../nbs/5_hub/09_release.ipynb #release
+def _limits(settings, rounded: bool, seen_only: bool) -> list[str]: # sentences of the card
+    return [f'It reads the first {settings.query_length} tokens of a query, and of a document eight windows of {settings.max_length} at most.',
+            *['It adds only terms that some training text contains.'] * seen_only, *['Its weights are rounded to 8-bit integers.'] * rounded]
+
 def release(folder: Path | str,        # of a finished run
             out: Path | str,           # does not exist yet
             licence: str = 'unknown',  # of the weights, as the hub spells it
@@ -146,7 +150,7 @@ def release(folder: Path | str,        # of a finished run
             add_graph(copy.deepcopy(model).cpu().float(), part/'model')
         if counted_weight or seen_only: facts = _judged_again(facts, open_model(part/'model'))
         _write_facts(facts, part)
-        limits = ['It adds only terms that some training text contains.'] * seen_only
+        limits = _limits(model.settings, rounded, seen_only)
         missing = _write_forms((model, tokenizer), facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', limits, licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing,

@@ -148,19 +148,18 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
 def token_maxima(hidden,            # [T, H] tokens, without padding
                  weight, bias,      # [V, H], [V]
                  chunk: int = 2048, # tokens at a time
-                 acting=None,       # [B, V] what acts on a text's logits (a gate), None for nothing
-                 owner=None,        # [T] the text of each token, with `acting`
-                 act=torch.mul      # logits, what acts -> logits
+                 factors=None,      # [B, V] on a text's logits, by the gate; None for 1
+                 owner=None         # [T] the text of each token, with `factors`
                 ):                  # [T] largest logit over the vocabulary, in float32 or wider
-    "Exact maximum of each row of `hidden @ weight.T + bias` under what acts on it; never [T, V] at once."
+    "Exact maximum of each row of `hidden @ weight.T + bias` times the factors; never [T, V] at once."
     hidden, weight, bias = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (hidden, weight, bias))
     largest = hidden.new_full((len(hidden),), float('-inf'))
     term = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
     for low in range(0, len(weight), chunk):
         with torch.no_grad():
             logits = torch.addmm(bias[low:low + chunk], hidden, weight[low:low + chunk].t())
-            if acting is not None: logits = act(logits, acting[:, low:low + chunk][owner])
+            if factors is not None: logits = logits * factors[:, low:low + chunk][owner]
             value, at = logits.max(1)
             term, largest = torch.where(value > largest, at + low, term), torch.maximum(value, largest)
     exact = (hidden * weight[term]).sum(1) + bias[term]
-    return exact if acting is None else act(exact, acting[owner, term])
+    return exact if factors is None else exact * factors[owner, term]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MASKED_LOGIT', 'activate', 'token_importance', 'input_maxima', 'States', 'Splade', 'read_states', 'texts_of',
-           'mean_by', 'gate_values', 'on_states', 'on_logits', 'max_over_tokens', 'block_states', 'max_over_blocks',
+           'mean_by', 'gate_factors', 'under_gate', 'max_over_tokens', 'block_states', 'max_over_blocks',
            'token_logits', 'encode_documents', 'accumulated_rows']
 
 # %% ../../nbs/2_model/05_splade.ipynb #imports
@@ -115,19 +115,14 @@ def mean_by(rows: Tensor,   # [W, V]
     return rows.new_zeros(len(spans), rows.shape[1]).index_add(0, owner, rows) / spans[:, None]
 
 # %% ../../nbs/2_model/05_splade.ipynb #acting
-def gate_values(model: Splade, states: Tensor, attention_mask: Tensor, owner: Tensor, spans: Tensor) -> Tensor | None:
-    "What the gate makes of each text's context: [B, V], or [B, E] for a gate on what the decoder reads."
+def gate_factors(model: Splade, states: Tensor, attention_mask: Tensor, owner: Tensor, spans: Tensor) -> Tensor | None:
+    "The gate's factors of each text, [B, V]; None without a gate."
     return None if model.gate is None else mean_by(model.gate(states, attention_mask), owner, spans)
 
 # %% ../../nbs/2_model/05_splade.ipynb #gate-acts
-def on_states(model: Splade, read: Tensor, values: Tensor | None, owner: Tensor) -> Tensor: # [W, L, E] or [T, E]
-    "What the decoder reads, under a gate on it."
-    if values is None or not model.gate.form.on_states: return read
-    return read * values[owner].view(len(read), *[1] * (read.ndim - 2), -1)
-
-def on_logits(model: Splade, logits: Tensor, values: Tensor | None) -> Tensor: # of the shape of the logits
-    "Logits under the gate."
-    return logits if values is None else model.gate.form.act(logits, values)
+def under_gate(logits: Tensor, factors: Tensor | None) -> Tensor: # of the shape of the logits
+    "Logits times the gate's factors."
+    return logits if factors is None else logits * factors
 
 # %% ../../nbs/2_model/05_splade.ipynb #text-logits
 def _text_logits(model, read, input_ids, attention_mask, owner, lengths):  # [B, V] before a gate on logits
@@ -143,9 +138,8 @@ def max_over_tokens(model: Splade, states: Tensor, read: Tensor,        # of `re
                     windows: list | None = None) -> Tensor:             # [B, V]
     "The largest logit of each text and token, under the gate."
     spans, owner, lengths = texts_of(attention_mask, windows)
-    values = gate_values(model, states, attention_mask, owner, spans)
-    read = on_states(model, read, values, owner)
-    return on_logits(model, _text_logits(model, read, input_ids, attention_mask, owner, lengths), values)
+    factors = gate_factors(model, states, attention_mask, owner, spans)
+    return under_gate(_text_logits(model, read, input_ids, attention_mask, owner, lengths), factors)
 
 # %% ../../nbs/2_model/05_splade.ipynb #block-states
 def block_states(model: Splade, given: Tensor,  # [G] token ids, which `blocks.place` points into
@@ -163,10 +157,9 @@ def block_states(model: Splade, given: Tensor,  # [G] token ids, which `blocks.p
 def max_over_blocks(model: Splade, given: Tensor, blocks: Blocks) -> Tensor:  # as in `block_states`; [B, V]
     "`max_over_tokens` of texts in blocks."
     states, read = block_states(model, given, blocks)
-    values, read = None if model.gate is None else model.gate(states, blocks), read.index_select(0, blocks.tokens)
-    read = on_states(model, read, values, blocks.owner)
+    factors, read = None if model.gate is None else model.gate(states, blocks), read.index_select(0, blocks.tokens)
     logits = max_logits(read, model.decoder.weight, model.decoder.bias, blocks.lengths, as_rows=model.as_rows)
-    return on_logits(model, logits, values)
+    return under_gate(logits, factors)
 
 # %% ../../nbs/2_model/05_splade.ipynb #weigh-tokens
 def token_logits(model: Splade, states: Tensor, read: Tensor,  # of `read_states`
@@ -177,16 +170,14 @@ def token_logits(model: Splade, states: Tensor, read: Tensor,  # of `read_states
     real, rows = attention_mask.bool(), model.backbone.get_input_embeddings().num_embeddings
     masked = torch.zeros(rows, dtype=torch.bool, device=real.device) if masked is None else masked[:rows]
     owner, texts = real.nonzero()[:, 0], torch.arange(len(real), device=real.device)
-    values = gate_values(model, states, attention_mask, texts, torch.ones_like(texts))
-    read, ids = on_states(model, read, values, texts)[real], input_ids[real]
-    gated = values is not None and not model.gate.form.on_states
+    factors = gate_factors(model, states, attention_mask, texts, torch.ones_like(texts))
+    read, ids = read[real], input_ids[real]
     if model.importance is not None:
         largest = model.importance(read).squeeze(-1).float().masked_fill(masked[ids], MASKED_LOGIT)
-        largest = on_logits(model, largest, values[owner, ids]) if gated else largest
+        largest = under_gate(largest, None if factors is None else factors[owner, ids])
     else:
-        among = dict(acting=values, owner=owner, act=model.gate.form.act) if gated else {}
         bias = model.decoder.bias.masked_fill(masked, MASKED_LOGIT)
-        largest = token_maxima(read, model.decoder.weight, bias, **among)
+        largest = token_maxima(read, model.decoder.weight, bias, factors=factors, owner=owner)
     return largest.new_zeros(real.shape).masked_scatter(real, largest)
 
 # %% ../../nbs/2_model/05_splade.ipynb #encode-documents

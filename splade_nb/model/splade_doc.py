@@ -21,7 +21,7 @@ from .blocks import Blocks, blocks_of
 from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, block_states, max_over_blocks, max_over_tokens
-from .splade import mean_by, on_logits, on_states, read_states, texts_of, token_logits
+from .splade import gate_factors, read_states, texts_of, token_logits, under_gate
 from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountedTerms, CountFactor, FurtherColumns
 from .term_weights import InferenceFreeQuery, LargestTerms, LogTwice, OutputIdf, SpecialMask
 from .term_weights import Texts, apply_term_weights, make_term_weight, scatter_counts
@@ -32,9 +32,8 @@ def _numbers(values, columns: int = 0):  # as a tensor, ones for None
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #make-gate
 def _make_gate(model, settings):
-    hidden, rows = model.backbone.config.hidden_size, model.backbone.get_input_embeddings().num_embeddings
-    read = hidden if model.decoder is None else model.decoder.weight.shape[1]
-    return ContextGate(hidden, read if settings.gate_form == 'hidden' else rows, settings)
+    config, tokens = model.backbone.config, model.backbone.get_input_embeddings().num_embeddings
+    return ContextGate(config.hidden_size, tokens, settings)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #registered-parts
 def _registered_parts(model, settings, columns):  # those that are modules are trained and saved with the model
@@ -150,8 +149,7 @@ def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
 
 def sides_differ(model: SpladeDoc) -> bool:
     "Whether a document has other weights than a query of the same words."
-    settings = model.settings
-    return uses_count_factor(model, True) or settings.most_query_terms != settings.most_document_terms
+    return uses_count_factor(model, True) or model.settings.most_query_terms != model.settings.most_document_terms
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #parts-of
 def parts_of(model: SpladeDoc,
@@ -261,22 +259,14 @@ def encode_sides(model: SpladeDoc,
                  ) -> list:                # vectors [B, V], gated max logits [B, V] of each side
     "Several padded batches in one pass of the backbone."
     joint = [rows for rows, document in sides if _in_blocks(model, rows, document)]
-    logits = max_over_blocks(model, *in_blocks(joint)).split([len(rows['lengths']) for rows in joint]) if joint else ()
-    remaining = iter(logits)
-    return [_side(model, rows, document, mean_length, remaining) for rows, document in sides]
+    logits = iter(max_over_blocks(model, *in_blocks(joint)).split([len(rows['lengths']) for rows in joint]) if joint else ())
+    return [_side(model, rows, document, mean_length, logits) for rows, document in sides]
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #one-side
 def _side(model, rows, document, mean_length, logits):  # logits: those of the sides in blocks, in order
     how = {name: value for name, value in rows.items() if name != 'lengths'} | dict(mean_length=mean_length)
     if _in_blocks(model, rows, document): return weigh_batch(model, next(logits), document=document, **how)
     return encode_batch(model, document=document, **how)
-
-# %% ../../nbs/2_model/07_splade_doc.ipynb #wide-rows
-def _wide_rows(model):  # the decoder's rows and bias; under a `signed` gate joined by the gate's
-    weight, bias = model.decoder.weight, model.decoder.bias
-    if model.gate is None or model.settings.gate_form != 'signed': return weight, bias
-    last = model.gate.project[-1]
-    return torch.cat([weight, last.weight], 1), bias + last.bias
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #decoder-for
 def decoder_for(model: SpladeDoc,
@@ -287,17 +277,8 @@ def decoder_for(model: SpladeDoc,
     "The model's decoder for `sparse_batch`. Raises `ConfigError` for a model without one."
     if model.decoder is None:
         raise ConfigError('mlm_head=False: token importance has no decoder to restrict or to filter')
-    return decoder_of(*_wide_rows(model), terms, screen, torch.bfloat16 if precision == 'bf16' else torch.float32)
-
-# %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-gate
-def _sparse_gate(model, states, where, tokens, text, owner, spans):
-    # what the decoder reads of each token [T, E'], and what is left for the gate to do on logits [B, V] or None
-    if model.gate is None: return tokens, None
-    if model.settings.gate_form == 'signed':
-        context = mean_by(model.gate.context(states, where), owner, spans)[text]
-        return torch.cat([tokens, context.to(tokens.dtype)], 1), None
-    values = mean_by(model.gate(states, where), owner, spans)
-    return on_states(model, tokens, values, text), values
+    dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
+    return decoder_of(model.decoder.weight, model.decoder.bias, terms, screen, dtype)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #positive-maxima
 def _positive_maxima(model, decoder, rows, windows):  # [B, V] under the gate, else MASKED_LOGIT
@@ -306,11 +287,10 @@ def _positive_maxima(model, decoder, rows, windows):  # [B, V] under the gate, e
     number = np.arange(len(windows)).repeat(windows)  # of the text of each window
     owner, lengths = torch.from_numpy(number).to(given.device), np.bincount(number, blocks.lengths).astype(int).tolist()
     spans = torch.tensor(windows, device=given.device)
-    tokens, values = _sparse_gate(model, states, blocks, read[blocks.tokens], owner[blocks.owner], owner, spans)
-    text, token, found = positive_logits(tokens, lengths, decoder)
+    text, token, found = positive_logits(read[blocks.tokens], lengths, decoder)
     logits = found.new_full((len(spans), len(model.decoder.weight)), MASKED_LOGIT)
     logits[text, token] = found
-    return on_logits(model, logits, values)
+    return under_gate(logits, gate_factors(model, states, blocks, owner, spans))
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #keep-terms
 def _keep_terms(vectors: Tensor, terms: Tensor, tokens: int) -> None:  # of the first `tokens` columns; counted terms stay

@@ -49,7 +49,7 @@ def small(settings: Settings,
          ) -> Settings:
     "The run's settings at a size that trains in a second."
     shortest = min(phase.last - phase.first + 1 for phase in every_phase(settings))
-    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2, df_steps=2,
+    limits = dict(accumulation=2, gate_hidden=8, bm25_negatives=2, dense_negatives=2,
                   flops_threshold=4, initial_terms=20, query_length=12, top_k=20)
     sizes = {name: min(limit, getattr(settings, name)) for name, limit in limits.items()}
     steps = max(6, math.ceil(settings.epochs / shortest))

@@ -57,7 +57,7 @@ def regularization_share(parts: dict) -> float: # 0 to 1
 REMEDIES = dict(infonce='dot_scale, score_limit', kd='score_limit, lambda_kd', context_kd='lambda_context_kd',
                 margin='score_limit, lambda_margin',
                 flops='lambda_flops, flops_ramp, ramp_start', language='lambda_language, language_ramp, ramp_start',
-                min_act='lambda_min_act', pull='lambda_initialization', positive='lambda_positive', self='lambda_self')
+                min_act='lambda_min_act', positive='lambda_positive', self='lambda_self')
 
 def largest_part(parts: dict) -> str: # name
     "The part of the loss with the largest absolute value."

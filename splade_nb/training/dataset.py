@@ -253,8 +253,7 @@ def _type_counts(codes: np.ndarray, pairs: np.ndarray) -> dict:  # curriculum ke
 # %% ../../nbs/3_training/07_dataset.ipynb #language-weights
 def language_weights(groups: dict, settings: Settings) -> np.ndarray:  # [V] float32
     "The penalty of each token in the language term; groups: of `masks`, and `allowed`."
-    foreign = settings.non_korean_penalty * (groups['foreign'] & ~groups['allowed'])
-    return (foreign + settings.korean_token_penalty * groups['korean']).astype(np.float32)
+    return (settings.non_korean_penalty * (groups['foreign'] & ~groups['allowed'])).astype(np.float32)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #penalties
 def penalties(rarity: np.ndarray,         # [V] IDF
@@ -269,7 +268,7 @@ def penalties(rarity: np.ndarray,         # [V] IDF
 # %% ../../nbs/3_training/07_dataset.ipynb #vocabulary-tensors
 def _vocabulary_tensors(frequencies: Frequencies, groups: dict, settings: Settings, place) -> list:
     "IDF, FLOPS weights, language penalties, stopwords and special tokens [V] on a device."
-    rarity = idf(frequencies, settings.idf_smoothing)
+    rarity = idf(frequencies)
     weights = penalties(rarity, frequencies, groups, settings), language_weights(groups, settings)
     return [torch.tensor(value, device=place) for value in (rarity, *weights, groups['stopword'], groups['special'])]
 

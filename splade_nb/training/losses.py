@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['BUILT_IN', 'REGISTERED', 'wide', 'score', 'score_unit', 'scaled_scores', 'info_nce', 'masked_mean',
-           'self_reconstruction', 'positive_activation', 'expansion', 'triplet_margin', 'flops', 'idf_flops',
-           'df_penalty', 'DocumentCounts', 'l0_mask', 'minimum_activation', 'z_score', 'distillation',
-           'language_penalty', 'weighted', 'as_floats', 'total', 'LossInputs', 'register_loss', 'extra_losses',
-           'require_registered']
+           'self_reconstruction', 'positive_activation', 'expansion', 'triplet_margin', 'flops', 'idf_flops', 'l0_mask',
+           'minimum_activation', 'z_score', 'distillation', 'language_penalty', 'weighted', 'as_floats', 'total',
+           'LossInputs', 'register_loss', 'extra_losses', 'require_registered']
 
 # %% ../../nbs/3_training/01_losses.ipynb #imports
 import math
@@ -115,11 +114,9 @@ def triplet_margin(positive_scores: Tensor,  # [B]
     return F.relu(margin - wide(positive_scores) + wide(negative_scores)).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #flops
-def flops(vectors: Tensor,              # [B, V]
-          weights: Tensor | float = 1.0 # [V] of each term's mean
-          ) -> Tensor:
-    "Sum of squared mean activations (Paria et al. 2020), each mean times its weight (Porco et al. 2025)."
-    return ((wide(vectors).mean(0) * weights) ** 2).sum()
+def flops(vectors: Tensor) -> Tensor:  # [B, V]
+    "Sum of squared mean activations (Paria et al. 2020)."
+    return (wide(vectors).mean(0) ** 2).sum()
 
 # %% ../../nbs/3_training/01_losses.ipynb #idf-flops
 def idf_flops(vectors: Tensor,   # [B, V]
@@ -129,30 +126,6 @@ def idf_flops(vectors: Tensor,   # [B, V]
     "IDF-aware FLOPS, L1 + beta L2 (design 2, section 5)."
     mean, weights = wide(vectors).mean(0), wide(weights)
     return (weights * mean.abs()).sum() + beta * (weights * mean ** 2).sum()
-
-# %% ../../nbs/3_training/01_losses.ipynb #df-penalty
-def df_penalty(shares: Tensor,          # [V] part of the documents in which each term is active
-               cutoff: float = 0.1,     # share of weight 1/2, between 0 and 1
-               steepness: float = 10.0
-               ) -> Tensor:             # [V] between 0 and 1
-    "Weights of DF-FLOPS (Porco et al. 2025)."
-    return 1 / (1 + (shares ** math.log(2, cutoff) - 1) ** steepness)
-
-# %% ../../nbs/3_training/01_losses.ipynb #document-counts
-class DocumentCounts(torch.nn.Module):
-    "In how many documents each term was active since the last measurement, and the weights of the last one."
-    def __init__(self, columns: int):  # V
-        super().__init__()
-        self.register_buffer('counts', torch.zeros(columns + 1))  # of each term; at the end, of all documents
-        self.register_buffer('penalty', torch.ones(columns))      # of `df_penalty`; 1 until the first measurement
-
-    def add(self, vectors: Tensor) -> None:  # [N, V] of documents
-        self.counts += torch.cat([(vectors > 0).sum(0), self.counts.new_tensor([len(vectors)])])
-
-    def measure(self, cutoff: float, steepness: float = 10.0) -> None:  # see `df_penalty`
-        *_, documents = self.counts
-        self.penalty = df_penalty(self.counts[:-1] / documents.clamp(min=1), cutoff, steepness)
-        self.counts.zero_()
 
 # %% ../../nbs/3_training/01_losses.ipynb #l0-mask
 def l0_mask(vectors: Tensor,  # [B, V]
@@ -240,7 +213,7 @@ class LossInputs:
     training_data: object     # `TrainingData`: idf [V], stopword [V], teacher embeddings, ...
 
 # %% ../../nbs/3_training/01_losses.ipynb #register-loss
-BUILT_IN = 'infonce margin self positive flops language min_act kd context_kd pull'.split()
+BUILT_IN = 'infonce margin self positive flops language min_act kd context_kd'.split()
 REGISTERED: dict[str, Callable[[LossInputs], Tensor]] = {}
 
 def register_loss(name: str  # as in `extra_losses`, `metrics.jsonl` and the report; a second time replaces the function

@@ -119,13 +119,12 @@ def backward(model, rows: dict, step: int, steps: int, training_data: TrainingDa
              damping: dict | None = None,  # see `objective`
              process_group: ProcessGroup = ProcessGroup(),
              complete: bool = True,        # the last batch of the step: gradients are summed over the processes
-             measured: Tensor | None = None, # see `density`
              passes: int = 1,              # of this process, see `passes_for`
              ) -> tuple:                   # loss, parts: scalars on the device; encoded batch
     "Add the gradient of a contrastive batch to the model's: the mean over the batches of a step."
     number, half = contrastive_batches(settings)[0], in_half(settings.precision, model.special.device)
     def measure(out):
-        loss, parts = loss_of(out, rows, step, steps, training_data, settings, damping, measured)
+        loss, parts = loss_of(out, rows, step, steps, training_data, settings, damping)
         return loss / number, parts
     with torch.autocast(model.special.device.type, torch.bfloat16, enabled=half), _tf32(half):  # casts once
         loss, parts, out = _in_chunks(model, rows, measure, settings, passes, process_group)

@@ -19,7 +19,7 @@ from ..model.term_weights import scatter_counts
 from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
-from .losses import info_nce, l0_mask, language_penalty, masked_mean, minimum_activation
+from .losses import info_nce, l0_mask, language_penalty, minimum_activation
 from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin
 from .losses import weighted
 
@@ -95,34 +95,28 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     return terms | {'positive': expansion(document['logits'][:size], query['own'], training_data.idf)}
 
 # %% ../../nbs/3_training/10_objective.ipynb #density
-def density(vectors: Tensor, training_data: TrainingData, settings: Settings,
-            measured: Tensor | None = None  # [V] weights by the model's own document frequencies; None: 1
-            ) -> Tensor:
+def density(vectors: Tensor, training_data: TrainingData, settings: Settings) -> Tensor:
     "FLOPS in the version's form, of texts with more active terms than the threshold."
     vectors = l0_mask(vectors, settings.flops_threshold)
     if settings.flops_form == 'plain': return flops(vectors)
-    if settings.flops_form == 'df': return flops(vectors, 1.0 if measured is None else measured)
     return idf_flops(vectors, training_data.penalty, settings.flops_beta)
 
 # %% ../../nbs/3_training/10_objective.ipynb #sparse-terms
 def sparse_terms(out: dict, training_data: TrainingData, settings: Settings,
-                 measured: Tensor | None = None, # see `density`
-                 factors: dict = {}              # on FLOPS of each side, see `trainer.steer`
+                 factors: dict = {}  # on FLOPS of each side, see `trainer.steer`
                  ) -> dict:
     "FLOPS and language on queries, and on documents by their share; minimum activation on queries."
     query, document, share = out['query'], out['document'], settings.document_share
     def both(term): return term(query) + share * term(document) if share else term(query)
     def dense(side):
         factor = factors.get('flops query' if side is query else 'flops document', 1.0)
-        return factor * density(side['vectors'], training_data, settings, measured)
+        return factor * density(side['vectors'], training_data, settings)
     def foreign(side):
         spare = side['own'] if settings.language_spares_input else None
         return language_penalty(side['vectors'], training_data.language, spare)
     ranking = ranking_queries(out, training_data, settings)
-    terms = dict(flops=both(dense), language=both(foreign),
-                 min_act=minimum_activation(ranking, settings.top_k, settings.min_activation))
-    if settings.inference_free_query: terms['pull'] = masked_mean(query['logits'] ** 2, query['own']).mean()
-    return terms
+    return dict(flops=both(dense), language=both(foreign),
+                min_act=minimum_activation(ranking, settings.top_k, settings.min_activation))
 
 # %% ../../nbs/3_training/10_objective.ipynb #distil
 def _distil(queries: Tensor,    # [B, V]
@@ -169,22 +163,20 @@ def weights_at(step: int, steps: int, settings: Settings) -> dict:  # name -> la
     "The loss weights of a step: from the phase, the ramps and the settings."
     phase = phase_at(step, steps, settings)
     kd = phase.lambda_kd * distillation_factor(step, steps, settings)
-    return {'infonce': phase.lambda_infonce, 'pull': settings.lambda_initialization, 'kd': kd,
-            'context_kd': kd * settings.lambda_context_kd, 'margin': settings.lambda_margin,
-            'self': settings.lambda_self, 'positive': settings.lambda_positive,
+    return {'infonce': phase.lambda_infonce, 'kd': kd, 'context_kd': kd * settings.lambda_context_kd,
+            'margin': settings.lambda_margin, 'self': settings.lambda_self, 'positive': settings.lambda_positive,
             'flops': settings.lambda_flops * ramp(step, steps, settings.flops_ramp, 2, settings.ramp_start),
             'language': settings.lambda_language * ramp(step, steps, settings.language_ramp, 1, settings.ramp_start),
             'min_act': settings.lambda_min_act, **dict(settings.extra_losses)}
 
 # %% ../../nbs/3_training/10_objective.ipynb #objective
 def loss_of(out: dict, rows: dict, step: int, steps: int, training_data: TrainingData, settings: Settings,
-            damping: dict | None = None,    # name -> factor on a weight, from the collapse guard or `trainer.steer`
-            measured: Tensor | None = None  # see `density`
-            ) -> tuple:                     # total, parts without gradient: scalars on the device
+            damping: dict | None = None  # name -> factor on a weight, from the collapse guard or `trainer.steer`
+            ) -> tuple:                  # total, parts without gradient: scalars on the device
     "All parts of the loss of an encoded batch, weighted and named."
     phase, scores = phase_at(step, steps, settings), batch_scores(out, training_data, settings)
     terms = contrastive_terms(scores, out['same'], phase, settings) | lexical_terms(out, training_data, settings)
-    terms |= sparse_terms(out, training_data, settings, measured, damping or {})
+    terms |= sparse_terms(out, training_data, settings, damping or {})
     terms |= teacher_terms(out, rows, training_data, settings)
     terms |= extra_terms(out, rows, training_data, settings)
     weights = weights_at(step, steps, settings)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SAVED', 'LARGEST_RATIO', 'EXPONENT', 'LARGEST_FACTOR', 'SCALARS', 'Run', 'run_state', 'require_pairs', 'step_count',
-           'texts_in_step', 'phase_number', 'set_rate', 'measured_weights', 'steer', 'Batches', 'each_tensor',
-           'mean_row', 'train_step', 'tensorboard_scalars', 'validation_scalars', 'log_validation', 'log_row',
-           'log_events', 'warn', 'validate', 'should_stop', 'checkpoint', 'difference', 'refuse_other', 'truncate_log',
-           'restore', 'start_or_resume', 'watch', 'roll_back', 'interrupts', 'initial_weights', 'began_with',
-           'average_with_initial', 'choose_average', 'plan_passes', 'train']
+           'texts_in_step', 'phase_number', 'set_rate', 'steer', 'Batches', 'each_tensor', 'mean_row', 'train_step',
+           'tensorboard_scalars', 'validation_scalars', 'log_validation', 'log_row', 'log_events', 'warn', 'validate',
+           'should_stop', 'checkpoint', 'difference', 'refuse_other', 'truncate_log', 'restore', 'start_or_resume',
+           'watch', 'roll_back', 'interrupts', 'initial_weights', 'began_with', 'average_with_initial',
+           'choose_average', 'plan_passes', 'train']
 
 # %% ../../nbs/3_training/14_trainer.ipynb #imports
 import functools, json, math, signal, sys, threading, time
@@ -18,14 +18,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from safetensors.torch import load_model
 from tqdm import tqdm
 
 # %% ../../nbs/3_training/14_trainer.ipynb #imports-library
 from ..config.files import ConfigError, alone, plain, replaced, write_json
-from ..config.settings import Settings, as_dict, counts_documents, every_phase
+from ..config.settings import Settings, as_dict, every_phase
 from ..data.tokenizer import save_tokenizer
-from ..model.load import save_shape, save_weights
+from ..model.load import save_shape
 from ..model.splade import accumulated_rows
 from .checkpoints import CheckpointError, best_checkpoint, best_steps, checkpoints, discard
 from .checkpoints import healthy, link_best, load_checkpoint, load_initial, save_checkpoint
@@ -33,7 +32,7 @@ from .checkpoints import save_initial, set_aside, state_of, step_of, tidy
 from .collapse_guard import blame_loss, inspect, measure, new_events
 from .curriculum import epoch_at, learning_rate, logs_at, phase_at, saves_at, validates_at
 from .dataset import AFTER_TRAINING, TrainingData
-from .losses import DocumentCounts, as_floats
+from .losses import as_floats
 from ..config.processes import ProcessGroup
 from .batch import batch_at, contrastive_batches
 from .memory import backward, memory_plan, passes_for, widest_batch
@@ -60,7 +59,6 @@ class Run:
     model_step: int | None = None                 # whose weights the model has; None: the last one's
     share: float = 0.0                            # of the initial weights in the final ones
     shares: dict = field(default_factory=dict)    # share -> nDCG@10
-    counted: DocumentCounts | None = None         # where FLOPS is weighted by document frequencies; in checkpoints
 
     passes: int = 1                               # of a contrastive batch, see `passes_for`
     step: int = 0                                 # steps done
@@ -75,10 +73,6 @@ class Run:
 
     @functools.cached_property
     def batches(self) -> 'Batches': return Batches(self)
-
-    def __post_init__(self):
-        if not counts_documents(self.settings): return
-        self.counted = DocumentCounts(len(self.training_data.idf)).to(self.training_data.idf.device)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #run-memory
 SAVED = ('passes', 'step', 'history', 'events', 'streak', 'damping', 'rollbacks', 'best', 'stopped',
@@ -117,14 +111,6 @@ def set_rate(run: Run) -> float:
     for group in run.optimizer.param_groups: group['lr'] = rate
     run.rates.append(rate)
     return rate
-
-# %% ../../nbs/3_training/14_trainer.ipynb #flops-weights
-def measured_weights(run: Run) -> torch.Tensor | None: # [V]; None where FLOPS does not ask for them
-    "FLOPS weights of this step: of the documents between the last two measurements, every `df_steps` steps."
-    if run.counted is None: return None
-    settings = run.settings
-    if run.step and run.step % settings.df_steps == 0: run.counted.measure(settings.df_cutoff)
-    return run.counted.penalty
 
 # %% ../../nbs/3_training/14_trainer.ipynb #steer
 LARGEST_RATIO, EXPONENT, LARGEST_FACTOR = 4.0, 0.2, 100.0  # the smallest ones are their inverses
@@ -189,12 +175,11 @@ def train_step(run: Run) -> dict: # a row of metrics
     run.optimizer.zero_grad(set_to_none=False)
     # a checkpoint holds the rng state of one process: on several, dropout follows from seed, step and rank
     if group.number > 1: torch.manual_seed((run.seed * 1_000_003 + run.step) * group.number + group.rank)
-    measured, found = measured_weights(run), []
+    found = []
     for part in range(batches := contrastive_batches(settings)[0]):
         rows = run.batches(run.step, part)
         loss, parts, out = backward(model, rows, *at, run.training_data, settings, run.damping, group,
-                                    part == batches - 1, measured, run.passes)
-        if run.counted is not None: run.counted.add(out['document']['vectors'])
+                                    part == batches - 1, run.passes)
         found.append(dict(loss=loss, parts=parts, **measure(out, weights_at(*at, settings), settings.top_k,
                                                                    run.training_data.special, run.korean)))
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -270,10 +255,9 @@ def should_stop(run: Run) -> bool:
 
 # %% ../../nbs/3_training/14_trainer.ipynb #describe
 def _describe(run: Run, folder: Path) -> None:
-    "Write what opens a checkpoint as a model, its shape and its tokenizer; and what the run has counted."
+    "Write what opens a checkpoint as a model: its shape and its tokenizer."
     save_shape(run.model, folder)
     if run.training_data.tokenizer: save_tokenizer(run.training_data.tokenizer, folder)
-    if run.counted is not None: save_weights(run.counted, folder/'counted.safetensors')
 
 # %% ../../nbs/3_training/14_trainer.ipynb #checkpoint
 def checkpoint(run: Run) -> None:
@@ -325,7 +309,6 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     spent = max(run.seconds, state.get('seconds', 0.0))  # also what a rollback takes back
     for name in SAVED: setattr(run, name, state.get(name, getattr(run, name)))
     run.seconds = spent
-    if run.counted is not None: load_model(run.counted, str(path/'counted.safetensors'))
     if run.process_group.rank: return state
     folder = run.folder/'checkpoints'
     truncate_log(run.folder/'metrics.jsonl', run.step)
