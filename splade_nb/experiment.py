@@ -456,7 +456,7 @@ def _write_model(setup: TrainingSetup, folder: Path) -> None:
     put_in_place(part/'model', folder/'model')
     shutil.rmtree(part)
 
-FIT = dict(counted_terms=16_384, counted_weight=2.0, most_query_terms=32, most_document_terms=100)
+FIT = dict(counted_terms=262_144, counted_weight=2.0, most_query_terms=32, most_document_terms=100)
 
 def fit(source: str,                    # a file or folder of texts, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written

@@ -65,7 +65,7 @@ SPLADE_V2 = Settings(query_length=64, max_length=256, similarity='dot', score_li
                      lambda_infonce=1.0, lambda_self=0.0, lambda_positive=0.0, lambda_margin=0.0, margin=0.3,
                      lambda_min_act=0.0, lambda_flops=0.01, document_share=0.3, flops_ramp=0.3, mask_special=True,
                      batch_size=64, accumulation=4, epochs=25, learning_rate=5e-5, warmup_ratio=0.06)
-SPLADE_KO = SPLADE_V2.but(counted_terms=16_384, most_query_terms=32, most_document_terms=100, expansion_df=0.1,
+SPLADE_KO = SPLADE_V2.but(counted_terms=262_144, most_query_terms=32, most_document_terms=100, expansion_df=0.1,
                           query_terms=80, document_terms=200, flops_threshold=80, lambda_flops=0.003, score_limit=0.0,
                           score_spread=3.0, lambda_kd=1.0, alpha_kl=1.0, alpha_mse=0.0, kd_teacher_scale=50.0,
                           kd_temperature=1.0, dense_negatives=5, mining_depth=48, negative_margin=0.01,

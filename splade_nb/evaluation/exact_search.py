@@ -18,7 +18,7 @@ from scipy import sparse
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #imports-part-1
 from ..data.prepared import Preparation
 from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
-from ..model.encode import check_options, encode, encode_batches, encode_queries, factor_for, most_rows
+from ..model.encode import check_options, columns_of, encode, encode_batches, encode_queries, factor_for, most_rows
 from ..model.encode import normalize_for_scoring, prepared_decoder, unread_tokens
 from ..config.processes import ProcessGroup
 
@@ -222,7 +222,7 @@ def _query_blocks(model, tokenizer, texts: list, factor) -> Iterator[Block]:
 def _add_queries(search: Search, model, tokenizer, factor) -> None:
     "Encode the queries of a search; their statistics are those of the vectors before they get unit length."
     search.vectors, looked_up = Spool(), model.settings.inference_free_query
-    search.statistics = TermStatistics(len(search.queries), len(model.special))
+    search.statistics = TermStatistics(len(search.queries), columns_of(model))
     for block in _query_blocks(model, tokenizer, list(search.queries.values()), factor):
         if factor is not None and not looked_up:
             block.vectors = block.vectors.multiply(factor.astype(np.float32)).tocsr()
@@ -300,7 +300,7 @@ def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document
     ids, values, device = list(texts), texts.values(), model.special.device
     values = values if isinstance(values, Sequence) else list(values)
     reader = _reader(model, tokenizer, values, True, group.number, kept)
-    mean, statistics = _mean_length(model, values, reader), TermStatistics(len(ids), len(model.special))
+    mean, statistics = _mean_length(model, values, reader), TermStatistics(len(ids), columns_of(model))
     blocks = encoded_blocks(model, tokenizer, values, True, most_windows, mean, cut, group, reader)
     blocks, factor = _observed(blocks, statistics, observers, model.settings.similarity), None
     if model.settings.counted_terms:  # document frequencies weight the queries: all documents first

@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, choose, read_json, revision, write_json
-from ..data.bm25 import BIGRAM_SHARE, BM25, StoredBM25, split
+from ..data.bm25 import BM25, StoredBM25, split
+from ..data.idf import BIGRAM_SHARE
 from ..data.prepared import Preparation, content_key, prepared_folder
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports-part-1
 from ..data.readers import load_collection
 from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, remembered, token_kind
 from ..model.encode import counted, cut_note, encode, encode_collection, encode_queries, heaviest, input_terms
-from ..model.encode import prepared_decoder
+from ..model.encode import columns_of, prepared_decoder
 from ..model.load import named_config
 from ..model.opened import open_model
 from ..model.dense import ENCODER, check_hybrid
@@ -85,7 +86,7 @@ def mean_terms(search: Search, documents: np.ndarray) -> dict: # documents: [N] 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #part-searches
 def learned_columns(model) -> np.ndarray: # [V] bool
     "The columns of a model that hold no counted terms."
-    return np.arange(len(model.special)) < len(model.special) - 2 * model.settings.counted_terms
+    return np.arange(columns_of(model)) < len(model.special)
 
 def part_searches(model, queries: dict) -> dict: # {query: text}; name -> Search
     "Searches by the learned and by the counted terms of a model alone; none for a model without counted terms."

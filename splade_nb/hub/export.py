@@ -40,7 +40,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
         f'the bound on the terms of a text (most_query_terms={settings.most_query_terms}, '
         f'most_document_terms={settings.most_document_terms})': settings.most_query_terms + settings.most_document_terms > 0,
-        'the count factor of documents (term_frequency)': uses_count_factor(model, True) and not settings.counted_terms,
+        'the count factor of documents (term_frequency)': uses_count_factor(model, True),
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
         'masked special tokens: this decoder has no bias': no_bias}
     return [reason for reason, holds in reasons.items() if holds]
@@ -195,12 +195,10 @@ def _graph_parts(model, counted: bool, mean_length=None): # of `parts_of`, for t
     mean = torch.where(mean_length > 0, mean_length, model.mean_length)
     return [part.at_mean(mean) for part in parts]
 
-def _graph_counts(model, counted: bool, input_ids, attention_mask, bag, counts, member): # [B, V], None where no part reads them
-    settings = model.settings
-    if not (counted or settings.counted_terms): return None
-    columns = (input_ids, attention_mask.float()) if bag is None else (bag, counts)
-    own = scatter_counts(*columns, len(model.special))
-    return member.float() @ own if bag is None and member is not None else own
+def _graph_counts(model, counted: bool, input_ids, attention_mask, member): # [B, V], None where no part reads them
+    if not counted: return None
+    own = scatter_counts(input_ids, attention_mask.float(), len(model.special))
+    return own if member is None else member.float() @ own
 
 # %% ../../nbs/5_hub/03_export.ipynb #graph-class
 class Graph(nn.Module): # every size free
@@ -227,12 +225,12 @@ class Graph(nn.Module): # every size free
         largest = largest if member is None else _maximum(largest, member)
         return under_gate(largest, _gate_of(model, states, attention_mask, member))
 
-    def forward(self, input_ids, attention_mask, document=None, bag=None, counts=None, # as in `encode_batch`
+    def forward(self, input_ids, attention_mask, document=None, # as in `encode_batch`
                 windows=None,      # [B] rows of each text; None: one each
                 mean_length=None): # [1], 0: of the training texts; gives [B, V]
         member = None if windows is None else _members(windows, input_ids.shape[0])
         logits = self.logits(input_ids, attention_mask, member)
-        own = _graph_counts(self.model, self.counted, input_ids, attention_mask, bag, counts, member)
+        own = _graph_counts(self.model, self.counted, input_ids, attention_mask, member)
         size = None if own is None else own.sum(1)
         parts = _graph_parts(self.model, self.counted, mean_length)
         vectors = apply_term_weights(parts, logits, Texts(self.side, own, size))[0]
@@ -247,8 +245,7 @@ def _graph_inputs(model): # name -> example of two texts with three windows, nam
     counted, table = uses_count_factor(model, True), model.query_shift is not None
     if counted: inputs['mean_length'] = torch.zeros(1)
     if sides_differ(model) and not table: inputs['document'] = torch.tensor([True])
-    if model.settings.counted_terms: inputs |= dict(bag=ids[:2, 1:], counts=torch.ones(2, 3))
-    sizes = dict(windows=('texts',), bag=('texts', 'own'), counts=('texts', 'own'), document=(), mean_length=())
+    sizes = dict(windows=('texts',), document=(), mean_length=())
     return inputs, {name: sizes.get(name, ('windows', 'tokens')) for name in inputs}
 
 # %% ../../nbs/5_hub/03_export.ipynb #stored-places
@@ -303,14 +300,14 @@ def _never_empty(graph) -> None: # no row of attention is: a window has its begi
 
 def write_graph(graph: nn.Module, file: Path,
                 inputs: dict,             # name -> example of two texts
-                sizes: dict,              # name -> names of its sizes: texts, windows, tokens, own
+                sizes: dict,              # name -> names of its sizes: texts, windows, tokens
                 output: str = 'vectors',
                 external: bool = True,    # weights in a file of their own; one file holds at most 2 GB
                 weights: Path | None = None # a safetensors file in the same folder, whose tensors the graph reads
                ) -> None:
     "Write a graph that ONNX Runtime opens, for every size. Raises `ConfigError`."
     for module in ('onnxscript', 'onnxruntime'): needs(module, 'export')
-    free = {name: torch.export.Dim(name) for name in ('texts', 'windows', 'tokens', 'own')}
+    free = {name: torch.export.Dim(name) for name in ('texts', 'windows', 'tokens')}
     shapes = {name: {i: free[size] for i, size in enumerate(names)} for name, names in sizes.items()}
     with as_config_error('the model cannot be traced for ONNX'), plain_attention(), torch.no_grad():
         program = torch.onnx.export(graph.eval(), kwargs=inputs, dynamo=True, dynamic_shapes=shapes,

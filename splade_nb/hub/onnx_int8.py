@@ -110,9 +110,8 @@ def random_texts(model, tokenizer: SpladeTokenizer) -> dict: # inputs of the gra
     allowed = np.flatnonzero(~model.special[:len(tokenizer.backend)].numpy())
     ids = np.random.default_rng(0).choice(allowed, (ROWS, min(LENGTH, model.settings.max_length)))
     ids[:, 0], ids[:, -1] = tokenizer.begin, tokenizer.end
-    bag, ones = ids[:, 1:-1], np.ones_like(ids)
-    return dict(input_ids=ids, attention_mask=ones, windows=ones[:, 0], bag=bag, counts=np.ones_like(bag, np.float32),
-                document=np.array([True]), mean_length=np.zeros(1, np.float32))
+    ones = np.ones_like(ids)
+    return dict(input_ids=ids, attention_mask=ones, windows=ones[:, 0], document=np.array([True]), mean_length=np.zeros(1, np.float32))
 
 # %% ../../nbs/5_hub/04_onnx_int8.ipynb #inputs-of-2
 def inputs_of(source, nodes: list,  # a model of `onnx_ir` and products in it
@@ -218,7 +217,7 @@ def to_onnx_int8(model, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     names = weight_names(model, folder/'model.onnx')
     write_json(folder/'weights.json', names)
     absent = model.state_dict().keys() - names.keys()
-    beside = {name for name in absent if not name.startswith('backbone.')} | {'special', 'frequencies'}
+    beside = {name for name in absent if not name.startswith('backbone.')} | {'special', 'frequencies', 'mean_length'}
     kept = {name: value for name, value in model.state_dict().items() if name in beside}
     save_file(kept, folder/'model.safetensors', dict(format='pt'))
     return [*limits, ROUNDED]

@@ -22,7 +22,8 @@ from torch import nn
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports-library
 from ..config.files import ConfigError, sha256_of, write_json
-from ..data.bm25 import BIGRAM_SHARE, K1
+from ..data.bm25 import K1
+from ..data.idf import BIGRAM_SHARE
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
 from ..model.encode import encode_collection, encode_queries

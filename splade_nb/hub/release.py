@@ -14,6 +14,7 @@ import torch
 # %% ../../nbs/5_hub/09_release.ipynb #imports-library
 from ..config.files import ConfigError, choose, listed, read_json, sha256_of, write_json
 from ..data.readers import load
+from ..data.tokenizer import save_tokenizer
 from ..evaluation.metrics import paired_difference
 from ..evaluation.report import made_by
 from ..evaluation.retrieval import baselines, contract_metrics, evaluate_queries
@@ -21,7 +22,7 @@ from .export import add_graph, write_form
 from .model_card import FACTS, FORMATS, card, data_licences, facts_of
 from . import onnx_int8  # adds its form
 from .opensearch_model import CONNECTOR
-from ..model.counted_terms import reweighed
+from ..model.counted_terms import reweighed, widened
 from ..model.encode import is_rounded
 from ..model.load import load_encoder, save
 from ..model.opened import open_model
@@ -131,30 +132,32 @@ def release(folder: Path | str,        # of a finished run
             forms: str = ','.join(FORMS), # empty: the model alone
             rounded: bool = False,     # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
             counted_weight: float = 0, # of counted terms; 0: that of the run
+            counted_terms: int = 0,    # columns of counted terms, see `widened`; 0: those of the run
             seen_only: bool = False    # only terms are added that some training text contains
            ) -> dict:                  # what `release.json` holds
     """Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights, for
-    `counted_weight` without counted terms, and for `seen_only` without a decoder."""
+    `counted_weight` or `counted_terms` without counted terms, and for `seen_only` without a decoder."""
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
     config, data, wanted = facts['config'], facts['summary']['data'], listed(forms)
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
         model, tokenizer = load_encoder(folder)
         if counted_weight: model = _weighed(model, counted_weight)
+        if counted_terms: model, tokenizer = widened(model, tokenizer, counted_terms)
         if seen_only: model = _seen_only(model, tokenizer, load(config['data']))
         if rounded: facts['summary']['rounded'] = _write_rounded(model, tokenizer, part/'model')
         else:
-            shutil.copytree(folder/'model', part/'model')
-            if counted_weight or seen_only:
-                facts['summary']['weights'] = sha256_of(save(model, part/'model')/'model.safetensors')
+            save_tokenizer(tokenizer, save(model, part/'model'))
+            facts['summary']['weights'] = sha256_of(part/'model'/'model.safetensors')
             add_graph(copy.deepcopy(model).cpu().float(), part/'model')
-        if counted_weight or seen_only: facts = _judged_again(facts, open_model(part/'model'))
+        if counted_weight or counted_terms or seen_only: facts = _judged_again(facts, open_model(part/'model'))
         _write_facts(facts, part)
         limits = _limits(model.settings, rounded, seen_only)
         missing = _write_forms((model, tokenizer), facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', limits, licence), encoding='utf-8')
         label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing,
-                     files=_files_of(part), counted_weight=model.settings.counted_weight, seen_only=seen_only,
+                     files=_files_of(part), seen_only=seen_only,
+                     **{name: getattr(model.settings, name) for name in ('counted_weight', 'counted_terms')},
                      **{fact: facts['summary'][fact] for fact in ('revision', 'device')})
         write_json(part/'release.json', label)
     return label

@@ -12,40 +12,45 @@ from torch import nn
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
-from ..config.settings import further_columns
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, silent
-from ..model.encode import window_batch
+from ..model.encode import columns_of, counted_rows, window_batch
 from ..model.load import open_checkpoint_folder, save
 from ..model.splade_doc import lookup_batch
 from ..model.term_weights import bag_rows, scatter_counts
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #features
+def _rectangles(rows): # csr_matrix [B, V] -> terms [B, E] int64, weights [B, E] float32, filled up with weights of 0
+    sizes = np.diff(rows.indptr)
+    there = np.arange(sizes.max(initial=1)) < sizes[:, None]
+    terms, weights = np.zeros(there.shape, np.int64), np.zeros(there.shape, np.float32)
+    terms[there], weights[there] = rows.indices, rows.data
+    return dict(terms=terms, weights=weights)
+
 def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], document: bool) -> dict[str, torch.Tensor]:
     "The inputs of `pooled`."
     ids = tokenizer.ids(texts)
-    bags = tokenizer.bags(texts, ids)
     without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]
     if model.query_shift is not None and not document:
-        return bag_rows([[id for id in bag if id not in left_out] for bag, left_out in zip(bags, without)])
-    bags = bags if model.settings.counted_terms else None
-    rows, spans = window_batch(tokenizer, ids, model.settings.max_length, bags=bags)
+        return bag_rows([[id for id in row if id not in left_out] for row, left_out in zip(ids, without)])
+    rows, spans = window_batch(tokenizer, ids, model.settings.max_length)
     rows |= dict(windows=np.array(spans), silent=silent(tokenizer, ids), bare=np.array(tokenizer.bare, np.int64))
+    if model.settings.counted_terms: rows |= _rectangles(counted_rows(model, tokenizer.bags(texts), document))
     return {name: torch.from_numpy(values) for name, values in rows.items()}
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #without-empty
-def _without_empty(vectors, tokens, silent, bare, **_): # as `encode.without_empty`; tokens: columns before the bigrams
-    dropped = silent[:, None].repeat(1, vectors.shape[1])
-    dropped[:, tokens:] = False
-    return vectors.masked_fill(dropped.index_fill(1, bare, True), 0)
+def _without_empty(vectors, silent, bare, **_): # as `encode.without_empty`
+    return vectors.masked_fill(silent[:, None], 0).index_fill(1, bare, 0)
+
+def _with_counted(vectors, columns, terms, weights, **_): # columns: V
+    return nn.functional.pad(vectors, (0, columns - vectors.shape[1])).scatter_add(1, terms, weights)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #pooled
 def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) -> torch.Tensor: # [B, V]
     "Term weights of a batch of `features`."
-    bag, counts = features.get('bag'), features.get('counts')
-    if 'input_ids' not in features: return lookup_batch(model, scatter_counts(bag, counts, len(model.special)))[0]
+    if 'input_ids' not in features: return lookup_batch(model, scatter_counts(**features, vocabulary=len(model.special)))[0]
     rows = features['input_ids'], features['attention_mask']
-    vectors = model(*rows, document, features['windows'].tolist(), bag, counts)[0]
-    return _without_empty(vectors, len(model.special) - further_columns(model.settings), **features)
+    vectors = _without_empty(model(*rows, document, features['windows'].tolist())[0], **features)
+    return _with_counted(vectors, columns_of(model), **features) if 'terms' in features else vectors
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #module
 class _Columns: # a tokenizer that also names counted terms, the columns after its tokens
@@ -65,7 +70,7 @@ class _DescribedModule(nn.Module): # what sentence-transformers asks of every mo
     def tokenizer(self): return _Columns(self.text_tokenizer)
     @property
     def max_seq_length(self): return self.model.settings.max_length
-    def get_embedding_dimension(self): return len(self.model.special)
+    def get_embedding_dimension(self): return columns_of(self.model)
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #splademodule
 class SpladeModule(_DescribedModule):

@@ -20,6 +20,7 @@ from ..config.files import ConfigError, alternatives, choose, listed, needs, rea
 from ..data.corpus import Corpus, Texts, text_of
 from ..data.readers import load_collection, own_cache
 from ..data.records import DataError
+from ..model.encode import columns_of
 from ..model.opened import open_model
 from ..evaluation.compare import percent
 from ..evaluation.exact_search import BestLists, Search, exact_search
@@ -148,7 +149,7 @@ def model_meta(model, tokenizer, name: str): # `ModelMeta` of mteb
     return needs('mteb', 'board').models.ModelMeta(
         loader=None, name=f'splade_nb/{name}', revision=model_key(model, tokenizer),
         release_date=None, languages=['kor-Hang'], n_parameters=sum(each.numel() for each in model.parameters()) if hasattr(model, 'parameters') else None,
-        memory_usage_mb=None, max_tokens=model.settings.max_length, embed_dim=len(model.special), license=None,
+        memory_usage_mb=None, max_tokens=model.settings.max_length, embed_dim=columns_of(model), license=None,
         open_weights=None, public_training_code=None, public_training_data=None, framework=['PyTorch'],
         similarity_fn_name=model.settings.similarity, use_instructions=False, training_datasets=None,
         model_type=['sparse'])

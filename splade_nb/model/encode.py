@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows', 'counted',
            'saturated', 'without_empty', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
-           'prepared_decoder', 'check_options', 'prune', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched',
-           'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection', 'input_terms',
-           'require_finite', 'require_size', 'is_rounded']
+           'prepared_decoder', 'check_options', 'prune', 'columns_of', 'counted_rows', 'encode_batches', 'encode',
+           'heaviest', 'terms', 'matched', 'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection',
+           'input_terms', 'require_finite', 'require_size', 'is_rounded']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
@@ -17,8 +17,9 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, reading, texts_of
-from ..data.idf import Frequencies, collection_factor, count_factor
-from ..data.tokenizer import SpladeTokenizer, counted as counted_bags, padded, silent
+from ..config.settings import further_columns
+from ..data.idf import BIGRAM_SHARE, Frequencies, collection_factor, count_factor, idf
+from ..data.tokenizer import SpladeTokenizer, padded, silent
 
 # %% ../../nbs/2_model/08_encode.ipynb #windows
 def windows(ids: list[int],  # token ids of one text
@@ -96,7 +97,7 @@ def without_empty(vectors: sparse.csr_matrix, # [B, V]
                   tokenizer: SpladeTokenizer,
                   ids: list                   # [B] token ids of each text
                  ) -> sparse.csr_matrix:      # [B, V]
-    "Vectors without bare marks of words, and of a text without a token only its counted terms."
+    "Vectors without bare marks of words; empty for a text without a token. Counted terms stay."
     added = np.repeat(silent(tokenizer, ids), np.diff(vectors.indptr)) & (vectors.indices < len(tokenizer.backend))
     vectors.data[added | np.isin(vectors.indices, tokenizer.bare)] = 0
     vectors.eliminate_zeros()
@@ -117,13 +118,12 @@ def lookup_queries(tokenizer: SpladeTokenizer,
 def window_batch(tokenizer: SpladeTokenizer,
                  ids: list[list[int]],  # [B] token ids of each text
                  max_length: int,       # tokens per window, with begin and end marks
-                 most: int = 8,         # windows per text; 0: no limit
-                 bags: list | None = None # [B] columns of each text, where the model reads them
+                 most: int = 8          # windows per text; 0: no limit
                 ) -> tuple[dict, list[int]]:
     "Inputs of the model as arrays, padded, and the number of windows of each text."
     parts = [windows(row, max_length - 2, most) for row in ids]
     rows = padded(tokenizer, [window for part in parts for window in part], max_length)
-    return rows | (counted_bags(bags) if bags else {}), [len(part) for part in parts]
+    return rows, [len(part) for part in parts]
 
 # %% ../../nbs/2_model/08_encode.ipynb #precision-on
 def precision_on(place,                    # of tensors or arrays: a `torch.device`, or cpu
@@ -188,11 +188,42 @@ def prune(rows: sparse.csr_matrix,  # [B, V]
         selected &= rank < top_k
     return sparse.csr_matrix((rows.data[selected], (text[selected], rows.indices[selected])), shape=rows.shape)
 
+# %% ../../nbs/2_model/08_encode.ipynb #columns-of
+def columns_of(model) -> int: # V
+    "Columns of a model's vectors: its tokens, then its counted terms."
+    return len(model.special) + further_columns(model.settings)
+
+def _frequencies(model) -> np.ndarray: # of the counted columns, then how many documents were counted
+    found = model.frequencies
+    return found if isinstance(found, np.ndarray) else found.cpu().numpy()
+
+# %% ../../nbs/2_model/08_encode.ipynb #counted-rows
+def _query_weights(model, columns): # columns: [n] after the tokens; [n] float32
+    counts, settings = _frequencies(model), model.settings
+    share = np.where(columns < settings.counted_terms, 1.0, BIGRAM_SHARE)  # morphemes come first
+    weights = share * idf(Frequencies(int(counts[-1]), counts[columns]))
+    return (settings.counted_weight or 1) * weights.astype(np.float32)
+
+def counted_rows(model, bags: list,        # [B] columns of each text
+                 document: bool = True,
+                 mean_length: float = 0.0  # counted terms of a document; 0: of the texts that the model counted
+                ) -> sparse.csr_matrix:    # [B, V] float32
+    "The counted terms of texts."
+    counts = counted(bags, columns_of(model))
+    if document: return saturated(counts, mean_length or float(model.mean_length))
+    counts.data = _query_weights(model, counts.indices - len(model.special))
+    return counts
+
+def _beside(learned: sparse.csr_matrix, further: sparse.csr_matrix | None = None): # [B, V]
+    if further is None: return learned
+    learned.resize(further.shape)
+    return learned + further
+
 # %% ../../nbs/2_model/08_encode.ipynb #encode-batches
 def encode_batches(model, decoder,            # of `prepared_decoder`
                    tokenizer: SpladeTokenizer,
                    ids: list,                 # [B] token ids of each text
-                   bags: list | None,         # [B] columns of each text, where the model reads them
+                   bags: list | None,         # [B] columns of each text, where the model has counted terms
                    document: bool = True, budget: int = 8192, most_windows: int = 8, precision: str = 'fp32',
                    mean_length: float = 0.0,  # as in `encode`
                    most: int = 0              # windows per batch; 0: of `most_rows`
@@ -203,10 +234,11 @@ def encode_batches(model, decoder,            # of `prepared_decoder`
     spans = [len(windows(row, length - 2, most_windows)) for row in ids]
     groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most or most_rows(model))
     for group in groups:
-        part = [ids[i] for i in group], length, most_windows, bags and [bags[i] for i in group]
+        part = [ids[i] for i in group], length, most_windows
         rows = [model.sparse_rows(decoder, *window_batch(tokenizer, *part), precision,
                                   document=document, mean_length=mean_length)]
-        yield group, without_empty(rows.pop(), tokenizer, part[0])  # not held while the next batch is encoded
+        if bags: rows += [counted_rows(model, [bags[i] for i in group], document, mean_length)]
+        yield group, _beside(without_empty(rows.pop(0), tokenizer, part[0]), *rows)
 
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
 def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
@@ -248,7 +280,7 @@ def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` 
     _report_cut(model, ids, most_windows, cut)
     bags = tokenizer.bags(texts) if model.settings.counted_terms else None
     if whole and texts and bags: mean_length = float(np.mean(list(map(len, bags))))
-    rows, order = [sparse.csr_matrix((0, len(model.special)), dtype=np.float32)], []
+    rows, order = [sparse.csr_matrix((0, columns_of(model)), dtype=np.float32)], []
     batches = encode_batches(model, decoder, tokenizer, ids, bags, document, budget, most_windows, precision, mean_length)
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
         for group, vectors in batches:
@@ -298,11 +330,10 @@ def factor_for(model,
                documents: int
               ) -> np.ndarray | None:  # [V] float32; None where the IDF of the training texts stays
     "What the weights of a query are multiplied by over a collection: counted terms have its IDF, learned ones none."
-    if not model.settings.counted_terms: return None
-    *counts, number = model.frequencies.tolist()
-    seen = Frequencies(int(number), np.array(counts))
-    factor = collection_factor(postings, documents, seen)
-    factor[:-2 * model.settings.counted_terms] = 1
+    if not (columns := further_columns(model.settings)): return None
+    counts = _frequencies(model)
+    factor = np.ones(columns_of(model), np.float32)
+    factor[-columns:] = collection_factor(postings[-columns:], documents, Frequencies(int(counts[-1]), counts[:-1]))
     return factor
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-queries

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ..config.files import ConfigError, Damaged, read_json, reading, replaced, texts_of, write_json, writing
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
-from .encode import check_options, cut_note, encode, factor_for, normalize_for_scoring, precision_on
+from .encode import check_options, columns_of, cut_note, encode, factor_for, normalize_for_scoring, precision_on
 from .encode import prepared_decoder, screen_on
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #shard-label
@@ -310,7 +310,7 @@ def collection_frequencies(folder: Path | str, model, tokenizer: SpladeTokenizer
                           f'{value!r} is wanted for a collection')
     if 'collection' not in label:
         raise ConfigError(f'{folder}: documents are still missing; encode them again, it goes on')
-    stored = kept(folder/'frequencies.npz', _counts_key(label, label['collection']), len(model.special))
+    stored = kept(folder/'frequencies.npz', _counts_key(label, label['collection']), columns_of(model))
     return _count_shards(folder, label['collection']) if stored is None else stored
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #collection-factor-of

@@ -18,7 +18,7 @@ from ..config.files import ConfigError, Damaged, device, encoder_folder, model_f
 from ..config.files import reading, reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
-from .encode import is_rounded, require_finite, require_size
+from .encode import columns_of, is_rounded, require_finite, require_size
 from .splade_doc import SpladeDoc
 
 # %% ../../nbs/2_model/11_load.ipynb #read-backbone
@@ -157,12 +157,19 @@ def graph_weights(folder: Path) -> dict: # name -> array
         return {name: whole(*place) for name, place in read_json(folder/'weights.json').items()}
 
 # %% ../../nbs/2_model/11_load.ipynb #take-weights
+def _as_now(found: dict, columns: int) -> dict: # name -> array; columns: of counted terms
+    "The numbers of a model, of which earlier revisions had some for counted columns too."
+    if not columns or len(found['frequencies']) == columns + 1: return found
+    cut = {name: found[name][:-columns] for name in ('special', 'output_weight')} | dict(frequencies=found['frequencies'][-columns - 1:])
+    return {name: value for name, value in found.items() if name != 'counted_weights'} | cut
+
 @torch.no_grad()
 def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigError`
     from safetensors.numpy import load_file
-    found = graph_weights(folder) | load_file(folder/'model.safetensors')
-    state = model.state_dict()
-    absent = [name for name in state.keys() - found.keys() if not name.startswith('backbone.')]  # there: unused ones
+    found = load_file(folder/'model.safetensors') | (graph_weights(folder) if is_rounded(folder) else {})
+    found, state = _as_now(found, further_columns(model.settings)), model.state_dict()
+    tied = {state[name].data_ptr() for name in state.keys() & found.keys() if state[name].numel()}
+    absent = [name for name in state.keys() - found.keys() if state[name].data_ptr() not in tied and not name.startswith('backbone.')]  # there: unused ones
     if absent: raise ConfigError(f'{folder}: {", ".join(absent)} missing; export the model again')
     for name in state.keys() & found.keys():
         state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
@@ -179,7 +186,7 @@ def load(folder: Path | str) -> SpladeDoc:
     model = _empty_model(folder)
     try:
         with reading(folder/'model.safetensors'):
-            if is_rounded(folder): _take_weights(model, folder)
+            if is_rounded(folder) or model.settings.counted_terms: _take_weights(model, folder)
             else: load_model(model, str(folder/'model.safetensors'), strict=True)
     except Damaged as error:
         if not isinstance(error.__cause__, RuntimeError): raise
@@ -271,7 +278,7 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
     folder = _reached(source)
     if (folder/'splade.json').exists():
         model, tokenizer = load(folder), load_tokenizer(folder)
-        require_size(folder, tokenizer, len(model.special), further_columns(model.settings))
+        require_size(folder, tokenizer, columns_of(model), further_columns(model.settings))
         return model, tokenizer
     sides = _routes(folder)
     encoder, twice = _pooling_of(sides['document'])

@@ -16,7 +16,7 @@ from scipy import sparse
 from ..config.files import ConfigError, read_json, reading, sha256_of
 from ..config.settings import further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
-from .encode import DENSE_BYTES, encode, require_finite, require_size
+from .encode import DENSE_BYTES, columns_of, encode, require_finite, require_size
 
 # %% ../../nbs/2_model/19_onnx.ipynb #session
 FILES = 'model.onnx', 'model.safetensors', 'splade.json', 'tokenizer.json'
@@ -61,10 +61,11 @@ class _Opened: # what a folder holds
         place = self.folder/'model.safetensors'
         with reading(place, instead='export the model again'), safe_open(place, 'numpy') as weights:
             require_finite(self.folder, ((name, np.isfinite(weights.get_tensor(name)).all()) for name in weights.keys()))
-            self.special = weights.get_tensor('special')  # [V] bool
-            if self.settings.counted_terms: self.frequencies = weights.get_tensor('frequencies')
+            self.special = weights.get_tensor('special')  # a bool for each token
+            if self.settings.counted_terms: self.frequencies, self.mean_length = map(weights.get_tensor, ('frequencies', 'mean_length'))
         self.session = _session(self.folder)
         self.inputs = {each.name for each in self.session.get_inputs()}
+        if 'bag' in self.inputs: raise ConfigError(f'{folder}: its graph counts terms itself, as those of earlier revisions did; export the model again')
 
 # %% ../../nbs/2_model/19_onnx.ipynb #part-vectors
 def _table(path: Path) -> np.ndarray: # [V]
@@ -73,7 +74,7 @@ def _table(path: Path) -> np.ndarray: # [V]
 def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     given = more | dict(windows=np.array(windows[texts], np.int64))
     length = int(inputs['attention_mask'][rows].sum(1).max())  # of the longest window in this part
-    given |= {name: values[texts] if name in ('bag', 'counts') else values[rows, :length] for name, values in inputs.items()}
+    given |= {name: values[rows, :length] for name, values in inputs.items()}
     vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
     return sparse.csr_matrix(vectors if columns is None else vectors * columns)
 
@@ -83,15 +84,15 @@ class OnnxModel(_Opened):
     def digest(self) -> str: # 16 hex digits
         "Of graph and weights: vectors of PyTorch are rounded otherwise, so its digest of the same model is another."
         hashes = [sha256_of(self.folder/name) for name in ('model.onnx', 'model.safetensors')]
-        return hashlib.sha256(''.join(hashes).encode()).hexdigest()[:16]
+        weight = [repr(self.settings.counted_weight)] * bool(self.settings.counted_terms)
+        return hashlib.sha256(''.join([*hashes, *weight]).encode()).hexdigest()[:16]
 
     def query_table(self) -> np.ndarray: return _table(self.folder/'queries.npy') # [V]
 
-    def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # [V] bool
-        "The columns that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
+    def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # a bool for each token
+        "The tokens that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
         if screen: raise ConfigError("screen=True: the int8 filter needs torch: pip install 'splade_nb[train]'")
-        among = np.arange(len(self.special))
-        return np.isin(among, keep) | (among >= len(among) - further_columns(self.settings))
+        return np.isin(np.arange(len(self.special)), keep)
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,
                     mean_length: float = 0.0) -> sparse.csr_matrix: # [B, V]
@@ -106,7 +107,7 @@ class OnnxModel(_Opened):
 def open_onnx(folder: Path | str) -> tuple[OnnxModel, SpladeTokenizer]:
     "A model and its tokenizer. Raises `ConfigError` where one is missing or damaged, or they do not belong together."
     model, tokenizer = OnnxModel(folder), load_tokenizer(folder, plain=True)
-    require_size(folder, tokenizer, len(model.special), further_columns(model.settings))
+    require_size(folder, tokenizer, columns_of(model), further_columns(model.settings))
     if model.settings.inference_free_query: require_size(f'{folder}/queries.npy', tokenizer, len(model.query_table()))
     return model, tokenizer
 

@@ -22,7 +22,7 @@ from .gate import ContextGate
 from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, block_states, max_over_blocks, max_over_tokens
 from .splade import gate_factors, read_states, texts_of, token_logits, under_gate
-from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountedTerms, CountFactor, FurtherColumns
+from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor
 from .term_weights import InferenceFreeQuery, LargestTerms, LogTwice, OutputIdf, SpecialMask
 from .term_weights import Texts, apply_term_weights, make_term_weight, scatter_counts
 
@@ -83,6 +83,7 @@ class TorchRuntime:
         for name, value in self.state_dict().items():
             weights.update(name.encode())
             weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        if self.settings.counted_terms: weights.update(repr(self.settings.counted_weight).encode())
         return weights.hexdigest()[:16]
 
     def query_table(self) -> np.ndarray: return query_weights(self).detach().cpu().numpy()  # [V]
@@ -121,31 +122,29 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
         super().__init__(backbone, dropout=settings.dropout, mlm_head=settings.mlm_head)
         self.settings = settings
         if settings.context_gate: self.gate = _make_gate(self, settings)
-        columns = backbone.get_input_embeddings().num_embeddings + further_columns(settings)
+        columns = backbone.get_input_embeddings().num_embeddings
         masked = torch.tensor(special if settings.mask_special else [])
         self.register_buffer('output_weight', _numbers(output_weight, columns))
         self.register_buffer('special', torch.isin(torch.arange(columns), masked))
         self.register_buffer('mean_length', torch.tensor(float(mean_length)))
         if settings.inference_free_query: self.register_buffer('query_weight', _numbers(query_weight, columns))
-        if settings.counted_terms:
-            self.register_buffer('frequencies', torch.zeros(columns + 1))  # the last is how many documents they are of
-            self.register_buffer('counted_weights', torch.ones(2 * settings.counted_terms))
+        if settings.counted_terms:  # of each counted column; the last is how many documents they are of
+            self.register_buffer('frequencies', torch.tensor([0.0] * further_columns(settings) + [1.0]))
         self.query_shift = nn.Parameter(torch.zeros(columns, 1)) if settings.inference_free_query else None
         self.parts = _registered_parts(self, settings, columns)
         if settings.gradient_checkpointing: backbone.activation_checkpointing_enable({'use_reentrant': False})
 
     def forward(self, input_ids, attention_mask, document: bool = True, windows: list | None = None,
-                bag=None, counts=None,
                 mean_length: float = 0.0, lengths: list | None = None):
         "See `encode_batch`, which carries the documentation; with the tokens of each text `encode_sides`."
-        rows = dict(input_ids=input_ids, attention_mask=attention_mask, bag=bag, counts=counts)
+        rows = dict(input_ids=input_ids, attention_mask=attention_mask)
         if lengths and not windows: return encode_sides(self, [(rows | dict(lengths=lengths), document)], mean_length)[0]
         return encode_batch(self, document=document, windows=windows, mean_length=mean_length, **rows)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #weighed
 def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
     "Whether a text takes the count factor."
-    return bool(document and model.mean_length > 0)
+    return bool(document and model.mean_length > 0 and not model.settings.counted_terms)
 
 def sides_differ(model: SpladeDoc) -> bool:
     "Whether a document has other weights than a query of the same words."
@@ -157,18 +156,17 @@ def parts_of(model: SpladeDoc,
              ) -> list:      # of `TermWeight`
     "The parts that the settings switch on, in the order in which they act; registered ones after all that is learned."
     settings = model.settings
-    parts = [FurtherColumns(len(model.special)), SpecialMask(model.special)]
+    parts = [SpecialMask(model.special)]
     if settings.log_twice: parts += [LogTwice()]
     parts += [OutputIdf(model.output_weight)]
-    if counted and not settings.counted_terms: parts += [CountFactor(model.mean_length)]
+    if counted: parts += [CountFactor(model.mean_length)]
     if settings.most_query_terms or settings.most_document_terms:
         parts += [LargestTerms(settings.most_query_terms, settings.most_document_terms)]
-    parts += model.parts
-    return parts + [CountedTerms(model.counted_weights, model.mean_length)] if settings.counted_terms else parts
+    return parts + model.parts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #term-weights-of
 def term_weights_of(model: SpladeDoc,
-                    logits: Tensor,          # [B, V] or narrower, without the columns of counted terms
+                    logits: Tensor,          # [B, V]
                     counts: Tensor | None,   # [B, V] of `input_counts`, None where no part reads them
                     lengths: Tensor | None,  # [B] tokens
                     counted: bool,           # whether the count factor acts
@@ -181,33 +179,30 @@ def term_weights_of(model: SpladeDoc,
 def input_counts(model: SpladeDoc, input_ids, attention_mask, # [W, L]
                  owner,           # [W] text of each row
                  texts: int,      # B
-                 bag, counts,     # as in `encode_batch`
                  ) -> tuple[Tensor, Tensor]: # [B, V], tokens of each text [B]
-    "How often each token stands in each text: as its bag says, else as its windows do."
-    if bag is None: bag, counts = input_ids, attention_mask.float()
-    else: owner = torch.arange(texts, device=bag.device)
-    spread = scatter_counts(bag, counts, len(model.special))
+    "How often each token stands in the windows of each text."
+    spread = scatter_counts(input_ids, attention_mask.float(), len(model.special))
     if len(spread) > texts: spread = spread.new_zeros(texts, spread.shape[1]).index_add_(0, owner, spread)
     return spread, spread.sum(1)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #pool-batch
 def weigh_batch(model: SpladeDoc, logits: Tensor,   # [B, V] of `max_over_tokens`
-                input_ids, attention_mask, document=True, windows=None, bag=None, counts=None, mean_length=0.0,
+                input_ids, attention_mask, document=True, windows=None, mean_length=0.0,
                 ) -> tuple[Tensor, Tensor]:         # vectors, logits [B, V]
     "Largest logits through the parts, with the counts that they read."
     _, owner, lengths = texts_of(attention_mask, windows)
     counted, own, size = uses_count_factor(model, document), None, None
     if any(part.reads_counts for part in parts_of(model, counted)):
-        own, size = input_counts(model, input_ids, attention_mask, owner, len(lengths), bag, counts)
+        own, size = input_counts(model, input_ids, attention_mask, owner, len(lengths))
     return term_weights_of(model, logits, own, size, counted, mean_length, document)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #pool-batch-cell
 def pool_batch(model: SpladeDoc, states, read,      # of `read_states`
-               input_ids, attention_mask, document=True, windows=None, *counted,
+               input_ids, attention_mask, document=True, windows=None, mean_length=0.0,
                ) -> tuple[Tensor, Tensor]:          # vectors, logits [B, V]
     "The second half of `encode_batch`."
     logits = max_over_tokens(model, states, read, input_ids, attention_mask, windows)
-    return weigh_batch(model, logits, input_ids, attention_mask, document, windows, *counted)
+    return weigh_batch(model, logits, input_ids, attention_mask, document, windows, mean_length)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #query-weights
 def query_weights(model: SpladeDoc) -> Tensor: # [V]
@@ -228,15 +223,14 @@ def encode_batch(model: SpladeDoc,
                  attention_mask,            # [W, L] 1 for a token, 0 for padding
                  document: bool = True,     # a document takes the count factor, a query does not
                  windows: list | None = None, # windows of each text, summing to W; None: one each
-                 bag=None, counts=None,     # [B, E] each text's input tokens; None: those of its windows
                  mean_length: float = 0.0   # tokens of a document of the collection; 0: of the training texts
                 ):                          # vectors [B, V], gated max logits [B, V]
     "Vectors of texts, and the logits they were made from. Raises `ValueError` for a row without a token."
     if model.query_shift is not None and not document:
         spans, owner, _ = texts_of(attention_mask, windows)
-        return lookup_batch(model, input_counts(model, input_ids, attention_mask, owner, len(spans), bag, counts)[0])
+        return lookup_batch(model, input_counts(model, input_ids, attention_mask, owner, len(spans))[0])
     states, read = read_states(model, input_ids, attention_mask)
-    return pool_batch(model, states, read, input_ids, attention_mask, document, windows, bag, counts, mean_length)
+    return pool_batch(model, states, read, input_ids, attention_mask, document, windows, mean_length)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #in-blocks
 def in_blocks(sides: list,            # rows of each side, with `lengths`
@@ -293,10 +287,10 @@ def _positive_maxima(model, decoder, rows, windows):  # [B, V] under the gate, e
     return under_gate(logits, gate_factors(model, states, blocks, owner, spans))
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #keep-terms
-def _keep_terms(vectors: Tensor, terms: Tensor, tokens: int) -> None:  # of the first `tokens` columns; counted terms stay
-    kept = vectors.new_zeros(tokens)
+def _keep_terms(vectors: Tensor, terms: Tensor) -> None:
+    kept = vectors.new_zeros(vectors.shape[1])
     kept[terms] = 1
-    vectors[:, :tokens] *= kept
+    vectors *= kept
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-batch
 @torch.no_grad()
@@ -304,7 +298,7 @@ def sparse_batch(model: SpladeDoc,
                  decoder: Decoder | None,      # of `decoder_for`; None: every logit is computed
                  input_ids, attention_mask,    # [W, L]
                  document: bool = True, windows: list | None = None, # these and the following as in `encode_batch`
-                 bag=None, counts=None, mean_length: float = 0.0,
+                 mean_length: float = 0.0,
                  lengths: list | None = None,  # tokens of each row, where the host knows them
                  ) -> tuple[Tensor, Tensor, Tensor]: # text, token [n], weight [n] above zero
     "What `encode_batch` gives, as entries. Raises `ValueError` for a row without a token."
@@ -314,8 +308,8 @@ def sparse_batch(model: SpladeDoc,
     else:
         rows = dict(input_ids=input_ids, lengths=lengths or attention_mask.sum(1).tolist())
         logits = _positive_maxima(model, decoder, rows, windows or [1] * len(input_ids))
-    vectors, _ = weigh_batch(model, logits, input_ids, attention_mask, document, windows, bag, counts, mean_length)
-    if decoder is not None and decoder.terms is not None: _keep_terms(vectors, decoder.terms, logits.shape[1])
+    vectors, _ = weigh_batch(model, logits, input_ids, attention_mask, document, windows, mean_length)
+    if decoder is not None and decoder.terms is not None: _keep_terms(vectors, decoder.terms)
     text, token = vectors.nonzero(as_tuple=True)
     return text, token, vectors[text, token]
 

@@ -4,16 +4,14 @@
 
 # %% auto #0
 __all__ = ['QUERY_LEARNING_RATE_FACTOR', 'TERM_WEIGHTS', 'bag_rows', 'scatter_counts', 'Texts', 'TermWeight',
-           'apply_term_weights', 'SpecialMask', 'FurtherColumns', 'LogTwice', 'output_weights', 'OutputIdf',
-           'CountFactor', 'LargestTerms', 'CountedTerms', 'InferenceFreeQuery', 'register_term_weight',
-           'make_term_weight']
+           'apply_term_weights', 'SpecialMask', 'LogTwice', 'output_weights', 'OutputIdf', 'CountFactor',
+           'LargestTerms', 'InferenceFreeQuery', 'register_term_weight', 'make_term_weight']
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #imports
 from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from ..config.files import ConfigError, alternatives
 from ..config.settings import Settings
 from ..data.idf import count_factor
@@ -71,15 +69,6 @@ class SpecialMask(TermWeight):
     def __init__(self, special: Tensor): self.special = special # [V] bool
     def on_logits(self, logits, texts): return logits.masked_fill(self.special, MASKED_LOGIT)
 
-# %% ../../nbs/2_model/06_term_weights.ipynb #further-columns
-class FurtherColumns(TermWeight):
-    "Columns after the vocabulary, for which the decoder has no logits."
-    reads_counts = False
-    def __init__(self, columns: int): self.columns = columns # V, vocabulary and counted terms
-
-    def on_logits(self, logits, texts):
-        return F.pad(logits, (0, self.columns - logits.shape[1]), value=MASKED_LOGIT)
-
 # %% ../../nbs/2_model/06_term_weights.ipynb #log-twice
 class LogTwice(TermWeight):
     "`log_twice`: log(1 + log(1 + ReLU))."
@@ -120,20 +109,6 @@ class LargestTerms(TermWeight):
         most = self.document if texts.document else self.query
         if not 0 < most < weights.shape[1]: return weights
         return weights.masked_fill(weights < weights.topk(most, dim=1).values[:, -1:], 0)
-
-# %% ../../nbs/2_model/06_term_weights.ipynb #counted-terms
-class CountedTerms(TermWeight):
-    "`counted_terms`: BM25 in the last columns."
-    def __init__(self, weights: Tensor,      # [C] of a query's terms
-                 mean_length: Tensor):       # of the texts they were counted in
-        self.weights, self.mean_length = weights, mean_length
-
-    def at_mean(self, mean_length): return CountedTerms(self.weights, mean_length)
-    def on_weights(self, weights, texts):
-        learned, counts = weights[:, :-len(self.weights)], texts.counts[:, -len(self.weights):]
-        counted = self.weights.expand(counts.shape)
-        if texts.document: counted = count_factor(counts, texts.lengths, texts.mean_length or self.mean_length)
-        return torch.cat([learned, counted.masked_fill(counts == 0, 0)], 1)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #query-table
 QUERY_LEARNING_RATE_FACTOR = 20.0

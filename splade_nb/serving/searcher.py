@@ -28,7 +28,7 @@ from ..data.readers import read_source
 from ..data.records import Document
 from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names
 from ..data.tokenizer import morphemes, remembered
-from ..model.encode import counted, encode, encode_queries, factor_for, input_terms
+from ..model.encode import columns_of, counted, encode, encode_queries, factor_for, input_terms
 from ..model.encode import normalize_for_scoring, prepared_decoder
 from ..model.opened import RELEASED, model_place, open_model
 from ..model.dense import ENCODER, check_hybrid, dense_queries
@@ -129,7 +129,7 @@ def mean_length(store: DocumentStore, index: Index) -> float: # tokens; 0 where 
 # %% ../../nbs/6_serving/08_searcher.ipynb #token-counts
 def _token_counts(model, tokenizer, texts): # [n, V] as BM25 counts them, counted terms of each text
     bags = tokenizer.bags(texts)
-    return counted(bags, len(model.special)), [*map(len, bags)]
+    return counted(bags, columns_of(model)), [*map(len, bags)]
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #length-slopes
 def _length_slopes(model, tokenizer, texts, vectors): # slopes [n, V] of the vectors' terms, tokens of each text
