@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 # %% ../nbs/9_api.ipynb #imports-library
-from .config.files import ConfigError, clear_errors, texts_of
+from .config.files import ConfigError, check_count, clear_errors, texts_of
 from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
 from .model.dense import ENCODER
@@ -39,7 +39,16 @@ def load(name: str | Path = RELEASED, # a run or model folder, also from the pro
          runtime: str = 'auto'        # torch, onnx; auto: torch where it is installed
         ) -> SparseEncoder:
     "Open a trained model. Raises `ConfigError` where there is none, or one that is not read exactly."
+    if not isinstance(name, (str, Path)): raise ConfigError(f'name: found {type(name).__name__}; allowed: a folder, or the name of a model')
     return SparseEncoder(*open_model(name, runtime))
+
+# %% ../nbs/9_api.ipynb #vectors-of
+def _vectors(given, name: str, columns: int = 0) -> sparse.csr_matrix: # columns: of the encoder that is asked; 0: any
+    "Raises `ConfigError` for what an encoder did not make."
+    if not sparse.issparse(given) and not (isinstance(given, np.ndarray) and given.ndim == 2):
+        raise ConfigError(f'{name}: found {type(given).__name__}; allowed: vectors of encode_document or encode_query')
+    if columns in (0, given.shape[1]): return sparse.csr_matrix(given)
+    raise ConfigError(f'{name}: found vectors of {given.shape[1]:,} terms; allowed: those of this encoder, which has {columns:,}')
 
 # %% ../nbs/9_api.ipynb #encode-document
 def encode_document(self, texts: list[str] | dict[str, str] | str, # all documents of the collection; a dictionary by its values
@@ -58,7 +67,9 @@ def encode_query(self, texts: list[str] | str,
     """Query vectors. Raises as `encode_document`. Warns where the version takes document frequencies from the
     collection and none is given."""
     factor, settings = None, self.model.settings
-    if documents is not None: factor = factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
+    if documents is not None:
+        documents = _vectors(documents, 'documents', len(self.tokenizer))
+        factor = factor_for(self.model, documents.getnnz(axis=0), documents.shape[0])
     elif settings.counted_terms:
         warnings.warn('this model weights a query by the document frequencies of the collection: pass documents=, '
                       'or its scores are not those that evaluate measures', stacklevel=2)
@@ -72,7 +83,8 @@ def similarity(self, queries: sparse.csr_matrix, # [B, V]
                documents: sparse.csr_matrix      # [N, V]
               ) -> np.ndarray:                   # [B, N]
     "The dot product; rows of a version that scores by cosine have unit length already."
-    return (queries @ documents.T).toarray()
+    queries = _vectors(queries, 'queries')
+    return (queries @ _vectors(documents, 'documents', queries.shape[1]).T).toarray()
 
 SparseEncoder.similarity = similarity
 
@@ -81,7 +93,8 @@ def decode(self, vectors: sparse.csr_matrix, # [B, V]
            top_k: int = 10                   # heaviest terms of each text
           ) -> list[list[tuple[str, float]]]: # of B texts (term, weight), heaviest first
     "Terms that people can read."
-    return [[(term, round(float(weight), 3)) for term, weight in terms(row, self.tokenizer, top_k)] for row in vectors]
+    check_count(top_k, 'top_k')
+    return [[(term, round(float(weight), 3)) for term, weight in terms(row, self.tokenizer, top_k)] for row in _vectors(vectors, 'vectors', len(self.tokenizer))]
 
 SparseEncoder.decode = decode
 

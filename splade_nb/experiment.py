@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
-from .config.files import ConfigError, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
+from .config.files import ConfigError, check_count, check_seed, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, GONE, Settings, as_dict, flat, needs_teacher, off
@@ -154,7 +154,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
               batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
              ) -> tuple:             # name, scale, settings, collection, folder
     "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
-    name, recipe, scale = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale)
+    name, recipe, scale, _ = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale), check_seed(seed)
     resolved = resolve(name, recipe, scale := scale_for(scale, settings := read_overrides(settings)), **settings)
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
     collection, folder = _for_training(source), Path(out) if out else root()/'outputs'/name
@@ -424,6 +424,7 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                 timeout: float = 60.0       # minutes that a process waits for the others inside a step
                ) -> dict:                   # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`."
+    for number, called in ((max_steps, 'max_steps'), (save_every, 'save_every')): check_count(number, called, 0)
     group, stages = _processes(timeout), Stages()
     with stages('reading'), _first_before_others(group):
         name, scale, resolved, collection, folder = begin_run(
@@ -466,6 +467,7 @@ def fit(source: str,                    # a file or folder of texts, or a collec
     """A model from documents alone; queries and judgments of a collection are not read.
     Raises `ConfigError`, also for a folder that holds a trained run, that is in use or cannot be written; `DataError`."""
     folder, began = Path(out), time.perf_counter()
+    check_seed(seed)
     if (folder/'summary.json').exists() or (folder/'model').exists() and not (folder/'fit.json').exists():
         raise ConfigError(f'out={out}: holds a trained run or another model; name another folder')
     collection, resolved = _documents_alone(source), resolve_quietly('splade_v2', scale='small', **FIT | (settings or {}))

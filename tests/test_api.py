@@ -72,6 +72,15 @@ def test_one_text_is_a_list_of_one(v28):
     assert encoder.encode_document(TEXTS[0]).shape[0] == encoder.encode_query(TEXTS[0]).shape[0] == 1
 
 
+def test_what_is_no_vector_of_this_encoder_is_refused(v28):
+    encoder = splade_nb.load(v28)
+    documents = encoder.encode_document(TEXTS)
+    for call in (lambda: encoder.encode_query(TEXTS[:1], TEXTS), lambda: encoder.encode_query(TEXTS[:1], documents[:, :9]), lambda: encoder.similarity(documents, documents[:, :9]),
+                 lambda: encoder.similarity(TEXTS, documents), lambda: encoder.decode(documents, -1), lambda: encoder.decode(documents[:, :9]), lambda: splade_nb.load(None)):
+        with pytest.raises(ConfigError, match='; allowed: '): call()
+    assert encoder.decode(documents[:1].toarray(), 2) == encoder.decode(documents[:1], 2), 'an array will do'
+
+
 def test_search_finds_what_the_vectors_find(v28, tmp_path, capsys):
     (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     hits = splade_nb.search(v28, str(tmp_path/'texts.txt'), '한복 입고 경복궁', k=2)

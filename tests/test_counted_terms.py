@@ -17,7 +17,7 @@ from splade_nb.experiment import run_version
 import splade_nb.hub.opensearch_model  # registers its form
 from splade_nb.hub.export import write_form
 from splade_nb.hub.release import matching_facts, release
-from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model
+from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model, widened
 from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
 from splade_nb.serving.searcher import build_searcher
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
@@ -136,6 +136,26 @@ def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
         assert sum(term.weight for term in hit.terms) == pytest.approx(hit.score, rel=1e-4)
     counted_terms = [term for term in hits[0].terms if term.kind == 'counted']
     assert counted_terms and all(term.name in texts[hits[0].id] and not term.added for term in counted_terms)
+
+
+def test_texts_of_signs_alone_are_indexed(joined, tmp_path):
+    from splade_nb.model.load import save
+    from splade_nb.data.tokenizer import save_tokenizer
+    save_tokenizer(joined[1], save(joined[0], tmp_path/'model'))
+    with build_searcher(str(tmp_path/'model'), [Document('a', '', '...')], tmp_path/'searcher') as searcher:
+        searcher.add([Document('b', '', '---'), Document('c', '', '경복궁 안내')])
+        assert [hit.id for hit in searcher.search('경복궁', 3)] == ['c'] and searcher.expand('') == [] and len(searcher) == 3
+
+
+def test_a_model_with_more_columns_is_the_same_but_for_collisions(joined, plain):
+    (model, tokenizer), texts = joined, [*plain[3].texts.values()]
+    more, words = widened(model, tokenizer, 16 * COLUMNS)
+    learned, counted_columns = len(model.special), slice(len(model.special), None)
+    for document in (True, False):
+        few, many = encode(model, tokenizer, texts, document), encode(more, words, texts, document)
+        assert (few[:, :learned] != many[:, :learned]).nnz == 0 and few[:, counted_columns].sum() == pytest.approx(many[:, counted_columns].sum(), rel=0.02)
+        assert many.nnz >= few.nnz > few[:, :learned].nnz
+    with pytest.raises(ConfigError, match=f'a multiple of the {COLUMNS}'): widened(model, tokenizer, COLUMNS + 1)
 
 
 @pytest.mark.slow

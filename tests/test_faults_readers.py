@@ -186,6 +186,29 @@ def test_a_table_without_a_text_column_names_its_columns():
     with pytest.raises(DataError, match='a.csv, line 2, columns: found .번호, 질문.*내용'): [*read_source('a.csv')]
 
 
+@pytest.mark.parametrize('name, mark', [('a.csv', ';'), ('a.csv', '\t'), ('a.csv', ','), ('a.tsv', '\t'), ('a.tsv', ',')])
+def test_a_table_says_by_its_first_line_what_parts_its_columns(name, mark):
+    Path(name).write_text(f'제목{mark}내용\n"환불, 또는 교환"{mark}사흘\n', encoding='utf-8')
+    assert [document.full for document in read_source(name)] == ['환불, 또는 교환 사흘']
+
+
+def test_a_quotation_mark_that_is_never_closed_swallows_nothing():
+    Path('a.csv').write_text('제목,내용\n환불,사흘\n교환,"나흘\n' + '배송,이틀\n' * 99, encoding='utf-8')
+    with pytest.raises(DataError, match='a.csv, line 3, CSV: found a quotation mark that no later one closes'): [*read_source('a.csv')]
+
+
+def test_utf_32_is_not_taken_for_utf_16():
+    Path('a.txt').write_bytes('환불\n'.encode('utf-32'))
+    with pytest.raises(DataError, match='a.txt, line 1, encoding'): [*read_source('a.txt')]
+
+
+def test_an_empty_file_decides_nothing_of_its_folder():
+    Path('own').mkdir()
+    rows('own/a.jsonl', {'_id': '1', 'text': '글'})
+    Path('own/b.jsonl').write_text('')
+    assert dict(iterate_texts('own')) == {'a.jsonl:1': '글'}
+
+
 def test_every_command_looks_in_the_same_places(project, monkeypatch):
     "From the root and from a folder below it; `mini` is the embedded set; a name in NFD is found."
     rows('data/own/corpus.jsonl', {'_id': 'd', 'text': '글'}), rows('mini/corpus.jsonl', {'_id': 'd', 'text': '남의 글'})

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['DISK_ERRORS', 'SEED', 'ENCODERS', 'PROMPTS', 'RESULTS', 'ConfigError', 'DataError', 'Damaged', 'reason', 'reading',
-           'disk_fault', 'writing', 'clear_errors', 'check_text', 'check_count', 'texts_of', 'root', 'embedded',
-           'replaced', 'plain', 'write_json', 'read_json', 'sha256_of', 'nearest', 'alternatives', 'choose', 'listed',
-           'no_repeats', 'writable', 'no_empty_folders', 'alone', 'in_turn', 'released_folder', 'encoder_folder',
-           'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder', 'versions_of', 'packages', 'revision',
-           'peak_memory_mb', 'machine', 'device']
+           'disk_fault', 'writing', 'clear_errors', 'check_text', 'check_count', 'check_seed', 'texts_of', 'root',
+           'embedded', 'replaced', 'plain', 'write_json', 'read_json', 'sha256_of', 'nearest', 'alternatives', 'choose',
+           'listed', 'no_repeats', 'writable', 'no_empty_folders', 'alone', 'in_turn', 'released_folder',
+           'encoder_folder', 'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder', 'versions_of',
+           'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
@@ -100,11 +100,16 @@ def check_text(value: str, name: str, empty: bool = True) -> str: # empty: wheth
         raise ConfigError(f'{name} {value[:40]!r}: half of a surrogate pair, {value[error.start]!r}; UTF-8 cannot hold it') from error
     return value
 
-def check_count(value: int, name: str, least: int = 1) -> int:
-    "Raises `ConfigError` for what is no whole number, and for a smaller one."
-    if not hasattr(value, '__index__') or isinstance(value, bool) or value < least:
-        raise ConfigError(f'{name}={value!r}: found {type(value).__name__}; allowed: a whole number from {least} on')
+def check_count(value: int, name: str, least: int = 1, most: float = math.inf) -> int:
+    "Raises `ConfigError` for what is no whole number, and for a smaller or a larger one."
+    if not hasattr(value, '__index__') or isinstance(value, bool) or not least <= value <= most:
+        allowed = f'from {least} on' if most == math.inf else f'from {least} to {most}'
+        raise ConfigError(f'{name}={value!r}: found {type(value).__name__}; allowed: a whole number {allowed}')
     return operator.index(value)
+
+def check_seed(value: int) -> int:
+    "Raises `ConfigError` for what no random generator takes."
+    return check_count(value, 'seed', 0, 2 ** 32 - 1)
 
 # %% ../../nbs/0_config/01_files.ipynb #texts-of
 def texts_of(given, # a text; a list or another iterable of texts; a dictionary of id and text

@@ -64,6 +64,7 @@ def open_bytes(path: Path | str):  # a file
 
 def encoding_of(raw: bytes) -> str:  # as Python spells it; '' where it is none of the three
     "Which of utf-8, utf-16 and cp949 the first bytes of a file may be."
+    if raw.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)): return ''  # the first begins as UTF-16 does
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)): return 'utf-16'
     for name in ('utf-8-sig', 'cp949'):
         try: raw.decode(name)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports-library
@@ -397,11 +397,17 @@ def _own_lines(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:
             yield from ((line, text.rstrip('\n')) for line, text in enumerate(file, 1) if text.strip())
 
 # %% ../../nbs/1_data/07_readers.ipynb #read-csv
+def _delimiter(path: Path, heading: str) -> str:
+    "That of its kind, or the one that its first line has instead: Excel writes semicolons in some languages."
+    usual = '\t' if kind_of(path) == '.tsv' else ','
+    return usual if usual in heading else next((mark for mark in ';\t,' if mark in heading), usual)
+
 def _read_csv(path: Path) -> Iterator[Row]:
     "The rows of a table whose first line names its columns. Raises DataError."
     names, line = None, 1
     with _opened_text(path, newline='') as file:
-        reader = csv.reader(file, delimiter='\t' if kind_of(path) == '.tsv' else ',')
+        heading = file.readline()
+        reader = csv.reader(chain([heading], file), delimiter=_delimiter(path, heading), strict=True)
         try:
             for cells in reader:
                 if any(cells) and names and len(cells) != len(names):
@@ -409,7 +415,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 if names and any(cells): yield Row(str(path), line, normalise(dict(zip(names, cells))))
                 names, line = names or normalise([cell.strip() for cell in cells]), reader.line_num + 1
         except csv.Error as error:
-            raise DataError(path, reader.line_num, 'CSV', str(error), 'cells of a table') from error
+            if 'end of data' not in str(error): raise DataError(path, reader.line_num, 'CSV', str(error), 'cells of a table') from error
+            raise DataError(path, line, 'CSV', 'a quotation mark that no later one closes', 'cells of a table') from error
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-rows
 def _own_rows(path: Path, faults: Faults) -> Iterator[Row]:
@@ -452,7 +459,8 @@ def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:
             yield replace(document, id=start + document.id)
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-files
-def _is_own(path: Path) -> bool: return kind_of(path) in TEXTS and (kind_of(path) != '.jsonl' or holds_documents(path))
+def _is_own(path: Path) -> bool: # an empty file decides nothing
+    return kind_of(path) in TEXTS and (kind_of(path) != '.jsonl' or not path.stat().st_size or holds_documents(path))
 
 # %% ../../nbs/1_data/07_readers.ipynb #passed-over
 def _passed_over(folder: Path) -> list:  # names

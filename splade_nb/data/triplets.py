@@ -40,7 +40,7 @@ def holds_documents(path: Path) -> bool:
 def is_triplets(path: Path) -> bool:
     "Whether a path is a file of triplets, or a folder of them and not of a judged collection."
     if path.is_file(): return kind_of(path) == '.jsonl' and not holds_documents(path)
-    files = visible(path, ('.jsonl',))
+    files = [file for file in visible(path, ('.jsonl',)) if file.stat().st_size]  # an empty one decides nothing
     return not {'corpus.jsonl', 'queries.jsonl'} & {file.name for file in files} and any(map(is_triplets, files))
 
 # %% ../../nbs/1_data/05_triplets.ipynb #files-of

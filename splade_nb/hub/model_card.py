@@ -21,11 +21,20 @@ FACTS = ('summary', 'config', 'evaluation') # files of a run folder
 EMBEDDED = 'mini', 'toy'  # sets of this project, under CC0 1.0
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #facts-of
+def _of_fit(found: dict) -> dict: # `fit.json` -> summary and config as a run has them
+    "What `fit` says of a model from documents alone."
+    data = dict(found['data'], train_pairs=0)
+    summary = dict(version='fit: a head in closed form and counted terms, without training', steps=0, parameters=found['parameters'], data=data)
+    return dict(summary=summary, config=dict(seed=found['seed'], encoders=dict(backbone=found['encoder']) if found['encoder'] else {}))
+
+# %% ../../nbs/5_hub/04_model_card.ipynb #facts-of-2
 def facts_of(folder: Path | str) -> dict[str, dict]:
     "`FACTS` of a run folder, or of the run folder around a model folder; {} for a file that is missing."
     def is_run(place): return (place/'summary.json').exists() or (
         (place/'config.json').exists() and not (place/'splade.json').exists())
-    run = next((place for place in (Path(folder), Path(folder).parent) if is_run(place)), None)
+    places = Path(folder), Path(folder).parent
+    run, fitted = (next(filter(test, places), None) for test in (is_run, lambda place: (place/'fit.json').exists()))
+    if fitted and not run: return dict.fromkeys(FACTS, {}) | _of_fit(read_json(fitted/'fit.json'))
     return {name: read_json(run/f'{name}.json') if run and (run/f'{name}.json').exists() else {} for name in FACTS}
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #sources-of
@@ -133,7 +142,7 @@ def quality(facts: dict) -> str:
     "The run's own measurement, with BM25 and the untrained model beside it."
     import pandas as pd
     summary, gain = facts['summary'], facts['evaluation'].get('difference')
-    if 'metrics' not in summary: return 'Unknown: no `summary.json` stood beside the model.'
+    if 'metrics' not in summary: return 'Unknown: no measurement stands beside the model.'
     metrics, active = summary['metrics'], summary.get('active_terms')
     names = [name for name, value in metrics.items() if isinstance(value, float)]
     systems = {title: summary[key] for key, title in SYSTEMS.items() if key in summary}

@@ -60,7 +60,7 @@ def _write_forms(encoder: tuple, facts: dict, name: str, folder: Path, licence: 
     def write(form):
         write_form(*encoder, form, folder/form, lambda limits, there: card(facts, form, name, there, limits, licence))
     for form in forms:
-        try: write(choose('form', form, FORMS))
+        try: write(form)
         except ConfigError as error:
             if form != 'opensearch': raise
             write(CONNECTOR)
@@ -122,7 +122,8 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
 
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def _limits(settings, rounded: bool, seen_only: bool) -> list[str]: # sentences of the card
-    return [f'It reads the first {settings.query_length} tokens of a query, and of a document eight windows of {settings.max_length} at most.',
+    queries = 'queries are looked up whole' * settings.inference_free_query or 'queries too'
+    return [f'It reads at most eight windows of {settings.max_length} tokens of a text, {queries}.',
             *['It adds only terms that some training text contains.'] * seen_only, *['Its weights are rounded to 8-bit integers.'] * rounded]
 
 def release(folder: Path | str,        # of a finished run
@@ -138,7 +139,7 @@ def release(folder: Path | str,        # of a finished run
     """Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights, for
     `counted_weight` or `counted_terms` without counted terms, and for `seen_only` without a decoder."""
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
-    config, data, wanted = facts['config'], facts['summary']['data'], listed(forms)
+    config, data, wanted = facts['config'], facts['summary']['data'], [choose('form', form, FORMS) for form in listed(forms)]
     data.setdefault('licences', data_licences(config['data']))
     with new_folder(out) as part:
         model, tokenizer = load_encoder(folder)

@@ -32,6 +32,7 @@ def _bags(tokenizer: SpladeTokenizer, texts: Iterable, size: int = 1000) -> Iter
     texts = iter(texts)
     while some := list(islice(texts, size)): yield from tokenizer.bags(some)
 
+# %% ../../nbs/2_model/18_counted_terms.ipynb #count-columns-2
 def count_columns(tokenizer: SpladeTokenizer, # of `counting`
                   texts: Iterable             # read once
                  ) -> tuple[Frequencies, float]: # documents that hold each column [V], columns of a document on average
@@ -66,6 +67,7 @@ def searched_model(model: SpladeDoc, tokenizer: SpladeTokenizer, texts: Iterable
     bounded.settings = settings
     return bounded, tokenizer
 
+# %% ../../nbs/2_model/18_counted_terms.ipynb #reweighed
 def reweighed(model: SpladeDoc, times: float) -> SpladeDoc: # with the same weights
     "A model whose counted terms weigh so many times as much."
     other = copy.copy(model)

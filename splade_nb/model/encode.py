@@ -129,8 +129,10 @@ def window_batch(tokenizer: SpladeTokenizer,
 def precision_on(place,                    # of tensors or arrays: a `torch.device`, or cpu
                  precision: str = 'auto'
                 ) -> str:                  # fp32 or bf16
-    "The number format of products on a device, `auto` resolved. Raises `ConfigError` for an unknown one."
+    "The number format of products on a device, `auto` resolved. Raises `ConfigError` for another one."
     choose('precision', precision, ('auto', 'fp32', 'bf16'))
+    if precision == 'bf16' and isinstance(place, str):  # of arrays
+        raise ConfigError('precision=bf16: found with ONNX Runtime; allowed: auto, fp32')
     if precision != 'auto': return precision
     if not str(place).startswith('cuda'): return 'fp32'
     import torch

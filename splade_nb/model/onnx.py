@@ -91,13 +91,12 @@ class OnnxModel(_Opened):
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # a bool for each token
         "The tokens that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
-        if screen: raise ConfigError("screen=True: the int8 filter needs torch: pip install 'splade_nb[train]'")
+        if screen: raise ConfigError("screen=True: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: load it with runtime='torch', which needs splade_nb[train]")
         return np.isin(np.arange(len(self.special)), keep)
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,
                     mean_length: float = 0.0) -> sparse.csr_matrix: # [B, V]
-        "As `TorchRuntime.sparse_rows`. Raises `ConfigError` for another precision."
-        if precision != 'fp32': raise ConfigError(f'precision={precision}: found with ONNX Runtime; allowed: auto, fp32')
+        "As `TorchRuntime.sparse_rows`."
         most = min(PART_TOKENS, DENSE_BYTES // (4 * len(self.special)))
         more = dict(document=np.array([document]), mean_length=np.array([mean_length], np.float32))
         return sparse.vstack([_part_vectors(self, columns, inputs, windows, *part, more)

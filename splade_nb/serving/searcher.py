@@ -135,7 +135,7 @@ def _token_counts(model, tokenizer, texts): # [n, V] as BM25 counts them, counte
 def _length_slopes(model, tokenizer, texts, vectors): # slopes [n, V] of the vectors' terms, tokens of each text
     counts, lengths = _token_counts(model, tokenizer, texts)
     rows = np.repeat(np.arange(len(texts)), np.diff(vectors.indptr))
-    times = np.asarray(counts[rows, vectors.indices], np.float64).reshape(-1, 1)
+    times = np.asarray(counts[rows, vectors.indices] if len(rows) else [], np.float64).reshape(-1, 1)  # texts of signs alone have no term
     tokens = np.asarray(counts.sum(1), np.float64).ravel()[rows]
     endless, one = (count_factor(times, tokens, mean)[:, 0] for mean in (math.inf, 1.0))
     slopes = endless / one - 1
@@ -519,6 +519,9 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
         if (searcher := _current(place, encoder, index, stamp, hybrid)) is None:
             searcher = build_searcher(encoder, data, place, engine, index, True, hybrid, dense_encoder)
             searcher.store.set_fact('stamp', stamp)
+    if not len(searcher):
+        searcher.close()
+        raise ConfigError(f'data={data}: found no text; at least one is needed')
     if hasattr(searcher, 'changed'):
         message = '{:,} new or changed, {:,} taken out; kept for the next search'.format(*searcher.changed)
         if Path(encoder.folder) == RELEASED.resolve() and Path(data).exists():
