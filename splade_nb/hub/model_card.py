@@ -33,8 +33,8 @@ def facts_of(folder: Path | str) -> dict[str, dict]:
     def is_run(place): return (place/'summary.json').exists() or (
         (place/'config.json').exists() and not (place/'splade.json').exists())
     places = Path(folder), Path(folder).parent
-    run, fitted = (next(filter(test, places), None) for test in (is_run, lambda place: (place/'fit.json').exists()))
-    if fitted and not run: return dict.fromkeys(FACTS, {}) | _of_fit(read_json(fitted/'fit.json'))
+    run, fitted = next(filter(is_run, places), None), [place/'fit.json' for place in places if (place/'model').is_dir()]
+    if not run and fitted and fitted[0].exists(): return dict.fromkeys(FACTS, {}) | _of_fit(read_json(fitted[0]))
     return {name: read_json(run/f'{name}.json') if run and (run/f'{name}.json').exists() else {} for name in FACTS}
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #sources-of
