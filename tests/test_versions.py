@@ -547,7 +547,8 @@ def test_another_form_of_the_gate_is_refused_where_there_is_a_gate():
 
 
 def test_a_setting_that_is_gone_cannot_be_asked_for():
-    with pytest.raises(ConfigError, match="unknown setting 'kd_scale'"): resolve('v28', kd_scale=2.0)
+    for name, revision in (('kd_scale', '369c0e0b'), ('df_cutoff', 'd39bf7a5')):
+        with pytest.raises(ConfigError, match=f'{name}: a setting that is gone.*{revision}'): resolve('v28', **{name: 2.0})
 
 
 def test_a_model_of_an_earlier_revision_opens(tmp_path):

@@ -91,7 +91,7 @@ class OnnxModel(_Opened):
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # a bool for each token
         "The tokens that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
-        if screen: raise ConfigError("screen=True: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: load it with runtime='torch', which needs splade_nb[train]")
+        if screen: raise ConfigError("screen=True: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: load it with runtime='torch': pip install 'splade_nb[train]'")
         return np.isin(np.arange(len(self.special)), keep)
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,

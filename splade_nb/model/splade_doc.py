@@ -144,7 +144,7 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
 # %% ../../nbs/2_model/07_splade_doc.ipynb #weighed
 def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
     "Whether a text takes the count factor."
-    return bool(document and model.mean_length > 0 and not model.settings.counted_terms)
+    return bool(document and not model.settings.counted_terms and model.mean_length > 0)
 
 def sides_differ(model: SpladeDoc) -> bool:
     "Whether a document has other weights than a query of the same words."
