@@ -23,7 +23,7 @@ from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, GONE, Settings, as_dict, flat, needs_teacher, off
 from .config.settings import read_overrides
-from .config.versions import RECIPES, SCALES, differences, resolve, resolve_quietly, scale_for
+from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for
 from .config.versions import version_name
 from .data.encoders import encoder_record, fetch_encoder
 from .data.prepared import Preparation
@@ -154,7 +154,8 @@ def begin_run(version: str | int, recipe: str, scale: str,
               batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
              ) -> tuple:             # name, scale, settings, collection, folder
     "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
-    name, recipe, scale, _ = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale), check_seed(seed)
+    check_seed(seed)
+    name, recipe, scale = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale)
     resolved = resolve(name, recipe, scale := scale_for(scale, settings := read_overrides(settings)), **settings)
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
     collection, folder = _for_training(source), Path(out) if out else root()/'outputs'/name
@@ -443,7 +444,7 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                     rollbacks=rollbacks_of(recipe), process_group=group)
     return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, group, stages)
 
-# %% ../nbs/7_experiment.ipynb #fit
+# %% ../nbs/7_experiment.ipynb #fit-documents
 def _documents_alone(source: str) -> Collection:
     "The documents of a source. Raises `DataError` where they cannot be read, `ConfigError` where there are none."
     documents = {document.id: document for document in read_source(source)}
@@ -457,7 +458,9 @@ def _write_model(setup: TrainingSetup, folder: Path) -> None:
     put_in_place(part/'model', folder/'model')
     shutil.rmtree(part)
 
-FIT = dict(counted_terms=262_144, counted_weight=2.0, most_query_terms=32, most_document_terms=100)
+# %% ../nbs/7_experiment.ipynb #fit
+FIT = {name: getattr(VERSIONS['splade_ko'], name) for name in ('counted_terms', 'most_query_terms', 'most_document_terms')}
+FIT |= dict(counted_weight=2.0)
 
 def fit(source: str,                    # a file or folder of texts, or a collection
         out: str | Path = 'outputs/fit', # the folder into which `model/` is written

@@ -12,6 +12,7 @@ from splade_nb.config.versions import resolve
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
+from splade_nb.hub.model_card import facts_of, origin
 from splade_nb.serving import searcher as searchers
 from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
@@ -170,6 +171,8 @@ def test_fit_by_command(tmp_path, own, capsys):
     assert main(['fit', '--data', str(tmp_path/'texts.txt'), '--out', str(tmp_path/'own'), '--settings', json.dumps(own)]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts['documents'] == 3 and load_settings(tmp_path/'own') == (1024, 2.0) and facts['out'] == str(tmp_path/'own') and facts['seed'] == 42
+    said = origin(facts_of(tmp_path/'own'/'model'))
+    assert facts['data']['hash'] in said and '| version | fit: ' in said and f'| parameters | {facts["parameters"]} |' in said, 'what the card of an export says'
     hits = splade_nb.search(tmp_path/'own', str(tmp_path/'texts.txt'), '한복 입고 경복궁')
     assert hits[0].text == TEXTS[0]
 

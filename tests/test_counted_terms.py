@@ -138,6 +138,16 @@ def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
     assert counted_terms and all(term.name in texts[hits[0].id] and not term.added for term in counted_terms)
 
 
+def test_a_joined_model_without_some_of_its_weights_is_refused(joined, tmp_path):
+    from safetensors.torch import load_file, save_file
+    from splade_nb.model.load import load as opened, save
+    place = save(joined[0], tmp_path)/'model.safetensors'
+    found = load_file(place)
+    for absent in ('frequencies', next(name for name in found if name.startswith('backbone.'))):
+        save_file({name: value for name, value in found.items() if name != absent}, place, dict(format='pt'))
+        with pytest.raises(ConfigError, match='do not belong together|damaged'): opened(tmp_path)
+
+
 def test_texts_of_signs_alone_are_indexed(joined, tmp_path):
     from splade_nb.model.load import save
     from splade_nb.data.tokenizer import save_tokenizer

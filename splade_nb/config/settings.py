@@ -282,7 +282,7 @@ def override(settings: Settings, changes: dict) -> Settings:  # changes: name ->
     "Settings with `changes` by name. Raises `ConfigError` for an unknown name or a wrong type."
     names = [field.name for field in fields(Settings)]
     for name in changes.keys() & GONE.keys():
-        raise ConfigError(f'{name}: a setting that is gone, because no study found it useful; revision {last_revision(name)} has it')
+        raise ConfigError(f'{name}: a setting that is gone; the last revision that has it is {last_revision(name)}')
     return replace(settings, **{choose('setting', name, names): cast(name, value, getattr(settings, name))
                                 for name, value in changes.items()})
 

@@ -122,8 +122,8 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
 
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def _limits(settings, rounded: bool, seen_only: bool) -> list[str]: # sentences of the card
-    queries = 'queries are looked up whole' * settings.inference_free_query or 'queries too'
-    return [f'It reads at most eight windows of {settings.max_length} tokens of a text, {queries}.',
+    read, queries = ('a document', ' Queries are looked up whole.') if settings.inference_free_query else ('a document or a query', '')
+    return [f'Of {read} it reads at most eight windows of {settings.max_length} tokens.{queries}',
             *['It adds only terms that some training text contains.'] * seen_only, *['Its weights are rounded to 8-bit integers.'] * rounded]
 
 def release(folder: Path | str,        # of a finished run

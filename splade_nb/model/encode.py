@@ -216,10 +216,14 @@ def counted_rows(model, bags: list,        # [B] columns of each text
     counts.data = _query_weights(model, counts.indices - len(model.special))
     return counts
 
-def _beside(learned: sparse.csr_matrix, further: sparse.csr_matrix | None = None): # [B, V]
-    if further is None: return learned
-    learned.resize(further.shape)
-    return learned + further
+# %% ../../nbs/2_model/08_encode.ipynb #encode-batch
+def _encoded(model, decoder, tokenizer, ids, bags, document, most_windows, precision, mean_length): # [b, V]
+    inputs = window_batch(tokenizer, ids, model.settings.max_length, most_windows)
+    learned = model.sparse_rows(decoder, *inputs, precision, document=document, mean_length=mean_length)
+    learned = without_empty(learned, tokenizer, ids)
+    if not bags: return learned
+    learned.resize(len(ids), columns_of(model))
+    return learned + counted_rows(model, bags, document, mean_length)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode-batches
 def encode_batches(model, decoder,            # of `prepared_decoder`
@@ -236,11 +240,8 @@ def encode_batches(model, decoder,            # of `prepared_decoder`
     spans = [len(windows(row, length - 2, most_windows)) for row in ids]
     groups = group_by_length([min(len(row) + 2, longest) for row in ids], budget, spans, most or most_rows(model))
     for group in groups:
-        part = [ids[i] for i in group], length, most_windows
-        rows = [model.sparse_rows(decoder, *window_batch(tokenizer, *part), precision,
-                                  document=document, mean_length=mean_length)]
-        if bags: rows += [counted_rows(model, [bags[i] for i in group], document, mean_length)]
-        yield group, _beside(without_empty(rows.pop(0), tokenizer, part[0]), *rows)
+        some = [ids[i] for i in group], bags and [bags[i] for i in group]
+        yield group, _encoded(model, decoder, tokenizer, *some, document, most_windows, precision, mean_length)
 
 # %% ../../nbs/2_model/08_encode.ipynb #report-cut
 def _report_cut(model, ids, most, cut): # adds to `cut`, or warns

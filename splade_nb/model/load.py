@@ -11,6 +11,7 @@ import math, os
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -158,36 +159,43 @@ def graph_weights(folder: Path) -> dict: # name -> array
 
 # %% ../../nbs/2_model/11_load.ipynb #take-weights
 def _as_now(found: dict, columns: int) -> dict: # name -> array; columns: of counted terms
-    "The numbers of a model, of which earlier revisions had some for counted columns too."
-    if not columns or len(found['frequencies']) == columns + 1: return found
+    "The weights of a model, which in earlier revisions had entries for the columns of counted terms too."
+    if not columns or len(found.get('frequencies', ())) in (0, columns + 1): return found
     cut = {name: found[name][:-columns] for name in ('special', 'output_weight')} | dict(frequencies=found['frequencies'][-columns - 1:])
     return {name: value for name, value in found.items() if name != 'counted_weights'} | cut
 
 @torch.no_grad()
 def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigError`
     from safetensors.numpy import load_file
-    found = load_file(folder/'model.safetensors') | (graph_weights(folder) if is_rounded(folder) else {})
-    found, state = _as_now(found, further_columns(model.settings)), model.state_dict()
-    tied = {state[name].data_ptr() for name in state.keys() & found.keys() if state[name].numel()}
-    absent = [name for name in state.keys() - found.keys() if state[name].data_ptr() not in tied and not name.startswith('backbone.')]  # there: unused ones
+    found = _as_now(graph_weights(folder) | load_file(folder/'model.safetensors'), further_columns(model.settings))
+    state = model.state_dict()
+    absent = [name for name in state.keys() - found.keys() if not name.startswith('backbone.')]  # there: unused ones
     if absent: raise ConfigError(f'{folder}: {", ".join(absent)} missing; export the model again')
     for name in state.keys() & found.keys():
         state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
+
+# %% ../../nbs/2_model/11_load.ipynb #load-all
+def _load_all(model: SpladeDoc, place: Path) -> None: # place: of a safetensors file; raises RuntimeError unless it has all weights and no other
+    from safetensors.torch import load_file, load_model, save_file
+    if not (columns := further_columns(model.settings)): return load_model(model, str(place), strict=True)
+    with TemporaryDirectory() as folder:  # only a file is loaded strictly where weights are tied
+        now = Path(folder)/place.name
+        save_file({name: value.contiguous() for name, value in _as_now(load_file(place), columns).items()}, now)
+        load_model(model, str(now), strict=True)
 
 # %% ../../nbs/2_model/11_load.ipynb #load
 @torch.inference_mode(False) # weights made in that mode cannot be trained
 def load(folder: Path | str) -> SpladeDoc:
     """The model that `save` wrote, in evaluation mode. Raises `ConfigError` for a folder that is none,
     whose weights do not fit or are no numbers, or whose settings name a term weight that is not registered."""
-    from safetensors.torch import load_model
     folder = Path(folder)
     absent = [name for name in ('config.json', 'splade.json', 'model.safetensors') if not (folder/name).exists()]
     if absent: raise ConfigError(f'{folder} is no saved model: {", ".join(absent)} missing')
     model = _empty_model(folder)
     try:
         with reading(folder/'model.safetensors'):
-            if is_rounded(folder) or model.settings.counted_terms: _take_weights(model, folder)
-            else: load_model(model, str(folder/'model.safetensors'), strict=True)
+            if is_rounded(folder): _take_weights(model, folder)
+            else: _load_all(model, folder/'model.safetensors')
     except Damaged as error:
         if not isinstance(error.__cause__, RuntimeError): raise
         message = ' '.join(str(error.__cause__).split())[:300]
