@@ -161,10 +161,11 @@ def export_model(folder: str,
     "A model for another library, with its card; pushed where a name is given. Raises `ConfigError`."
     _add_forms(form)
     from splade_nb.hub.export import MEASURED, write_form
-    from splade_nb.hub.model_card import card, facts_of, push
+    from splade_nb.hub.model_card import card, facts_of, push, require_login
     from splade_nb.model.opened import model_place, open_model
     if data and form not in MEASURED:
         raise ConfigError(f'data={data}: {", ".join(MEASURED)} measure on it, {form} does not')
+    if name: require_login()  # before anything is written
     place, title = model_place(folder), name or Path(out).name
     if licence == 'unknown' and (place/'release.json').exists(): licence = read_json(place/'release.json')['licence']
     facts, options = facts_of(place), dict(data=data) if data else {}

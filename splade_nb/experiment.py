@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
            'require_parts', 'few_pairs', 'begin_run', 'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts',
-           'sample_terms', 'keep_samples', 'evaluate_run', 'peak_memory', 'summarise_run', 'close_weights',
-           'finish_run', 'run_version', 'fit']
+           'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings', 'peak_memory', 'summarise_run',
+           'close_weights', 'finish_run', 'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
@@ -23,7 +23,7 @@ from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, GONE, Settings, as_dict, flat, needs_teacher, off
 from .config.settings import read_overrides
-from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for
+from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for, shipped
 from .config.versions import version_name
 from .data.encoders import encoder_record, fetch_encoder
 from .data.prepared import Preparation
@@ -38,7 +38,7 @@ from .model.splade_doc import SpladeDoc
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
-from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside
+from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside, verify
 from .training.dataset import TrainingSetup, as_searched, prepare, save_model_folder
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
@@ -269,11 +269,12 @@ def evaluate_run(setup: TrainingSetup, before: dict, folder: Path | str,
     return result, evaluation | dict(systems=systems, collection=collection)
 
 # %% ../nbs/7_experiment.ipynb #changed-settings
-def _changed(name: str, recipe: str, scale: str, settings: Settings) -> dict:
+def changed_settings(name: str,          # of a version; '': what differs from the defaults
+                     recipe: str, scale: str, settings: Settings) -> dict: # row of `flat`: (the version's value, this one)
     "Settings that differ from the version's; the same model from a folder is no change."
-    changed = differing(flat(resolve_quietly(name, recipe, scale)), flat(settings))
+    before = resolve_quietly(name, recipe, scale) if name else Settings()
     folders = [part for part in ('backbone', 'teacher') if Path(getattr(settings, part)).is_dir()]
-    return {key: value for key, value in changed.items() if key not in folders}
+    return {key: pair for key, pair in differing(flat(before), flat(settings)).items() if key not in folders}
 
 # %% ../nbs/7_experiment.ipynb #peak-memory
 def peak_memory(group: ProcessGroup = ProcessGroup()) -> dict:  # name -> MB
@@ -306,7 +307,7 @@ def _about_training(run: Run, settings: Settings, data: dict) -> dict:  # data: 
     return dict(
         backbone=settings.backbone, parameters=sum(p.numel() for p in run.model.parameters()), data=data,
         teacher=teacher_label(settings.teacher) if run.training_data.teacher else 'none', steps=run.step,
-        stopped=run.stopped, best_validation=run.best,
+        planned_steps=run.steps, stopped=run.stopped, best_validation=run.best,
         model_step=run.step if run.model_step is None else run.model_step,
         start_share=dict(chosen=run.share, tried=run.shares), seconds=round(run.seconds, 1))
 
@@ -322,7 +323,7 @@ def summarise_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingS
     collection = evaluation['collection']  # what was searched
     about = _about_data(collection, run.training_data, evaluation['cut'].get('note'))
     summary = dict(
-        version=name, recipe=recipe, scale=scale, changed=_changed(name, recipe, scale, settings), seed=run.seed,
+        version=name, recipe=recipe, scale=scale, changed=changed_settings(name, recipe, scale, settings), seed=run.seed,
         **_about_training(run, settings, about),
         stages=stages.rounded() if stages else {}, validation=validation or {},
         processes=run.process_group.number, **memory, device=machine(), **_quality(collection, result, evaluation),
@@ -424,8 +425,9 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                 scale_batch: bool = False,  # a batch of the version's size for each process, see `scaled_batch`
                 timeout: float = 60.0       # minutes that a process waits for the others inside a step
                ) -> dict:                   # the summary; empty for all but the first process
-    "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`."
+    "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`, `CheckpointError`."
     for number, called in ((max_steps, 'max_steps'), (save_every, 'save_every')): check_count(number, called, 0)
+    if resume_from: verify(Path(resume_from))  # before anything is prepared
     group, stages = _processes(timeout), Stages()
     with stages('reading'), _first_before_others(group):
         name, scale, resolved, collection, folder = begin_run(
@@ -433,7 +435,7 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
             group.number if scale_batch else 1)
     first = group.rank == 0
     with stages('checking settings'):
-        if first: require_acting_settings(resolved, folder)
+        if first: require_acting_settings(resolved, changed_settings(shipped(name), recipe, scale, resolved), folder)
     with stages('preparing'), _printed_once(group):
         setup = prepare(resolved, collection, seed, group=group, stages=stages)
     validator = make_validator(setup)

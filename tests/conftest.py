@@ -150,12 +150,6 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-def bring_settings_checks(folder: Path) -> None:
-    "Copy the kept results of the settings check into `folder`. They hold there too, because the code is the same."
-    known = ROOT/'outputs'/'.settings_checks'
-    if known.exists(): shutil.copytree(known, folder/'outputs'/known.name)
-
-
 # Files of many seconds, the longest first: the short ones level the workers at the end.
 LONG = '''faults check_settings browser processes house hub engines memory outputs site studies make gpu slim web board run
 prune_vocabulary opensearch words containers formats provenance exact_search bm25_and_negatives rent benchmark api elasticsearch_model

@@ -60,11 +60,6 @@ class Others(PathFinder):
         return None if name.partition('.')[0] in cls.hidden else super().find_spec(name, path, target)
 
 
-def quick_check(settings, only=None, progress=True, names=('top_k', 'lambda_flops', 'lambda_self', 'idf_alpha')):
-    "Some settings in place of all: tests/test_check_settings.py checks every one."
-    return checked_all(settings, only or [*names], progress)
-
-
 def run_jobs(jobs: list, goal: Path) -> None:
     for job in jobs:
         if not (child := os.fork()):
@@ -85,5 +80,4 @@ if __name__ == '__main__':
     from splade_nb.lab import pretraining, systems
     from splade_nb.serving import searcher
     from splade_nb.training import check_settings
-    checked_all, check_settings.check_settings = check_settings.check_settings, quick_check
     run_jobs(jobs, Path(sys.argv[2]))

@@ -4,15 +4,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 import pytest
-import torch
-from splade_nb.config.files import ConfigError
+from splade_nb import experiment
+from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.settings import Settings, as_dict, off
-from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly
-from splade_nb.model import term_weights
+from splade_nb.config.versions import PARENTS, VERSIONS, resolve_quietly, shipped
 from splade_nb.training import check_settings as checks
-from splade_nb.training import curriculum, losses, objective
+from splade_nb.training import curriculum, objective
 
-FIRST = ('v28', 'corrected', 'mini')  # what `make train` runs: checked by the smoke run as well, and once for both
+FIRST = ('v28', 'corrected', 'mini')  # what `make train` runs
 FULL = ('v28', 'corrected', 'full')
 WHOLE = FIRST, FULL
 # A run that is like another: the two differ in a few settings. V28 has most.
@@ -29,7 +28,7 @@ def identities(runs, *marks): return [pytest.param(run, id=' '.join(run), marks=
 def test_every_setting_acts(run):
     "At full scale, backbone and teacher are read from folders, by the code that reads hub names; what differs there is checked below, too."
     settings = resolve_quietly(*run)
-    found = checks.checked(settings)
+    found = checks.check_settings(settings, progress=False)
     assert [check.name for check in found if check.state == 'dead'] == []
     assert {check.name for check in found if check.state == 'off'} == set(checks.idle_settings(settings))
 
@@ -37,7 +36,7 @@ def test_every_setting_acts(run):
 @pytest.mark.slow
 @pytest.mark.parametrize('run', identities(LIKE))
 def test_what_differs_from_a_run_that_was_checked_acts(run):
-    "Also what the other switches off. What they share is checked there, and for each run before its first step."
+    "Also what the other switches off. What they share is checked there."
     settings, other = resolve_quietly(*run), resolve_quietly(*LIKE[run])
     values, others, idle = as_dict(settings), as_dict(other), checks.idle_settings(settings)
     names = [name for name in values if name != 'phases' and name not in idle
@@ -77,20 +76,6 @@ def test_a_temperature_in_which_all_scores_are_measured_is_off():
 
 def test_how_often_checkpoints_are_saved_is_off_in_a_single_epoch():
     assert 'checkpoint_epochs' in off(resolve_quietly('splade_v2', epochs=1)) and 'checkpoint_epochs' not in off(resolve_quietly('splade_v2', epochs=2))
-
-
-def test_runs_that_are_equal_when_small_share_a_check(monkeypatch, tmp_path):
-    done = []
-    def check(settings):
-        done.append(settings)
-        return [checks.SettingCheck('hidden', settings.hidden, 'live')]
-    monkeypatch.setattr(checks, 'root', lambda: tmp_path)
-    monkeypatch.setattr(checks, 'check_settings', check)
-    changes = {}, dict(hidden=64, steps=6), dict(top_k=7), dict(lambda_self=0.0)
-    runs = [resolve_quietly('v28', **each) for each in changes]
-    hidden = runs[0].hidden
-    assert [checks.checked(settings)[0].value for settings in runs] == [hidden, 64, hidden, hidden]
-    assert done == [runs[0], *runs[2:]]
 
 
 def changed_together(names: list, settings: Settings, pairs: dict) -> list: # (names, before, after)
@@ -140,11 +125,27 @@ def test_distillation_is_off_where_neither_of_its_parts_has_a_weight():
     assert seen_together(settings, idle) == []
 
 
-def test_a_run_with_an_unused_setting_is_refused_by_name(monkeypatch):
-    found = checks.SettingCheck('lambda_flops', 0.003, 'dead'), checks.SettingCheck('top_k', 5, 'live', 'loss')
-    monkeypatch.setattr(checks, 'checked', lambda settings: found)
-    with pytest.raises(checks.UnusedSetting, match='lambda_flops'):
-        checks.require_acting_settings(resolve_quietly('v28'))
+def test_a_run_is_checked_in_what_it_changes_and_refused_by_name(monkeypatch, tmp_path):
+    "Also a loss of one's own; a run that changes nothing is not checked."
+    asked = []
+    def check(settings, names): return asked.extend(names) or [checks.SettingCheck(name, 1, 'dead' if name == 'top_k' else 'live') for name in names]
+    monkeypatch.setattr(checks, 'check_settings', check)
+    settings = resolve_quietly('v28', scale='mini', extra_losses={'own': 1.0, 'other': 1.0}, lambda_flops=0.1)
+    changed = experiment.changed_settings('v28', 'corrected', 'mini', settings)
+    assert len(checks.require_acting_settings(settings, changed, tmp_path)) == 4
+    assert sorted(asked) == ['extra_losses', 'extra_losses other', 'extra_losses own', 'lambda_flops']
+    assert [row['name'] for row in read_json(tmp_path/'settings_check.json')] == asked
+    same = resolve_quietly('v28', scale='mini')
+    assert checks.require_acting_settings(same, experiment.changed_settings('v28', 'corrected', 'mini', same)) == []
+    with pytest.raises(checks.UnusedSetting, match='top_k'): checks.require_acting_settings(same.but(top_k=9), ['top_k'])
+
+
+def test_a_version_of_ones_own_is_checked_in_what_it_changes(monkeypatch):
+    for names in (VERSIONS, PARENTS): monkeypatch.setitem(names, 'v40', VERSIONS['v28'].but(idf_alpha=6.0) if names is VERSIONS else 'v28')
+    for names in (VERSIONS, PARENTS): monkeypatch.setitem(names, 'v41', VERSIONS['v40'].but(top_k=9) if names is VERSIONS else 'v40')
+    assert (shipped('v41'), shipped('v28a'), shipped('v99')) == ('v28', 'v28a', '')
+    settings = resolve_quietly('v41', scale='mini')
+    assert {*experiment.changed_settings(shipped('v41'), 'corrected', 'mini', settings)} == {'idf_alpha', 'top_k'}
 
 
 @pytest.mark.parametrize('state, code', (('live', 0), ('dead', 1)))
@@ -190,43 +191,6 @@ def test_own_losses_act_are_off_or_are_found_unused(monkeypatch):
     assert states(own_settings('one', 'three'), both) == {both[0]: 'live', both[1]: 'live', both[2]: 'dead'}
     monkeypatch.undo()
     assert states(own_settings('one'), ['own_losses']) == {'own_losses': 'dead'}
-
-
-CELLS = """
-factor, scale = 2.0, torch.ones(3)
-def helper(values): return factor * values.mean()
-
-@register_loss('own')
-def own(inputs): return helper(inputs.scores) + sum(value.sum() * scale.mean() for value in [inputs.query_vectors])
-
-@register_term_weight('part')
-def part(weights, texts): return weights * 0.5
-
-@register_term_weight('learned')
-class Learned(TermWeight):
-    def on_weights(self, weights, texts): return weights + 1
-"""
-EDITS = ('factor, scale = 2.0', 'factor, scale = 3.0'), ('torch.ones', 'torch.zeros'), ('values.mean', 'values.sum'), \
-        ('value.sum', 'value.mean'), ('weights * 0.5', 'weights * 0.6'), ('weights + 1', 'weights + 2')
-
-
-def test_a_part_of_ones_own_is_checked_again_once_it_is_edited(monkeypatch, tmp_path):
-    "Also where a helper, a value or a method that it reads is edited; not where only another cell is."
-    done, settings = [], resolve_quietly('v22', extra_losses={'own': 1.0}, term_weights=('part', 'learned'))
-    monkeypatch.setattr(checks, 'root', lambda: tmp_path)
-    monkeypatch.setattr(checks, 'check_settings', lambda settings: done.append(settings) or [])
-    def checks_of(source: str) -> int:
-        exec(source, dict(torch=torch, register_loss=losses.register_loss, TermWeight=term_weights.TermWeight,
-                          register_term_weight=term_weights.register_term_weight, __name__='__main__'))
-        for _ in range(2): checks.checked(settings)
-        return len(done)
-    try:
-        assert checks_of(CELLS) == 1 == checks_of(CELLS + 'other = 1')
-        for number, (before, after) in enumerate(EDITS, 2):
-            assert before in CELLS and checks_of(CELLS.replace(before, after)) == number, before
-        assert checks_of(CELLS) == len(EDITS) + 1, 'the first result is still known'
-    finally:
-        del losses.REGISTERED['own'], term_weights.TERM_WEIGHTS['part'], term_weights.TERM_WEIGHTS['learned']
 
 
 # A setting that nothing reads: every reading of it is replaced by a constant, in the code itself

@@ -3,7 +3,7 @@ import json, os, re, shlex, shutil, subprocess, sys, tempfile
 from pathlib import Path
 import pytest
 import yaml
-from conftest import ROOT, bring_settings_checks, tracked
+from conftest import ROOT, tracked
 
 WORKFLOW = yaml.safe_load((ROOT/'.github/workflows/containers.yml').read_text())
 PATTERNS = [line for line in (ROOT/'.dockerignore').read_text().splitlines() if line and line[0] != '#']
@@ -144,7 +144,6 @@ def test_the_steps_give_a_container_whose_commands_work(built):
 @pytest.mark.weekly
 def test_the_steps_give_a_container_that_trains(built):
     "The smoke training of the workflow."
-    bring_settings_checks(built.folder)
     smoke = shlex.join(WORKFLOW['env']['SMOKE'].split())
     assert smoke.split()[:2] == built.command
     built.shell(smoke)

@@ -10,7 +10,7 @@ from splade_nb.config.versions import resolve, resolve_quietly
 from splade_nb.data.bm25 import BigramBM25
 from splade_nb.data.readers import load_collection
 from splade_nb.data.records import Document, toy_corpus
-from splade_nb.data.tokenizer import counted, masks
+from splade_nb.data.tokenizer import masks
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_queries, retrieve
 from splade_nb.experiment import run_version
@@ -170,7 +170,7 @@ def test_a_model_with_more_columns_is_the_same_but_for_collisions(joined, plain)
 
 @pytest.mark.slow
 def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, monkeypatch):
-    monkeypatch.setattr('splade_nb.experiment.require_acting_settings', lambda *arguments: None)  # tested below, in a minute for each run
+    monkeypatch.setattr('splade_nb.experiment.require_acting_settings', lambda *arguments: None)
     corpus = toy_corpus()
     with quiet():
         given = dict(backbone=tiny_checkpoint(tmp_path/'tiny', list(corpus.texts.values()), 0), teacher=tiny_checkpoint(tmp_path/'teacher', list(corpus.texts.values()), 1),

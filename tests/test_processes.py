@@ -168,7 +168,7 @@ def test_the_first_process_dies_while_it_saves(moment, whole, tmp_path):
 
 def small_run(folder: Path, name: str, **options) -> None:
     "A process of a run of the toy corpus; the settings check has tests of its own."
-    experiment.require_acting_settings = lambda settings, folder: ()
+    experiment.require_acting_settings = lambda *given: ()
     torch.set_num_threads(1)
     small = dict(steps=3, hidden=64, layers=1, vocabulary=300, batch_size=4, dropout=0.0, gate_dropout=0.0, log_every=1)
     with open(folder/f'{name}.log', 'a', encoding='utf-8') as sys.stderr:

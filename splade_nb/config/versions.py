@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
-           'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES', 'ADDED',
-           'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS', 'SMALL_CORRECTIONS',
-           'ALIASES', 'TRAINED_START', 'Correction', 'Times', 'version_name', 'scale_for', 'resolve', 'resolve_quietly',
-           'differences', 'version_table']
+           'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'SHIPPED', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
+           'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
+           'SMALL_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'shipped', 'Correction', 'Times', 'version_name',
+           'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -81,10 +81,16 @@ VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V
                                    non_korean_penalty=1.0, language_ramp=5_000 / 280_825),
             'splade_v2': SPLADE_V2, 'splade_ko': SPLADE_KO,
             'v29': V29}
+SHIPPED = *VERSIONS,  # the package brings these; a notebook may add its own
 
 # %% ../../nbs/0_config/04_versions.ipynb #parents
 PARENTS = {'v23': 'v22', 'v24': 'v23', 'v25': 'v24', 'v26': 'v25', 'v27': 'v26', 'v28': 'v26', 'v28a': 'v28',
            'v28_retrain': 'v28', 'splade_ko': 'splade_v2', 'v29': 'splade_v2'}
+
+def shipped(version: str) -> str: # '' for none
+    "The version itself where the package brings it, else the nearest of its parents that the package brings."
+    while version and version not in SHIPPED: version = PARENTS.get(version, '')
+    return version
 
 # %% ../../nbs/0_config/04_versions.ipynb #about
 ABOUT = {  # title, backbone, data

@@ -6,7 +6,7 @@
 __all__ = ['KEPT_TAGS', 'SPECIALS', 'TEXT_OPTIONS', 'WORD_MARK', 'BYTE', 'TOKENIZER_FILES', 'HANGUL', 'LATIN', 'KINDS',
            'PARTICLES', 'ENDINGS', 'FUNCTION_WORDS', 'MORPHEMES', 'kiwi_version', 'kiwi', 'analysed', 'remembered',
            'morphemes', 'bigrams', 'bigram_column', 'as_pretrained', 'train_unigram', 'sentences_of', 'tokenizer_key',
-           'join_words', 'counted_names', 'SpladeTokenizer', 'text_options', 'padded', 'batch', 'counted', 'read_names',
+           'join_words', 'counted_names', 'SpladeTokenizer', 'text_options', 'padded', 'batch', 'read_names',
            'save_tokenizer', 'PlainTokenizer', 'load_tokenizer', 'token_rows', 'document_bags', 'vocabulary_hash',
            'token_kind', 'special_ids', 'silent', 'vocabulary_kinds', 'particle_mask', 'function_mask', 'stopword_mask',
            'masks', 'allowed_mask']
@@ -237,15 +237,6 @@ def batch(tokenizer: SpladeTokenizer, ids: list, max_length: int) -> dict:  # in
     "`padded` as tensors."
     import torch
     return {name: torch.from_numpy(rows) for name, rows in padded(tokenizer, ids, max_length).items()}
-
-# %% ../../nbs/1_data/10_tokenizer.ipynb #counted
-def counted(bags: list) -> dict:  # lists of columns with repeats -> bag [B, E] int64, counts [B, E] float32
-    "Distinct columns of each text and how often they occur, filled up with counts of 0."
-    rows = [np.unique(np.asarray(row, dtype=np.int64), return_counts=True) for row in bags]
-    shape = len(rows), max([1, *(len(ids) for ids, _ in rows)])
-    bag, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    for i, (ids, times) in enumerate(rows): bag[i, :len(ids)], counts[i, :len(ids)] = ids, times
-    return dict(bag=bag, counts=counts)
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #read-names
 def read_names(names: list,  # [V] token strings

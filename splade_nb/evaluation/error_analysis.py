@@ -18,7 +18,7 @@ from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
 from .metrics import FLOORS
-from .report import Run, ends, spell
+from .report import Run, ends, spell, steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
 def lacking(query, document, names: list # [1, V], [1, V], [V]
@@ -259,9 +259,9 @@ def _as_command(changes: dict) -> str: return f"make train SETTINGS='{json.dumps
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-2
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end
-    steps, planned, ndcg = run.summary['steps'], run.config['settings']['steps'], _validations(run)
-    if steps < planned and not run.summary['stopped']:
-        return [(f'{steps} of {planned} steps were taken', 'the whole schedule: no max_steps')]
+    steps, ndcg = run.summary['steps'], _validations(run)
+    if steps_of_cut(run.summary):
+        return [(f'{steps} of {run.summary["planned_steps"]} steps were taken', 'the whole schedule: no max_steps')]
     if len(ndcg) > 2 and ndcg[-1] == max(ndcg) and ndcg[-1] > ndcg[-2]:
         return [(f'the last validation is the best, nDCG@10 {ndcg[-1]:.3f} after {ndcg[-2]:.3f}',
                  _as_command({'steps': 2 * steps}))]

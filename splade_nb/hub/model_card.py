@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FACTS', 'EMBEDDED', 'FORMATS', 'SYSTEMS', 'facts_of', 'data_licences', 'front_matter', 'quality', 'origin', 'card',
-           'push']
+           'require_login', 'push']
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #imports
 from itertools import takewhile
@@ -162,7 +162,8 @@ def origin(facts: dict) -> str:
     rows = {'version': f'{version}: {ABOUT[version][0]}' if version in ABOUT else version or unknown}
     rows |= {name: summary.get(name, config.get(name, unknown))
              for name in ('recipe', 'scale', 'seed', 'backbone', 'parameters', 'steps', 'device')}
-    if 'overridden' in config: rows['command'] = f'`{made_by(config)}`'
+    if 'overridden' in config: rows['command'] = f'`{made_by(config, summary)}`'
+    if 'release' in summary: rows['released by'] = f'`{summary["release"]}`'
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
     licences = (data or {}).get('licences') or data_licences(config.get('data', ''))  # a release keeps its own
     rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown
@@ -196,13 +197,18 @@ def card(facts: dict,                # of `facts_of`
             f'{body}\n')
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #push
+def require_login() -> None:
+    "Raises `ConfigError` where nobody is logged in to the hub."
+    from huggingface_hub import get_token
+    if not get_token(): raise ConfigError('not logged in to the hub: run `hf auth login`, or set HF_TOKEN')
+
 def push(folder: Path | str,
          name: str,            # user/model, or model alone
          public: bool = False
         ) -> str:
     "Create the repository where it is missing, upload the folder, return the address. Raises `ConfigError`."
-    from huggingface_hub import HfApi, get_token
-    if not get_token(): raise ConfigError('not logged in to the hub: run `hf auth login`, or set HF_TOKEN')
+    from huggingface_hub import HfApi
+    require_login()
     api = HfApi(library_name='splade_nb')
     with as_config_error(f'{name} could not be pushed to {api.endpoint}'):
         repository = api.create_repo(name, private=not public, exist_ok=True)

@@ -25,7 +25,7 @@ from .opensearch_model import CONNECTOR
 from ..model.counted_terms import reweighed, widened
 from ..model.encode import is_rounded
 from ..model.load import load_encoder, save
-from ..model.opened import open_model
+from ..model.opened import model_place, open_model
 from ..model.prune_vocabulary import new_folder
 from ..training.validation_pool import searched
 
@@ -120,12 +120,17 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
     summary |= dict(metrics=contract_metrics(collection.name, found), counted_weight=encoder[0].settings.counted_weight)
     return facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
 
-# %% ../../nbs/5_hub/09_release.ipynb #release
+# %% ../../nbs/5_hub/09_release.ipynb #limits
 def _limits(settings, rounded: bool, seen_only: bool) -> list[str]: # sentences of the card
     read, queries = ('a document', ' Queries are looked up whole.') if settings.inference_free_query else ('a document or a query', '')
     return [f'Of {read} it reads at most eight windows of {settings.max_length} tokens.{queries}',
             *['It adds only terms that some training text contains.'] * seen_only, *['Its weights are rounded to 8-bit integers.'] * rounded]
 
+def _command(settings, rounded: bool, seen_only: bool) -> str: # what released a model, but for its folders and its licence
+    counted = [f'--{name.replace("_", "-")} {getattr(settings, name):g}' for name in ('counted_weight', 'counted_terms')]
+    return ' '.join(['splade-nb release', *['--rounded'] * rounded, *['--seen-only'] * seen_only, *counted * bool(settings.counted_terms)])
+
+# %% ../../nbs/5_hub/09_release.ipynb #release
 def release(folder: Path | str,        # of a finished run
             out: Path | str,           # does not exist yet
             licence: str = 'unknown',  # of the weights, as the hub spells it
@@ -138,6 +143,8 @@ def release(folder: Path | str,        # of a finished run
            ) -> dict:                  # what `release.json` holds
     """Write all that is published of a run. Raises `ConfigError` where its summary is not that of its weights, for
     `counted_weight` or `counted_terms` without counted terms, and for `seen_only` without a decoder."""
+    if (model_place(folder)/'release.json').exists():
+        raise ConfigError(f'{folder}: a release already; a release is made of the folder of a run, which make train writes')
     folder, facts, name = Path(folder), matching_facts(folder), name or Path(out).name
     config, data, wanted = facts['config'], facts['summary']['data'], [choose('form', form, FORMS) for form in listed(forms)]
     data.setdefault('licences', data_licences(config['data']))
@@ -152,14 +159,15 @@ def release(folder: Path | str,        # of a finished run
             facts['summary']['weights'] = sha256_of(part/'model'/'model.safetensors')
             add_graph(copy.deepcopy(model).cpu().float(), part/'model')
         if counted_weight or counted_terms or seen_only: facts = _judged_again(facts, open_model(part/'model'))
+        facts['summary']['release'] = _command(model.settings, rounded, seen_only)
         _write_facts(facts, part)
         limits = _limits(model.settings, rounded, seen_only)
         missing = _write_forms((model, tokenizer), facts, name, part, licence, wanted)
         (part/'README.md').write_text(card(facts, 'splade_nb', name, part/'model', limits, licence), encoding='utf-8')
-        label = dict(name=name, licence=licence, command=made_by(config), data=data, missing=missing,
+        label = dict(name=name, licence=licence, command=made_by(config, facts['summary']), data=data, missing=missing,
                      files=_files_of(part), seen_only=seen_only,
                      **{name: getattr(model.settings, name) for name in ('counted_weight', 'counted_terms')},
-                     **{fact: facts['summary'][fact] for fact in ('revision', 'device')})
+                     **{fact: facts['summary'][fact] for fact in ('release', 'revision', 'device')})
         write_json(part/'release.json', label)
     return label
 

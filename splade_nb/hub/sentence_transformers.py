@@ -13,10 +13,10 @@ from torch import nn
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #imports-library
 from ..config.files import folder_of
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, silent
-from ..model.encode import columns_of, counted_rows, window_batch
+from ..model.encode import columns_of, counted, counted_rows, window_batch
 from ..model.load import open_checkpoint_folder, save
 from ..model.splade_doc import lookup_batch
-from ..model.term_weights import bag_rows, scatter_counts
+from ..model.term_weights import scatter_counts
 
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #features
 def _rectangles(rows): # csr_matrix [B, V] -> terms [B, E] int64, weights [B, E] float32, filled up with weights of 0
@@ -31,7 +31,8 @@ def features(model: nn.Module, tokenizer: SpladeTokenizer, texts: list[str], doc
     ids = tokenizer.ids(texts)
     without = [tokenizer.empty if none else tokenizer.bare for none in silent(tokenizer, ids)]
     if model.query_shift is not None and not document:
-        return bag_rows([[id for id in row if id not in left_out] for row, left_out in zip(ids, without)])
+        kept = [[id for id in row if id not in left_out] for row, left_out in zip(ids, without)]
+        return {name: torch.from_numpy(values) for name, values in _rectangles(counted(kept, len(model.special))).items()}
     rows, spans = window_batch(tokenizer, ids, model.settings.max_length)
     rows |= dict(windows=np.array(spans), silent=silent(tokenizer, ids), bare=np.array(tokenizer.bare, np.int64))
     if model.settings.counted_terms: rows |= _rectangles(counted_rows(model, tokenizer.bags(texts), document))
@@ -47,7 +48,8 @@ def _with_counted(vectors, columns, terms, weights, **_): # columns: V
 # %% ../../nbs/5_hub/01_sentence_transformers.ipynb #pooled
 def pooled(model: nn.Module, features: dict[str, torch.Tensor], document: bool) -> torch.Tensor: # [B, V]
     "Term weights of a batch of `features`."
-    if 'input_ids' not in features: return lookup_batch(model, scatter_counts(**features, vocabulary=len(model.special)))[0]
+    if 'input_ids' not in features:
+        return lookup_batch(model, scatter_counts(features['terms'], features['weights'], len(model.special)))[0]
     rows = features['input_ids'], features['attention_mask']
     vectors = _without_empty(model(*rows, document, features['windows'].tolist())[0], **features)
     return _with_counted(vectors, columns_of(model), **features) if 'terms' in features else vectors

@@ -6,29 +6,26 @@
 __all__ = ['PROBES', 'SAVE_MEMORY', 'CANDIDATES', 'ADDED', 'TOGETHER', 'check_corpus', 'small', 'tiny_checkpoint', 'quiet',
            'digest', 'probe_steps', 'probe_training', 'cached_probes', 'difference', 'other_value', 'with_phase',
            'with_border', 'phase_checks', 'name_tuples', 'entry_checks', 'idle_settings', 'checks_of', 'probing',
-           'require_reproducible', 'SettingCheck', 'check_settings', 'definition', 'checked', 'UnusedSetting',
+           'require_reproducible', 'SettingCheck', 'check_settings', 'UnusedSetting', 'checked_names',
            'require_acting_settings']
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #imports
-import contextlib, copy, functools, hashlib, inspect, math, sys, sysconfig, tempfile
-from collections.abc import Callable, Iterator
+import contextlib, copy, functools, hashlib, math, tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch
 from tqdm import tqdm
-import splade_nb
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #imports-library
-from ..config.files import SEED, ConfigError, choose, read_json, root, write_json
+from ..config.files import SEED, ConfigError, choose, write_json
 from ..config.settings import CHOICES, CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, every_phase, off
 from ..data.records import toy_corpus
 from ..data.tokenizer import remembered, train_unigram
 from ..model.head import in_half
 from ..model.initialization import mini_backbone
 from ..model.encode import encode
-from ..model.term_weights import TERM_WEIGHTS
 from .dataset import TrainingSetup, as_searched, prepare
-from .losses import REGISTERED
 from .batch import batch_at
 from .memory import SavedBytes
 from .objective import step_loss
@@ -297,7 +294,7 @@ def check_settings(settings: Settings,
     idle, found = idle_settings(settings), []
     with probing(settings) as (probes, again, base, checks):
         require_reproducible(probes, again, base)
-        names = [choose('setting', name, checks) for name in (only or checks)]
+        names = [choose('setting', name, checks) for name in (checks if only is None else only)]
         for name in tqdm(names, desc='settings check', disable=not progress, mininterval=2):
             value, before, after = checks[name]
             reason = idle.get(name, idle.get(name.split()[0]))
@@ -306,73 +303,23 @@ def check_settings(settings: Settings,
             found.append(SettingCheck(name, getattr(settings, name, value), state, seen))
     return found
 
-# %% ../../nbs/3_training/15_check_settings.ipynb #code-digest
-@functools.cache
-def _code_digest() -> str: # 16 hexadecimal digits
-    "Of the package's own code and torch's version."
-    found = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(Path(splade_nb.__file__).parent.rglob('*.py')): found.update(path.read_bytes())
-    return found.hexdigest()[:16]
-
-# %% ../../nbs/3_training/15_check_settings.ipynb #is-library
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib')})
-
-def _is_library(value: object) -> bool:
-    "Whether a function or class is what an installed module has under this name."
-    module = sys.modules.get(value.__module__)
-    file = getattr(module, '__file__', None) or ''
-    named = value.__module__ != '__main__' and getattr(module, value.__qualname__, None) is value
-    return named and file.startswith(_LIBRARIES)
-
-# %% ../../nbs/3_training/15_check_settings.ipynb #definition-parts
-def _reads(code) -> set: # names of globals, inner functions included
-    return set(code.co_names).union(*(_reads(part) for part in code.co_consts if inspect.iscode(part)))
-
-def _parts(value: object) -> list:
-    "What a function or class of a notebook is made of, and the globals that it reads."
-    if inspect.isclass(value): return [*value.__bases__, *vars(value).values()]
-    variables = [value.__globals__[name] for name in sorted(_reads(value.__code__)) if name in value.__globals__]
-    cells = [cell.cell_contents for cell in value.__closure__ or ()]
-    return [value.__code__, value.__defaults__, value.__kwdefaults__, *cells, *variables]
-
-# %% ../../nbs/3_training/15_check_settings.ipynb #definition
-def definition(value: object, seen: set | None = None) -> object: # nested lists of plain values
-    "What tells a notebook's function, class or value from an edited one."
-    seen = set() if seen is None else seen
-    def each(values): return [definition(part, seen) for part in values]
-    if hasattr(value, 'tolist'): return value.tolist()
-    if inspect.iscode(value): return [value.co_code, value.co_names, *each(value.co_consts)]
-    if inspect.ismodule(value) or inspect.isbuiltin(value): return value.__name__
-    if not (inspect.isfunction(value) or inspect.isclass(value)): return repr(value)
-    if value in seen or _is_library(value): return value.__qualname__
-    seen.add(value)
-    return [value.__qualname__, *each(_parts(value))]
-
-# %% ../../nbs/3_training/15_check_settings.ipynb #checked
-def _registered(settings: Settings) -> list:
-    "The definitions of the losses and term weights that the settings name."
-    names = {_label(entry) for entries in name_tuples(settings).values() for entry in entries}
-    return [definition(registry[name]) for registry in (REGISTERED, TERM_WEIGHTS)
-            for name in sorted(names & registry.keys())]
-
-def checked(settings: Settings) -> tuple[SettingCheck, ...]:
-    "`check_settings`, from its cache where nothing has changed since."
-    key = digest(small(settings, ''), sorted(off(settings).items()), _code_digest(), _registered(settings))
-    path = root()/'outputs'/'.settings_checks'/f'{key}.json'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists(): write_json(path, [asdict(check) for check in check_settings(settings)])
-    rows = read_json(path)
-    for row in rows: row['value'] = getattr(settings, row['name'], row['value'])
-    return tuple(SettingCheck(**row) for row in rows)
-
 # %% ../../nbs/3_training/15_check_settings.ipynb #unused-setting
 class UnusedSetting(ConfigError):
     "A setting that changes nothing."
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #require-acting-settings
-def require_acting_settings(settings: Settings, folder: Path | str | None = None) -> tuple[SettingCheck, ...]:
-    "Write `settings_check.json` into the run folder. Raises `UnusedSetting` naming the settings that change nothing."
-    found = checked(settings)
+def checked_names(settings: Settings, changed: Iterable[str]) -> list: # names of `checks_of`, in its order
+    "The checks of some rows of `settings.flat`; of a tuple of names also those of its entries."
+    names = [*vars(settings), *phase_checks(settings), *entry_checks(settings)]
+    return [name for name in names if name in changed or name.split()[0] in changed]
+
+def require_acting_settings(settings: Settings,
+                            changed: Iterable[str], # rows of `flat` in which the run differs from its version
+                            folder: Path | str | None = None) -> list[SettingCheck]:
+    """Check what a run changes and write `settings_check.json` into its folder. Raises `UnusedSetting` naming the settings
+    that change nothing."""
+    names = checked_names(settings, {*changed})
+    found = check_settings(settings, names) if names else []
     if folder: write_json(Path(folder)/'settings_check.json', [asdict(check) for check in found])
     dead = [check.name for check in found if check.state == 'dead']
     if dead: raise UnusedSetting(f'settings that change nothing: {", ".join(dead)}. Make them act, or remove them.')

@@ -168,7 +168,7 @@ RESUME_FROM = 'The one before: resume_from={}'  # advice, for callers that take 
 
 def verify(path: Path, advice: str = RESUME_FROM) -> None:
     "Raises `CheckpointError` naming the damaged file, with advice on the checkpoint before this one."
-    message = _damage(path)
+    message = _damage(path) if path.is_dir() else 'there is no checkpoint'
     if not message: return
     limit = step_of(path) if STEP.fullmatch(path.name) else math.inf
     earlier = [other for other in checkpoints(path.parent) if step_of(other) < limit]

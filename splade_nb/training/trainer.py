@@ -328,7 +328,9 @@ def start_or_resume(run: Run, resume: bool, resume_from: str = '') -> None:
         return resume_from or (str(existing[-1]) if resume and existing else '')
     path = run.process_group.of_first(chosen)
     if path: restore(run, Path(path))
-    elif run.process_group.rank == 0: set_aside(run.folder)
+    elif run.process_group.rank == 0:
+        if resume: print(f'{run.folder}: no checkpoint to go on from, so the run begins at its first step', file=sys.stderr)
+        set_aside(run.folder)
     run.process_group.wait()
 
 # %% ../../nbs/3_training/14_trainer.ipynb #watch
