@@ -6,12 +6,13 @@
 Options are the notebook's parameters: `papermill --help-notebook nbs/train.ipynb` describes them.
 """
 import ast, fcntl, json, os, subprocess, sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 import click, nbformat, yaml
 import papermill.__main__ as papermill
 from splade_nb.config.command_line import exit_codes
-from splade_nb.config.files import ConfigError, choose, no_repeats, read_json
+from splade_nb.config.files import BEFORE, ConfigError, choose, no_repeats, read_json
 from splade_nb.config.settings import GONE
 import report_html
 
@@ -130,16 +131,41 @@ def is_shown(folder: Path) -> bool:  # its notebook is of its last run
     "Raises `ConfigError` where a folder holds no finished run."
     notebook, summary = folder/'train.ipynb', folder/'summary.json'
     if not summary.exists(): raise ConfigError(f'{folder}: holds no finished run, summary.json is missing')
-    return notebook.exists() and summary.stat().st_mtime <= notebook.stat().st_mtime
+    if not notebook.exists() or notebook.stat().st_mtime < summary.stat().st_mtime: return False
+    return not read_json(notebook)['metadata'].get('papermill', {}).get('exception')
 
 
 def begin(job: Job) -> None:
-    "A folder for what a notebook writes, without an earlier report. The lock's date says when a run was launched."
+    """A folder for what a notebook writes. An earlier report waits in `BEFORE`, with its notebook. The lock's date says when
+    a run was launched."""
     if job.notebook.startswith('evaluate') and (job.folder/'summary.json').exists():
         raise ConfigError(f'out={job.folder}: a run is there; MODEL={job.folder} judges it, OUT is where the report goes')
     job.folder.mkdir(parents=True, exist_ok=True)
-    job.report.unlink(missing_ok=True)
+    for path in waiting(job): os.replace(path, job.folder/path.name)  # of a process that was killed
+    if job.report.exists():
+        (job.folder/BEFORE).mkdir(exist_ok=True)
+        for path in filter(Path.exists, (job.report, job.executed)): os.replace(path, job.folder/BEFORE/path.name)
     if 'resume' in job.known: (job.folder/'.lock').touch()
+
+
+def waiting(job: Job) -> list:  # paths in `BEFORE`, which notebooks of one folder share
+    return [path for path in (job.folder/BEFORE/job.report.name, job.folder/BEFORE/job.executed.name) if path.exists()]
+
+
+def forget(job: Job) -> None:
+    "What waits is not needed: the notebook has run to its end."
+    for path in waiting(job): path.unlink()
+    with suppress(OSError): (job.folder/BEFORE).rmdir()  # where another notebook has nothing in it
+
+
+def bring_back(job: Job) -> None:
+    "After a failure: what waits lies where it was, and the notebook that failed beside it."
+    if not waiting(job): return
+    failed = job.executed.with_suffix('.failed.ipynb')
+    if job.executed.exists(): os.replace(job.executed, failed)
+    for path in waiting(job): os.replace(path, job.folder/path.name)
+    forget(job)
+    print(f'{job.report} is that of the earlier run; what failed stands in {failed}', file=sys.stderr)
 
 
 def run(job: Job) -> None:
@@ -147,13 +173,21 @@ def run(job: Job) -> None:
     for name in [*os.environ]:  # what was typed is not for a make inside
         if name in ('MAKEFLAGS', 'MAKEOVERRIDES', 'MFLAGS') or name.startswith('typed_'): del os.environ[name]
     if not job.is_shown_only: begin(job)
+    try: execute(job)
+    except BaseException as error:
+        bring_back(job)
+        if isinstance(error, click.exceptions.Abort): raise KeyboardInterrupt from None
+        raise
+    forget(job)
+    report_html.main(job.executed, job.report)
+
+
+def execute(job: Job) -> None:
+    "By papermill; a distributed training by torchrun, which the notebook then shows."
     if 'processes' in job.given:
         train_in_processes(job.given)
-        job = Job('report', dict(out=str(job.folder)))
-    if not (job.is_shown_only and is_shown(job.folder)):
-        try: papermill.papermill(job.command(), standalone_mode=False)
-        except click.exceptions.Abort: raise KeyboardInterrupt from None
-    report_html.main(job.executed, job.report)
+        return execute(Job('report', dict(out=str(job.folder))))
+    if not (job.is_shown_only and is_shown(job.folder)): papermill.papermill(job.command(), standalone_mode=False)
 
 
 def wait_for(folder: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, exit_codes
 from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
-from .config.settings import Settings, cast, read_overrides
+from .config.settings import Settings, cast, known_setting, read_overrides
 from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
@@ -195,13 +195,12 @@ def typed(name: str, text: str) -> object:
 # %% ../nbs/8_cli.ipynb #sort-changes
 def sort_changes(changes: list) -> tuple:  # parameters of the run, settings of the version
     "What `name=value` on the command line means. Raises `ConfigError`."
-    from splade_nb.experiment import SETTINGS
     values = no_repeats(map(parse_setting, changes), typed)
     for name, text in values.items(): typed(name, text)
     run = {name: typed(name, values.pop(name)) for name in [*values] if name in OPTIONS}
     if 'data' in run: run['source'] = run.pop('data')
     inside = read_overrides(run.pop('settings', ''))
-    for name in inside: choose('setting', name, SETTINGS)
+    for name in inside: known_setting(name)
     return run, no_repeats([*inside.items(), *values.items()], typed)
 
 # %% ../nbs/8_cli.ipynb #settings-command

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
-           'require_parts', 'few_pairs', 'begin_run', 'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts',
-           'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings', 'peak_memory', 'summarise_run',
-           'close_weights', 'finish_run', 'run_version', 'fit']
+           'require_parts', 'few_pairs', 'only_searched_otherwise', 'begin_run', 'rollbacks_of', 'scaled_batch',
+           'finished_run', 'sample_texts', 'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings',
+           'peak_memory', 'summarise_run', 'close_weights', 'finish_run', 'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
-import io, math, shutil, sys, time
+import io, json, math, shutil, sys, time
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields, replace
 from datetime import date, timedelta
@@ -39,7 +39,7 @@ from .model.splade_doc import SpladeDoc
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
 from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside, verify
-from .training.dataset import TrainingSetup, as_searched, prepare, save_model_folder
+from .training.dataset import AFTER_TRAINING, TrainingSetup, as_searched, prepare, save_model_folder
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
 from .training.trainer import Run, train
@@ -125,8 +125,7 @@ def few_pairs(pairs: int) -> list:  # a note, or none
 # %% ../nbs/7_experiment.ipynb #write-config
 def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
-    "Set an earlier run aside and write `config.json`: what a run was launched with, and the settings that follow."
-    set_aside(path.parent, (*TRAINED, *LAUNCHED))
+    "Write `config.json`: what a run was launched with, and the settings that follow."
     version, corrected = launched['version'], launched['recipe'] == 'corrected'
     made_of = {name: encoder_record(getattr(resolved, name)) for name in ('backbone', 'teacher')}
     write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
@@ -144,17 +143,26 @@ def _for_training(source: str):  # Collection
                       'Queries of a test or dev split are never divided: name training data beside them, as in '
                       f'{source},train=B.jsonl')
 
+# %% ../nbs/7_experiment.ipynb #only-searched-otherwise
+def only_searched_otherwise(path: Path, settings: Settings) -> bool: # path: of `config.json`
+    "Whether a run's settings differ from those that it was launched with in nothing but what acts after training."
+    before, now = read_json(path)['settings'], json.loads(json.dumps(as_dict(settings)))
+    changed = {name for name in now if before.get(name, now[name]) != now[name]}
+    return bool(changed) and changed <= AFTER_TRAINING.keys()
+
 # %% ../nbs/7_experiment.ipynb #begin-run
 def begin_run(version: str | int, recipe: str, scale: str,
               source: str,           # data: `mini`, `toy`, a path, a hub name, or several joined by commas
               seed: int, out: str,   # run folder; '': outputs/<version>
               settings: dict | str,  # overrides: names and values, JSON text, or a JSON or YAML file
               rank: int = 0,         # only the first process writes
-              resume: bool = False,  # keep the `config.json` that is there
-              batches: int = 1       # how many batches of the version's size make one, see `scaled_batch`
+              resume: bool = False,  # keep the `config.json` that is there, but for what acts after training
+              batches: int = 1,      # how many batches of the version's size make one, see `scaled_batch`
+             max_steps: int = 0     # checked here, used in training
              ) -> tuple:             # name, scale, settings, collection, folder
     "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
     check_seed(seed)
+    check_count(max_steps, 'max_steps', 0)
     name, recipe, scale = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale)
     resolved = resolve(name, recipe, scale := scale_for(scale, settings := read_overrides(settings)), **settings)
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
@@ -162,7 +170,9 @@ def begin_run(version: str | int, recipe: str, scale: str,
     if rank: return name, scale, resolved, collection, folder
     with alone(folder):
         require_parts(resolved, folder)
-        if not (resume and (folder/'config.json').exists()):
+        kept = resume and (folder/'config.json').exists()
+        if not kept: set_aside(folder, (*TRAINED, *LAUNCHED))
+        if not kept or only_searched_otherwise(folder/'config.json', resolved):
             _write_config(folder/'config.json', resolved, settings,
                           version=name, recipe=recipe, scale=scale, data=source, seed=seed)
     return name, scale, resolved, collection, folder
@@ -426,13 +436,13 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
                 timeout: float = 60.0       # minutes that a process waits for the others inside a step
                ) -> dict:                   # the summary; empty for all but the first process
     "Train, evaluate and write a run folder: what `train.ipynb` does. Raises `ConfigError`, `DataError`, `CheckpointError`."
-    for number, called in ((max_steps, 'max_steps'), (save_every, 'save_every')): check_count(number, called, 0)
+    check_count(save_every, 'save_every', 0)
     if resume_from: verify(Path(resume_from))  # before anything is prepared
     group, stages = _processes(timeout), Stages()
     with stages('reading'), _first_before_others(group):
         name, scale, resolved, collection, folder = begin_run(
             version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
-            group.number if scale_batch else 1)
+            group.number if scale_batch else 1, max_steps)
     first = group.rank == 0
     with stages('checking settings'):
         if first: require_acting_settings(resolved, changed_settings(shipped(name), recipe, scale, resolved), folder)

@@ -163,7 +163,9 @@ def test_a_notebook_without_settings_proposes_none():
 @pytest.mark.parametrize('given, said', [
     ('lambda_flop=1', "did you mean 'lambda_flops'? Known: recipe"), ('max_step=1', "did you mean 'max_steps'?"),
     ('banana=1', "unknown setting 'banana': Known: recipe"),
-    ('settings={"banana": 1}', "unknown setting 'banana': Known: neg")])
+    ('settings={"banana": 1}', "unknown setting 'banana': Known: neg"),
+    ('settings={"seed": 5}', 'seed: a parameter of a run and no setting'), ('settings={"data": "toy"}', "data='toy': data is a section of a settings file"),
+    ('weight_averaging=0.5', 'weight_averaging=0.5: expected list, found float')])
 def test_an_unknown_setting_is_told_what_there_is(given, said):
     with pytest.raises(ConfigError, match=re.escape(said)): changes('--set', given)
 

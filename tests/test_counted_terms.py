@@ -185,8 +185,10 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
     assert encoder.model.settings.counted_weight == summary['validation']['counted_weight'] and encoder.tokenizer.counted_terms == 256
     assert read_json(tmp_path/'run/evaluation.json')['systems'].keys() >= {'learned', 'counted'}
     with quiet(): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(counted_weight=3.0, most_document_terms=20), resume=True)
-    again = load(tmp_path/'run')
+    again, said = load(tmp_path/'run'), read_json(tmp_path/'run/config.json')
     assert (again.model.settings.counted_weight, again.model.settings.most_document_terms) == (3.0, 20)
+    assert {name: said['settings'][name] for name in ('counted_weight', 'most_document_terms')} == dict(counted_weight=3.0, most_document_terms=20)
+    assert said['overridden']['counted_weight'] == 3.0 and (tmp_path/'run/summary.json').exists(), 'the next resume is told what the model has'
     assert all(value.equal(encoder.model.state_dict()[name]) for name, value in again.model.state_dict().items() if name != 'counted_weights'), 'what acts after training trains nothing'
     with quiet(): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(expansion_df=0.2), resume=True)
     rarer, texts = load(tmp_path/'run'), list(corpus.texts.values())

@@ -363,5 +363,7 @@ def test_a_push_makes_a_private_repository_and_uploads_the_folder(hub, login, tm
 def test_a_push_that_cannot_be_says_why(login, tmp_path):
     login('http://127.0.0.1:9')
     with pytest.raises(ConfigError, match='hf auth login'): push(tmp_path, 'me/ko')
+    with pytest.raises(ConfigError, match='hf auth login'): export_model('released', 'onnx', str(tmp_path/'out'), name='me/ko')
+    assert not (tmp_path/'out').exists(), 'nothing is written where nobody is logged in'
     login('http://127.0.0.1:9', 'hf_test')
     with pytest.raises(ConfigError, match='me/ko could not be pushed to http://127.0.0.1:9'): push(tmp_path, 'me/ko')

@@ -244,6 +244,20 @@ def test_the_best_of_those_that_were_written_is_taken(tmp_path, monkeypatch):
     assert os.readlink(tmp_path/'checkpoints'/'best') == 'step-2'
 
 
+def test_a_resume_without_a_checkpoint_says_that_it_begins(tmp_path, capsys):
+    data, model = TRUE_TOY()
+    training.train(model, data, model.settings.but(steps=1, batch_size=4, validations=0), tmp_path, resume=True, quiet=True)
+    assert 'no checkpoint to go on from' in capsys.readouterr().err
+
+
+def test_a_run_that_was_never_validated_keeps_its_last_weights(tmp_path):
+    data, model = TRUE_TOY()
+    settings = resolve_quietly('splade_v2', scale='mini', steps=4, batch_size=4, hidden=model.settings.hidden, take_best=True, validations=0)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    run = training.train(model, data, settings, tmp_path, lambda model: dict(metrics={'ndcg@10': 0.5}, active_terms={}), quiet=True)
+    assert (run.step, run.model_step) == (4, None) and not all(value.equal(before[name]) for name, value in model.named_parameters())
+
+
 def test_without_any_checkpoint_the_trained_weights_stay(tmp_path, monkeypatch):
     found = stopping(tmp_path, SCORES, monkeypatch, refused=range(13))
     assert found.step == 10 and not saved_checkpoints(tmp_path) and 'weights of step 10' in found.events[-1]['message']

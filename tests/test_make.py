@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from splade_nb import cli
+from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import read_overrides
 from splade_nb.config.versions import resolve
+from splade_nb.training.checkpoints import set_aside
 sys.path.insert(0, str(ROOT/'docs'))
 import run_notebook
 
@@ -299,7 +301,7 @@ def desk(tmp_path, monkeypatch):
     calls = []
     def papermill(arguments, standalone_mode):
         calls.append(arguments)
-        Path(arguments[3].replace('{{', '{').replace('}}', '}')).touch()
+        Path(arguments[3].replace('{{', '{').replace('}}', '}')).write_text('{"metadata": {}}')
     monkeypatch.setattr(run_notebook.papermill, 'papermill', papermill)
     monkeypatch.setattr(run_notebook.report_html, 'main', lambda notebook, report: calls.append(['report', str(notebook), str(report)]))
     return calls
@@ -410,6 +412,27 @@ def test_a_report_is_made_again_without_the_notebook_where_that_is_new(desk):
     os.utime(folder/'summary.json', ns=2 * ((folder/'train.ipynb').stat().st_mtime_ns,))
     desk.clear()
     assert run_notebook.main(['report']) == 0 and [call[0] for call in desk] == ['report']
+
+
+def test_a_report_of_a_notebook_that_failed_is_not_shown(desk):
+    folder = finished('v28')
+    (folder/'train.ipynb').write_text('{"metadata": {"papermill": {"exception": true}}}')
+    assert run_notebook.main(['report']) == 0 and len(desk) == 2, 'the notebook is run again'
+
+
+@pytest.mark.parametrize('moved', (False, True), ids=('before the earlier run is moved', 'after that'))
+def test_a_training_that_fails_leaves_the_earlier_report(moved, desk, monkeypatch, capsys):
+    folder = finished('v28')
+    for name in ('train.ipynb', 'report.html'): (folder/name).write_text('earlier')
+    def fails(arguments, standalone_mode):
+        if moved: set_aside(folder)
+        Path(arguments[3]).write_text('failed')
+        raise ConfigError('no such setting')
+    monkeypatch.setattr(run_notebook.papermill, 'papermill', fails)
+    assert run_notebook.main(['train']) == 2 and 'no such setting' in capsys.readouterr().err
+    earlier, failed = (folder/'earlier/1', folder/'train.ipynb') if moved else (folder, folder/'train.failed.ipynb')
+    assert [(earlier/name).read_text() for name in ('train.ipynb', 'report.html')] == ['earlier'] * 2 and failed.read_text() == 'failed'
+    assert not (folder/'before').exists()
 
 
 def test_a_version_is_trained_after_another_that_finished(desk):

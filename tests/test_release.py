@@ -3,12 +3,13 @@ import re, shutil, subprocess, sys
 import numpy as np
 import pytest
 from conftest import ROOT
+from splade_nb import cli
 from splade_nb.api import RELEASED, load
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.data.encoders import encoder_record
 from splade_nb.data.readers import load as load_data
 from splade_nb.hub.export import write_form
-from splade_nb.hub.release import BLOCKED, check_release, matching_facts
+from splade_nb.hub.release import BLOCKED, check_release, matching_facts, release
 from splade_nb.model.encode import encode
 from splade_nb.model.load import pretrained_backbone
 from splade_nb.model.opened import open_model
@@ -34,6 +35,14 @@ def test_it_says_what_made_it():
     assert licences and not any(licence.startswith('unknown') for licence in licences.values())
     card = (RELEASED/'README.md').read_text(encoding='utf-8')
     assert all(f'{name}: {licence}' in card for name, licence in licences.items())
+    assert label['release'].startswith('splade-nb release --rounded') and f'`{label["release"]}`' in card
+    parser = cli.parser()
+    assert parser.parse_args([*label['release'].split()[1:], '--model', 'x', '--out', 'y']).rounded, 'a command that there is'
+
+
+def test_no_release_is_made_of_a_release(tmp_path):
+    with pytest.raises(ConfigError, match='released: a release already'): release('released', tmp_path/'out')
+    assert not (tmp_path/'out').exists()
 
 
 @pytest.mark.parametrize('damage, said', [(lambda folder: (folder/'README.md').unlink(), 'README.md'),

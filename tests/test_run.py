@@ -13,6 +13,7 @@ from splade_nb.evaluation.report import run_source
 from splade_nb.model.load import load_encoder
 from splade_nb.experiment import begin_run, run_version
 from splade_nb.cli import main
+from splade_nb.training.checkpoints import CheckpointError
 
 SLOW_FIXTURES = 'run',
 
@@ -82,6 +83,35 @@ def test_a_run_stops_at_what_is_misspelt(wrong, told, tmp_path):
     given = dict(version='v28', recipe='corrected', scale='mini', source='toy', seed=42, out=str(tmp_path/'run'), settings={})
     with pytest.raises((ConfigError, DataError), match=told): begin_run(**given | wrong)
     with pytest.raises(ConfigError, match='max_steps=-5'): run_version(**given, max_steps=-5)
+    assert not (tmp_path/'run').exists()
+
+
+OWN = """from splade_nb.training.losses import register_loss
+
+@register_loss('even')
+def even(batch): return batch.query_vectors.amax(1).mean()
+
+mine = {'extra_losses': {'even': 0.01}}"""
+
+
+@pytest.mark.slow
+def test_a_run_with_a_loss_of_ones_own_goes_on_and_is_shown_again(tmp_path):
+    "The loss is registered before anything reads the settings that name it."
+    def train(**given) -> dict:
+        notebook = injected('train.ipynb', data='toy', scale='mini', out=str(tmp_path/'run'), **given)
+        next(cell for cell in notebook.cells if cell.get('id') == 'own').source = OWN
+        run_notebook(notebook, ROOT)
+        return json.loads((tmp_path/'run/summary.json').read_text(encoding='utf-8'))
+    cut = train(settings=dict(steps=6, hidden=32, layers=1, vocabulary=300, batch_size=4), max_steps=3)
+    overridden = json.loads((tmp_path/'run/config.json').read_text(encoding='utf-8'))['overridden']
+    whole = train(settings=overridden, resume=True)
+    assert [(each['steps'], each['planned_steps']) for each in (cut, whole)] == [(3, 6), (6, 6)]
+    assert overridden['extra_losses'] == {'even': 0.01} and train(finished=True) == whole
+
+
+def test_what_cannot_be_gone_on_with_is_refused_before_any_work(tmp_path):
+    with pytest.raises(CheckpointError, match='nosuch: there is no checkpoint'):
+        run_version('v28', scale='mini', source='toy', out=str(tmp_path/'run'), resume_from=str(tmp_path/'nosuch'))
     assert not (tmp_path/'run').exists()
 
 

@@ -16,7 +16,7 @@ from functools import cache
 # %% ../../nbs/1_data/13_bm25.ipynb #imports-library
 import numpy as np
 from tqdm import tqdm
-from ..config.files import alternatives, texts_of
+from ..config.files import ConfigError, alternatives, texts_of
 from .analyzers import cjk, nori
 from .idf import BIGRAM_SHARE
 from .prepared import Rows, Preparation, content_key, part_keys
@@ -95,7 +95,7 @@ class _Ranker:
 
 # %% ../../nbs/1_data/13_bm25.ipynb #bm25
 class BM25(_Ranker):
-    "BM25 by `bm25s` over documents in memory. Raises ValueError when no document holds a word."
+    "BM25 by `bm25s` over documents in memory. Raises `ConfigError` when no document holds a word."
     def __init__(self, texts: Mapping,           # {document: text}; a sequence of values is read a thousand at a time
                  tokenizer: str = 'kiwi',        # as of `split`
                  k1: float = 1.2, b: float = 0.75,
@@ -104,7 +104,7 @@ class BM25(_Ranker):
         self.ids, self.tokenizer, self.repeats, values = list(texts), tokenizer, repeats, texts.values()
         self.words = split(values if isinstance(values, Sequence) else list(values), tokenizer)
         if not any(self.words):
-            raise ValueError(f'BM25: no word in {len(texts)} documents by the tokenizer {tokenizer!r}')
+            raise ConfigError(f'BM25: no word in {len(texts)} documents by the tokenizer {tokenizer!r}')
         self.engine = bm25s.BM25(method='lucene', k1=k1, b=b)
         self.engine.index(self.words, create_empty_token=False, show_progress=False)
 
@@ -200,9 +200,9 @@ def _block(words: list, frequencies: np.ndarray, documents: int, mean: float) ->
 def bm25_blocks(stages: Preparation, words: Rows,
                 size: int = 50_000,  # documents in a block
                 **of) -> list:       # paths of the blocks
-    "The index of a corpus in blocks. Raises ValueError when no document holds a word."
+    "The index of a corpus in blocks. Raises `ConfigError` when no document holds a word."
     documents, total, frequencies = len(words), int(words.lengths().sum()), corpus_words(stages, words, **of)
-    if not total: raise ValueError(f'BM25: no word in {documents} documents')
+    if not total: raise ConfigError(f'BM25: no word in {documents} documents')
     def make(part, file):
         some = words[part * size:(part + 1) * size]
         np.savez(file, **_block(some, frequencies, documents, total / documents))
@@ -266,7 +266,7 @@ def ranked_blocks(paths: list,       # of `bm25_blocks`
 
 # %% ../../nbs/1_data/13_bm25.ipynb #stored-bm25
 class StoredBM25:
-    "BM25 over documents on disk: a weighted sum over fields. Raises ValueError when no document holds a word."
+    "BM25 over documents on disk: a weighted sum over fields. Raises `ConfigError` when no document holds a word."
     def __init__(self, texts: Mapping,            # {document: text}, in memory or on disk
                  fields: Mapping,                 # tokenizer -> weight, such as kiwi 1, bigrams BIGRAM_SHARE
                  stages: Preparation | None = None):

@@ -266,10 +266,19 @@ def with_splits(collection: Collection, share: float = 0.2) -> Collection:
     if collection.split('train') and collection.split('test'): return collection
     return _settled(collection, {id: '' for id in collection.relevant if collection.queries[id].split != 'dev'}, share)
 
+# %% ../../nbs/1_data/03_records.ipynb #leaks
+def _leaks(collection: Collection) -> list: # notes
+    "Texts that are asked in training and in a test: figures on them show no transfer."
+    texts = {split: [collection.queries[id].text.strip() for id in collection.split(split)] for split in ('train', 'test')}
+    known = {*texts['train']}
+    same = sum(text in known for text in texts['test'])
+    return [f'{same:,} of {len(texts["test"]):,} test query texts are training queries too'] * bool(same)
+
 # %% ../../nbs/1_data/03_records.ipynb #ready
 def ready(collection: Collection, alone: bool = True) -> Collection:  # alone: see `settle_splits`
     "The collection with a split for every judged query, and notes of what was settled and what is missing."
-    return _settled(collection, {id: collection.queries[id].split for id in collection.relevant}, alone=alone)
+    settled = _settled(collection, {id: collection.queries[id].split for id in collection.relevant}, alone=alone)
+    return replace(settled, notes=(*settled.notes, *_leaks(settled)))
 
 # %% ../../nbs/1_data/03_records.ipynb #toy-documents
 TOY_DOCUMENTS = (

@@ -240,7 +240,7 @@ TOGETHER = dict(
     lambda_min_act=dict(min_activation=50.0), top_k=dict(min_activation=50.0), lambda_margin=dict(margin=99.0),
     checkpoint_epochs=dict(keep_checkpoints=99, validations=1), epochs=dict(keep_checkpoints=99, validations=1),
     keep_checkpoints=dict(checkpoint_epochs=1, validations=1),
-    mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0),
+    mining_temperature=dict(mining_refresh=1), dot_scale=dict(score_limit=0.0, score_spread=0.0),
     expansion_df=dict(expansion_df=0.0), query_terms=dict(document_terms=0))
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #checks-of

@@ -34,15 +34,18 @@ def teacher_label(name: str) -> str:  # for a report
 def fit_lsa(texts: list,
             dimensions: int = 256,
             seed: int = 42):  # pipeline with `transform(texts) -> [N, D]`, normalised
-    "Latent semantic analysis over character 2- to 4-grams."
+    "Latent semantic analysis over character 2- to 4-grams. Raises `ConfigError` where there is no gram."
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer
     grams = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 4), sublinear_tf=True, max_features=100_000)
-    wide = min(dimensions, max(1, len(texts) - 1))
-    solver = 'arpack' if wide < len(texts) else 'randomized'  # arpack is exact and faster, but not for one text
-    return make_pipeline(grams, TruncatedSVD(wide, algorithm=solver, random_state=seed), Normalizer()).fit(texts)
+    try: rows = grams.fit_transform(texts)
+    except ValueError as error: raise ConfigError(f'teacher lsa: no pair of characters in {len(texts)} texts ({error})') from None
+    least = min(rows.shape)                           # of texts and grams
+    solver = 'arpack' if least > 1 else 'randomized'  # arpack is exact and faster, and needs fewer dimensions than either
+    reduced = TruncatedSVD(min(dimensions, max(1, least - 1)), algorithm=solver, random_state=seed).fit(rows)
+    return make_pipeline(grams, reduced, Normalizer())
 
 # %% ../../nbs/3_training/05_teacher.ipynb #fit-teacher
 def fit_teacher(queries: Sequence, documents: Sequence,  # texts

@@ -433,7 +433,7 @@ def _finish(run: Run, start: dict, validator: Callable | None) -> None:
     with the initial ones."""
     early = run.stopped.startswith('early stopping')
     complete = early or (run.step == run.steps and not run.stopped)
-    if early or complete and run.settings.take_best: _take_best(run)
+    if early or complete and run.settings.take_best and run.settings.validations: _take_best(run)
     if complete and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
     run.model.eval()
 
