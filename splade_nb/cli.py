@@ -22,13 +22,13 @@ from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids
-    "Texts and their ids: documents are read anew each time from a file; queries, and those of a collection, are held."
-    from splade_nb.data.readers import iterate_texts, locate, named_queries
+    "Texts and their ids: documents of a file or a folder are read anew each time; queries are held, and those of a collection."
+    from splade_nb.data.readers import holds_own_texts, iterate_texts, locate, named_queries
     from splade_nb.model.encode_shards import Again
     read = named_queries if queries else iterate_texts
     path = None if ',' in source else locate(source)
     def column(place): return Again(lambda: (pair[place] for pair in read(source)))
-    if path and path.is_file() and not queries: return column(1), column(0)
+    if path and not queries and (path.is_file() or holds_own_texts(source)): return column(1), column(0)
     texts = dict(read(source))
     return texts.values(), texts
 
@@ -241,7 +241,7 @@ def _add_encode_options(command) -> None:
     texts.add_argument('--queries', help=f'The queries: {TEXT_SOURCES}.')
     command.add_argument('--out', required=True, help='The folder into which shards of vectors are written.')
     command.add_argument('--collection', default='', help='The shards of the documents that --queries are for.')
-    command.add_argument('--korean', action='store_true', help='Keep only tokens that are not of another language.')
+    command.add_argument('--korean', action='store_true', help='Of learned terms keep only those that are not of another language.')
     command.add_argument('--screen', nargs='?', choices=('auto', 'on', 'off'), const='on', default='auto',
                          help='Compute with the int8 filter: the same result, on a CPU only; auto: where it gains.')
     command.add_argument('--precision', choices=('auto', 'fp32', 'bf16'), default='auto',
@@ -256,8 +256,8 @@ def _add_encode_options(command) -> None:
 ENCODE_NUMBERS = {  # option: default, help
     'windows': (8, 'How many windows of a text are encoded; 0 encodes all of them.'),
     'workers': (0, 'How many processes Ray starts; 0 lets Ray choose.'),
-    'top-k': (0, 'How many of the heaviest terms of a vector are kept; 0 keeps all.'),
-    'threshold': (0.0, 'Only weights above this number are kept.'),
+    'top-k': (0, 'How many of the heaviest terms of a vector are kept; 0 keeps all. Document frequencies are of what is kept.'),
+    'threshold': (0.0, 'Only weights above this number are kept, and counted in document frequencies.'),
     'size': (10_000, 'How many texts a shard holds.'),
     'part': (0, 'Which share of the shards this process writes, from 0 on.'),
     'parts': (1, 'Into how many shares the shards are divided.')}

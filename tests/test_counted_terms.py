@@ -70,6 +70,14 @@ def test_the_counted_columns_are_bm25_with_bigrams(joined):
     assert np.mean([np.corrcoef(one, two)[0, 1] for one, two in zip(ours, theirs)]) > 0.98
 
 
+def test_a_mean_length_that_is_given_counts(joined):
+    "So that a collection is encoded in parts."
+    model, tokenizer, texts = joined[0], joined[1], list(toy_corpus().texts.values())
+    whole = encode(model, tokenizer, texts, mean_length=50.0)
+    assert (encode(model, tokenizer, texts, whole=True, mean_length=50.0) != whole).nnz == 0
+    assert (encode(model, tokenizer, texts, whole=True) != whole).nnz
+
+
 def counted_alone(model, tokenizer, texts, bags):
     "The counted columns of documents without a pass of the backbone, and the factor of the queries."
     from splade_nb.model.encode import counted as counts_of, factor_for, saturated

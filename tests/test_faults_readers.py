@@ -8,7 +8,7 @@ from splade_nb.config.files import DataError
 from splade_nb.cli import _texts_of
 from splade_nb.data import collections as sets
 from splade_nb.data.corpus import open_corpus
-from splade_nb.data.readers import iterate_texts, load, load_collection, locate, named_queries, read_source
+from splade_nb.data.readers import holds_own_texts, iterate_texts, load, load_collection, locate, named_queries, read_source
 from splade_nb.evaluation.metrics import retrieval_metrics, without_self
 
 
@@ -254,3 +254,28 @@ def test_a_download_never_joins_two_versions(form, project):
     server.shutdown()
     server.server_close()
     assert found.read_bytes() == b'b' * 50 and sorted(path.name for path in project.iterdir() if path.is_file()) == ['a', 'settings.ini']
+
+
+@pytest.mark.parametrize('name, text, found', [
+    ('title.csv', '제목\n안녕\n', ['안녕']), ('title.jsonl', '{"id": "1", "title": "제목"}\n', ['제목']), ('capitals.csv', 'ID,Text\n7,한복\n', ['한복']),
+    ('blank.csv', 'id,text,,\n1,한복,,\n', ['한복']), ('reviews.csv', '후기\n좋아요\n', ['좋아요']),
+    ('id.csv', 'id\n1\n', 'line 2, columns: found .id.'), ('id.jsonl', '{"id": "1", "text": "한복"}\n{"id": "2"}\n', 'line 2, columns: found .id.'),
+    ('other.csv', 'id,제목,설명\n1,가,나\n', 'allowed: a column for the text'), ('twice.csv', 'id,text,text\n1,한복,서울\n', "line 1, columns: found 'text' twice")])
+def test_columns_are_read_by_their_names_or_refused(name, text, found, tmp_path, capsys):
+    (tmp_path/name).write_text(text, encoding='utf-8')
+    if isinstance(found, str):
+        with pytest.raises(DataError, match=found): [*read_source(str(tmp_path/name))]
+        return
+    documents = [*read_source(str(tmp_path/name))]
+    assert [document.full for document in documents] == found and (name != 'capitals.csv' or documents[0].id == '7')
+    assert ("'후기', is read as the name of its column" in capsys.readouterr().err) == (name == 'reviews.csv')
+
+
+def test_documents_are_read_one_by_one(tmp_path):
+    "Of a folder of texts and of a `corpus.jsonl`, whatever follows."
+    (tmp_path/'corpus.jsonl').write_text('{"_id": "1", "text": "한복"}\nno JSON\n', encoding='utf-8')
+    (tmp_path/'own').mkdir()
+    for name in 'ab': (tmp_path/'own'/f'{name}.txt').write_text('서울\n부산\n', encoding='utf-8')
+    for source, first in ((tmp_path, '한복'), (tmp_path/'own', '서울')):
+        assert holds_own_texts(str(source)) and next(read_source(str(source))).text == first
+    assert not holds_own_texts('toy')

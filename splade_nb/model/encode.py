@@ -267,7 +267,7 @@ def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` 
            keep=None, screen: bool | str = False, precision: str = 'auto', # see `prepared_decoder`
            decoder=None,              # from `prepared_decoder`, instead of `keep` and `screen`
            factor: np.ndarray | None = None, # [V] from `factor_for`: query weights for one collection
-           whole: bool = False,       # the texts are a whole collection: their own mean length counts
+           whole: bool = False,       # the texts are a whole collection: their own mean length counts, unless one is given
            mean_length: float = 0.0,  # tokens per document, if the texts are a part of a collection
            top_k: int = 0, threshold: float = 0.0, # see `prune`
            cut: dict | None = None    # collects `unread_tokens`; None: a warning names them
@@ -282,7 +282,7 @@ def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` 
     ids = tokenizer.ids(texts)
     _report_cut(model, ids, most_windows, cut)
     bags = tokenizer.bags(texts) if model.settings.counted_terms else None
-    if whole and texts and bags: mean_length = float(np.mean(list(map(len, bags))))
+    if whole and texts and bags and not mean_length: mean_length = float(np.mean(list(map(len, bags))))
     rows, order = [sparse.csr_matrix((0, columns_of(model)), dtype=np.float32)], []
     batches = encode_batches(model, decoder, tokenizer, ids, bags, document, budget, most_windows, precision, mean_length)
     with tqdm(total=len(texts), desc='encoding', unit=' texts', disable=not progress, mininterval=10) as bar:
