@@ -85,7 +85,7 @@ test: environment  ## Check what needs no GPU in minutes: the library's notebook
 test-all: environment  ## Check all that needs no GPU, all notebooks, the site and slow proofs too, as CI does
 test-weekly: environment docs ; OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(bin)/python" -m pytest -n 2 -m weekly  ## Check the proofs of a minute of which test-all runs a part
 test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean|9_lab)' --skip_file_re '^([_.]|15_check|09_release|18_mixture)'# the longest
-test-all: export left_out = --skip_folder_re '^([_.]|tutorials|studies|0_config|1_data)'# run by tests
+test-all: export left_out = --skip_folder_re '^([_.]|tutorials|studies|[0-6]_)'# run by tests, which compare outputs
 test test-all:
 	tests/in_step.sh "$(bin)"
 	$(MAKE) --no-print-directory --jobs 2 notebooks $(if $(filter test-all,$@),docs)
