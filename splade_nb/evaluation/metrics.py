@@ -132,25 +132,40 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
     return {metric: interval(per_query[metric]) for metric in per_query}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
+def _p_of(differences: np.ndarray, largest: float) -> float: # [n]; largest: of the values that were subtracted
+    "p of the t-test that their mean is 0; of the sign test where all are the same but for rounding."
+    from scipy import stats
+    rounding = 1e-12 * largest
+    if not len(differences) or np.abs(differences).max() <= rounding: return 1.
+    if np.ptp(differences) <= rounding: return 2. ** (1 - len(differences))
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
 def paired_difference(a, b  # one value for each query, in the same order
                      ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
     "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
-    from scipy import stats
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
         raise ValueError('the two systems were not evaluated on the same queries in the same order')
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
     if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
-    return interval(a - b) | {'p': 1. if len(a) < 2 or (a == b).all() else float(stats.ttest_rel(a, b).pvalue)}
+    return interval(a - b) | {'p': _p_of(a - b, np.abs([a, b]).max(initial=0))}
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
+def _p_of_signs(differences: list) -> float: # of `paired_difference`, each the same for all queries of its collection
+    "p of the sign test over the queries of all collections; 1 where they do not agree."
+    apart = [each for each in differences if abs(each['mean']) > 1e-12]
+    if len({each['mean'] > 0 for each in apart}) != 1: return 1.
+    return 2 * float(np.prod([each['p'] / 2 for each in apart]))
+
 def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and so the result
     "The mean of differences measured on independent collections, with its interval; one alone stays as it is."
     if len(differences) == 1: return dict(differences[0])
     from scipy import stats
     mean = float(np.mean([each['mean'] for each in differences]))
     half = float(np.sqrt(sum(((each['high'] - each['low']) / 2) ** 2 for each in differences)) / len(differences))
-    p = 2 * float(stats.norm.sf(stats.norm.isf(0.025) * abs(mean) / half)) if half else float(mean == 0)
+    rounding = 1e-12 * max(abs(each['mean']) for each in differences)
+    if half <= rounding: return dict(mean=mean, low=mean, high=mean, p=_p_of_signs(differences))
+    p = 2 * float(stats.norm.sf(stats.norm.isf(0.025) * abs(mean) / half))
     return dict(mean=mean, low=mean - half, high=mean + half, p=p)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #holm
