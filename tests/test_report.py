@@ -1,7 +1,9 @@
 """What reports say of a run: their sentences agree with their tables, their commands with the run."""
 import warnings
+from types import SimpleNamespace
 import numpy as np
-from splade_nb.evaluation import metrics
+from splade_nb.config.versions import resolve_quietly
+from splade_nb.evaluation import metrics, validation
 
 
 def test_differences_without_variance_are_judged_by_their_signs():
@@ -14,3 +16,13 @@ def test_differences_without_variance_are_judged_by_their_signs():
     assert (few['p'], many['p'], none['p']) == (0.5, 2 ** -7, 1) and together['p'] == 2 ** -3, 'the signs of 2 + 2 queries'
     assert metrics.marked([few]) == ['≈'] == metrics.marked([together]) and metrics.marked([many]) == ['▲']
     assert metrics.pooled([many, {name: value if name == 'p' else -value for name, value in many.items()}])['p'] == 1
+
+
+def test_the_validation_loss_of_a_perfect_model_is_zero():
+    "The other relevant document of a query was a negative: two equal scores gave ln 2."
+    settings = resolve_quietly('v28', scale='mini').but(similarity='dot', dot_scale=1.0, temperature=1.0, phases=(), score_limit=0.0)
+    scores = {'q': {'배': 50.0, '눈': 50.0, '비': 1.0}}
+    def loss(grades, documents=10): return validation.pool_loss(SimpleNamespace(run=lambda: scores), {'q': grades}, settings, documents)
+    assert loss({'배': 1, '눈': 1, '비': 0}) == 0 and loss({'배': 1}) == round(float(np.log(2)), 5)
+    assert loss({'비': 1, '배': 1}) > 20, 'a document that is not relevant is a negative'
+    assert loss({'배': 1, '눈': 1, '비': 1, '꽃': 1}, 4) == 0, 'no negative is left'

@@ -131,7 +131,7 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
     "Every metric's mean over the queries, with its interval."
     return {metric: interval(per_query[metric]) for metric in per_query}
 
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #p-of
 def _p_of(differences: np.ndarray, largest: float) -> float: # [n]; largest: of the values that were subtracted
     "p of the t-test that their mean is 0; of the sign test where all are the same but for rounding."
     from scipy import stats
@@ -140,6 +140,7 @@ def _p_of(differences: np.ndarray, largest: float) -> float: # [n]; largest: of 
     if np.ptp(differences) <= rounding: return 2. ** (1 - len(differences))
     return float(stats.ttest_1samp(differences, 0).pvalue)
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
 def paired_difference(a, b  # one value for each query, in the same order
                      ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
     "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
@@ -150,13 +151,14 @@ def paired_difference(a, b  # one value for each query, in the same order
     if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
     return interval(a - b) | {'p': _p_of(a - b, np.abs([a, b]).max(initial=0))}
 
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #p-of-signs
 def _p_of_signs(differences: list) -> float: # of `paired_difference`, each the same for all queries of its collection
     "p of the sign test over the queries of all collections; 1 where they do not agree."
     apart = [each for each in differences if abs(each['mean']) > 1e-12]
     if len({each['mean'] > 0 for each in apart}) != 1: return 1.
     return 2 * float(np.prod([each['p'] / 2 for each in apart]))
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
 def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and so the result
     "The mean of differences measured on independent collections, with its interval; one alone stays as it is."
     if len(differences) == 1: return dict(differences[0])
