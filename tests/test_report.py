@@ -1,9 +1,20 @@
 """What reports say of a run: their sentences agree with their tables, their commands with the run."""
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
+import pytest
 from splade_nb.config.versions import resolve_quietly
+from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation import metrics, validation
+from splade_nb.evaluation.retrieval import evaluate_queries
+from splade_nb.training.dataset import prepare
+
+
+@pytest.fixture(scope='module')
+def setup():
+    "An untrained model of V29, which begins as a lexical index."
+    return prepare(resolve_quietly('v29', scale='mini', hidden=64, layers=1, vocabulary=400), toy_corpus(), 42)
 
 
 def test_differences_without_variance_are_judged_by_their_signs():
@@ -26,3 +37,13 @@ def test_the_validation_loss_of_a_perfect_model_is_zero():
     assert loss({'배': 1, '눈': 1, '비': 0}) == 0 and loss({'배': 1}) == round(float(np.log(2)), 5)
     assert loss({'비': 1, '배': 1}) > 20, 'a document that is not relevant is a negative'
     assert loss({'배': 1, '눈': 1, '비': 1, '꽃': 1}, 4) == 0, 'no negative is left'
+
+
+def test_a_document_of_signs_is_no_collapse(setup):
+    "Of 16 documents two are signs: 12 % dead rows made every criterion void."
+    signs = {id: Document(id, id) for id in ('.', '※ …')}
+    collection = replace(setup.collection, documents=setup.collection.documents | signs)
+    found = evaluate_queries(setup.model, setup.training_data.tokenizer, collection, list(collection.split('test')))
+    assert found['statistics'].active[-2:].tolist() == [0, 0] and found['dead_rows'] == 0
+    assert metrics.void(dict(found, ndcg=found['metrics']['ndcg@10'])) == ''
+    assert metrics.dead_share(np.array([0, 0, 0, 5]), np.array([True, True, False, False])) == 1/2, 'a text that lost its terms counts'

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['MEASURES', 'LABELS', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
            'retrieval_metrics', 'is_self', 'without_self', 'recall_at', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'holm', 'marked', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'language_values',
-           'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria', 'recall_criterion']
+           'pooled', 'holm', 'marked', 'active_terms', 'dead_share', 'dead_rows', 'index_bytes', 'flops',
+           'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria',
+           'recall_criterion']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, re
@@ -204,9 +205,16 @@ def active_terms(vectors) -> float:  # mean non-zeros a row of [B, V]
     return float(pd.Series(_counts(_rows(vectors))).mean())
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-rows
-def dead_rows(vectors) -> float:  # share of the rows of [B, V], 0 to 1
-    "The share of texts without any active term; NaN without rows."
-    return float(pd.Series(_counts(_rows(vectors)) == 0).mean())
+def dead_share(active: np.ndarray,          # [B] active terms
+               silent: np.ndarray | None = None # [B] bool: texts that are empty by design; None: none is
+              ) -> float:                   # 0 to 1
+    "The share of texts without any active term among those that say something; NaN without texts."
+    speaking = active if silent is None else active[~silent]
+    return float(pd.Series(speaking == 0).mean()) if len(speaking) or not len(active) else 0.
+
+def dead_rows(vectors, silent: np.ndarray | None = None) -> float:  # share of the rows of [B, V], 0 to 1
+    "`dead_share` of vectors."
+    return dead_share(_counts(_rows(vectors)), silent)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #index-bytes
 def index_bytes(terms: float,   # active terms a document
@@ -278,7 +286,7 @@ FLOORS, MOST_DEAD, MOST_LOST = dict(query=2, doc=3), 0.01, 0.005 # active terms;
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #lost-terms
 def lost_terms(active: dict,  # {'query', 'doc'}: mean active terms
-               dead: float    # share of documents without any
+               dead: float    # of `dead_rows`: share of the documents that say something
               ) -> list:      # what shows a collapse
     "Signs that a model has too few terms for its shares to mean something."
     names = dict(query='query', doc='document')
