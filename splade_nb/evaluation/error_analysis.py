@@ -7,7 +7,7 @@ __all__ = ['REASONS', 'ADVICE', 'lacking', 'examine', 'worst_queries', 'why', 'w
            'guard_log', 'Advice', 'next_steps']
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #imports
-import json
+import json, math
 from collections import Counter
 from dataclasses import dataclass
 import numpy as np
@@ -17,7 +17,7 @@ from ..model.encode import encode, heaviest, matched
 from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
-from .metrics import FLOORS
+from .metrics import FLOORS, judged_terms
 from .report import Run, ends, spell, steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
@@ -192,7 +192,11 @@ class Advice:
         return value if shown and not self.changes.items() <= run.config['settings'].items() else None
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures
-def _terms_of(side: str): return lambda run: run.summary['active_terms'][side]
+def _terms_of(side: str): # Run -> mean active terms; NaN where the run counted learned and counted terms together
+    def measure(run: Run) -> float:
+        together = run.config['settings'].get('counted_terms') and 'learned_terms' not in run.summary
+        return math.nan if together else judged_terms(run.summary)[side]
+    return measure
 
 def _terms_ratio(run: Run) -> float: return _terms_of('doc')(run) / max(_terms_of('query')(run), 1e-9)
 

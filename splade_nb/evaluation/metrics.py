@@ -6,8 +6,8 @@
 __all__ = ['MEASURES', 'LABELS', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
            'retrieval_metrics', 'is_self', 'without_self', 'recall_at', 'interval', 'summarise', 'paired_difference',
            'pooled', 'holm', 'marked', 'active_terms', 'dead_share', 'dead_rows', 'index_bytes', 'flops',
-           'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria',
-           'recall_criterion']
+           'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'judged_terms', 'void', 'verdict',
+           'criteria', 'recall_criterion']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, re
@@ -204,7 +204,7 @@ def active_terms(vectors) -> float:  # mean non-zeros a row of [B, V]
     "How many terms a text activates; NaN without rows."
     return float(pd.Series(_counts(_rows(vectors))).mean())
 
-# %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-rows
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-share
 def dead_share(active: np.ndarray,          # [B] active terms
                silent: np.ndarray | None = None # [B] bool: texts that are empty by design; None: none is
               ) -> float:                   # 0 to 1
@@ -212,6 +212,7 @@ def dead_share(active: np.ndarray,          # [B] active terms
     speaking = active if silent is None else active[~silent]
     return float(pd.Series(speaking == 0).mean()) if len(speaking) or not len(active) else 0.
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-rows
 def dead_rows(vectors, silent: np.ndarray | None = None) -> float:  # share of the rows of [B, V], 0 to 1
     "`dead_share` of vectors."
     return dead_share(_counts(_rows(vectors)), silent)
@@ -293,14 +294,19 @@ def lost_terms(active: dict,  # {'query', 'doc'}: mean active terms
     few = [f'{active[side]:.1f} terms a {name}' for side, name in names.items() if not active[side] >= FLOORS[side]]
     return few + [f'{dead:.0%} of the documents without a term'] * (dead > MOST_DEAD)
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #judged-terms
+def judged_terms(result: dict) -> dict: # {'query', 'doc'}
+    "The mean active terms that show a collapse: the learned ones, where a model has counted terms too."
+    return result.get('learned_terms') or result['active_terms']
+
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #void
-def void(result: dict,                  # active_terms, dead_rows, ndcg
+def void(result: dict,                  # active_terms, dead_rows, ndcg; learned_terms beside counted ones
          unfiltered: dict | None = None # the same of the model without the filter
         ) -> str:                       # the reason, or nothing
     "Why a model's criteria mean nothing."
-    if lost := lost_terms(result['active_terms'], result['dead_rows']): return f'collapsed ({", ".join(lost)})'
+    if lost := lost_terms(judged_terms(result), result['dead_rows']): return f'collapsed ({", ".join(lost)})'
     if unfiltered is None: return ''
-    if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']):
+    if lost := lost_terms(judged_terms(unfiltered), unfiltered['dead_rows']):
         return f'the unfiltered model collapsed ({", ".join(lost)})'
     below = unfiltered['ndcg'] - result['ndcg']
     return f'nDCG@10 {100 * below:.2f} points below the unfiltered model' if below > MOST_LOST else ''

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..config.files import read_json
 from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten
 from .figures import source_line
-from .metrics import LABELS, criteria, lost_terms, marked, recall_criterion
+from .metrics import LABELS, criteria, judged_terms, lost_terms, marked, recall_criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #parts
 class RunError(ValueError):
@@ -191,7 +191,7 @@ def _sparsity_caption(metrics) -> str:
 def collapse(summary: dict) -> str:  # what shows it, or nothing
     "Why the shares of a run mean nothing."
     ndcg, best = summary['metrics']['ndcg@10'], max(summary[name]['ndcg@10'] for name in ('bm25', 'before_training'))
-    reasons = lost_terms(summary['active_terms'], summary['dead_rows'])
+    reasons = lost_terms(judged_terms(summary), summary['dead_rows'])
     return ', '.join([*reasons, f'nDCG@10 {ndcg:.3f}'] if ndcg < best / 4 else reasons)
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #korean-curve
@@ -499,7 +499,7 @@ def criteria_table(run: Run):  # DataFrame, a row for each criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table-2
 def _criteria_of(run: Run) -> list:  # of `metrics.criteria`, beside the active terms
-    active, lost = run.summary['active_terms'], collapse(run.summary)
+    active, lost = judged_terms(run.summary), collapse(run.summary)
     measured = dict(run.summary, korean=run.evaluation['korean'], context=run.evaluation['context'])
     beside = f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document'
     return [dict(row, beside=beside) for row in criteria(measured, lost=lost and f'collapsed ({lost})')]
