@@ -1,5 +1,5 @@
 """What reports say of a run: their sentences agree with their tables, their commands with the run."""
-import warnings
+import json, shlex, warnings
 from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
@@ -77,3 +77,31 @@ def test_counted_terms_hide_no_collapse(run):
     many = replace(run, config=run.config | dict(settings=run.config['settings'] | dict(counted_terms=2 ** 12)),
                    summary=run.summary | dict(active_terms=dict(query=55.0, doc=157.0), learned_terms=dict(query=12.0, doc=60.0)))
     assert not any('too many terms' in seen for seen in error_analysis.next_steps(many)[0].index)
+
+
+def typed(command: str) -> dict: return dict(part.split('=', 1) for part in shlex.split(command) if '=' in part)
+
+
+def test_what_to_try_next_trains_this_run_again_with_one_change(run, tmp_path):
+    "They named only what changes: another version, recipe and data set would have been trained, some over the run itself."
+    config = run.config | dict(version='v22', recipe='original', data='data/my set', overridden=dict(epochs=2, lambda_flops=0.3))
+    here = replace(run, folder=tmp_path/'outputs'/'v22-43', config=config,
+                   summary=run.summary | dict(version='v22', recipe='original', planned_steps=60, active_terms=dict(query=50.0, doc=700.0)))
+    rising = replace(here, history=[dict(metrics={'ndcg@10': value}) for value in (.5, .6, .7)])
+    cut = replace(here, summary=here.summary | dict(planned_steps=400))
+    of_run = dict(VERSION='v22', RECIPE='original', SCALE='mini', DATA='data/my set', SEED='42')
+    commands = [typed(command) for one in (rising, cut) for command in error_analysis.next_steps(one)[0]['try'] if command.startswith('make')]
+    assert len(commands) == 10 and len({command['OUT'] for command in commands}) == 5
+    for command in commands:
+        assert command['OUT'].startswith('outputs/v22-43-') and of_run.items() <= (command | dict(SEED='42')).items()
+        assert command['SEED'] in ('42', '43') and json.loads(command['SETTINGS'])['epochs'] == 2, 'what was typed stays'
+    assert json.loads(commands[0]['SETTINGS']) == dict(epochs=2, lambda_flops=0.1) and json.loads(commands[3]['SETTINGS'])['steps'] == 120
+    whole = next(command for command in commands if command['OUT'].endswith('-whole'))
+    assert 'MAX_STEPS' not in whole and commands[-1]['MAX_STEPS'] == '60' and commands[-1]['SEED'] == '43'
+
+
+def test_the_source_of_a_run_names_the_data_as_they_were_typed(run):
+    summary = run.summary | dict(data=dict(name='facts', hash='01234567'), changed={'phase 1 mix': ['a', 'b']})
+    config = dict(data='/data/facts', overridden=dict(steps=60))
+    assert "DATA=/data/facts SEED=42 'SETTINGS={\"steps\": 60}'`; data `facts@01234567`" in report.run_source(summary, config=config)
+    assert 'DATA=facts' in report.run_source(summary) == report.run_source(summary, config={}), 'a kept summary alone'

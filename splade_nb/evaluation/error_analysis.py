@@ -7,7 +7,7 @@ __all__ = ['REASONS', 'ADVICE', 'lacking', 'examine', 'worst_queries', 'why', 'w
            'guard_log', 'Advice', 'next_steps']
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #imports
-import json, math
+import math
 from collections import Counter
 from dataclasses import dataclass
 import numpy as np
@@ -18,7 +18,7 @@ from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
 from .metrics import FLOORS, judged_terms
-from .report import Run, ends, spell, steps_of_cut
+from .report import Run, ends, launched, made_by, spell, steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
 def lacking(query, document, names: list # [1, V], [1, V], [V]
@@ -247,28 +247,38 @@ ADVICE = tuple(Advice(*row) for row in (
     ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation, True, 0.2,
      dict(batch_size=32))))
 
+# %% ../../nbs/4_evaluation/09_error_analysis.ipynb #command-with
+def _command(run: Run, changes: dict | None = None, # setting -> value
+             seed: int | None = None,               # another one
+             whole: bool = False                    # of a schedule that was cut: all of it
+            ) -> str:
+    "The command of a run with something changed, into a folder that is named after both."
+    given, changes = launched(run.summary, run.config), changes or {}
+    given |= dict(overridden=given['overridden'] | changes, seed=given['seed'] if seed is None else seed)
+    names = [*changes, f'seed{seed}' if seed is not None else '', 'whole' if whole else '']
+    out = '-'.join([run.folder.resolve().name, *filter(None, names)])
+    return made_by(given, None if whole else run.summary, f'outputs/{out}')
+
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps
 def next_steps(run: Run) -> tuple: # DataFrame; caption
     "Symptoms that the run shows with what ended them in the tuning guide, then what every run leaves open."
-    seen = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _as_command(advice.changes),
+    seen = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _command(run, advice.changes),
              'the tuning guide') for advice in ADVICE if (value := advice.seen(run)) is not None]
-    seed, version = run.summary['seed'], run.summary['version']
-    again = f'make train SEED={seed + 1} OUT=outputs/{version}-{seed + 1}, then make compare'
-    left = [*_unfinished(run), *_weakest_kind(run), (f'one seed, {seed}', again)]
+    seed = run.summary['seed']
+    again = (f'one seed, {seed}', f'{_command(run, seed=seed + 1)} && make compare')
+    left = [*_unfinished(run), *_weakest_kind(run), again]
     table = pd.DataFrame([*seen, *((*step, 'this run') for step in left)], columns=['seen', 'try', 'source'])
     first = f'first to try: {seen[0][1]}' if seen else 'what every run leaves open follows'
     return table.set_index('seen'), f'{len(seen)} of {len(ADVICE)} symptoms of the tuning guide show; {first}.'
-
-def _as_command(changes: dict) -> str: return f"make train SETTINGS='{json.dumps(changes)}'"
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-2
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end
     steps, ndcg = run.summary['steps'], _validations(run)
     if steps_of_cut(run.summary):
-        return [(f'{steps} of {run.summary["planned_steps"]} steps were taken', 'the whole schedule: no max_steps')]
+        return [(f'{steps} of {run.summary["planned_steps"]} steps were taken', _command(run, whole=True))]
     if len(ndcg) > 2 and ndcg[-1] == max(ndcg) and ndcg[-1] > ndcg[-2]:
         return [(f'the last validation is the best, nDCG@10 {ndcg[-1]:.3f} after {ndcg[-2]:.3f}',
-                 _as_command({'steps': 2 * steps}))]
+                 _command(run, {'steps': 2 * steps}))]
     return []
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-3

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'COLUMNS', 'RunError', 'read_part', 'metrics_table', 'numbers', 'Run', 'read_run', 'steps_of_cut', 'made_by',
-           'run_source', 'ends', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve', 'sparsity_table',
-           'guard_timeline', 'history_curve', 'spell', 'against_bm25', 'quality_bars', 'kind_bars', 'term_change',
-           'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table', 'quality_table',
-           'criteria_table']
+           'launched', 'run_source', 'ends', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve',
+           'sparsity_table', 'guard_timeline', 'history_curve', 'spell', 'against_bm25', 'quality_bars', 'kind_bars',
+           'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table',
+           'quality_table', 'criteria_table']
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #imports
 import json, math, shlex
@@ -103,23 +103,33 @@ def steps_of_cut(summary: dict) -> int: # of `summary.json`; 0: the schedule was
     return summary['steps'] if summary.get('planned_steps', 0) > summary['steps'] and not summary['stopped'] else 0
 
 def made_by(config: dict,                # `config.json` of a run
-            summary: dict | None = None  # its `summary.json`, where it has one
+            summary: dict | None = None, # its `summary.json`, where it has one
+            out: str = ''                # into which folder; '': that of the version
            ) -> str:
     "The command that trains this run again."
     names = dict(VERSION='version', RECIPE='recipe', SCALE='scale', DATA='data', SEED='seed')
     parts = [f'{name}={config[key]}' for name, key in names.items()]
     if summary and (cut := steps_of_cut(summary)): parts.append(f'MAX_STEPS={cut}')
     if config['overridden']: parts.append(f'SETTINGS={json.dumps(config["overridden"], ensure_ascii=False)}')
+    if out: parts.append(f'OUT={out}')
     return shlex.join(['make', 'train', *parts])
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #run-source
+def launched(summary: dict,             # `summary.json`
+             config: dict | None = None # `config.json`, where it is at hand
+            ) -> dict:                  # that `made_by` reads
+    "What a run was launched with; without `config.json`, what its summary tells of it."
+    changed = {name: new for name, (_, new) in summary.get('changed', {}).items()}
+    told = summary | dict(data=summary['data']['name'], overridden=changed)
+    return told | {name: config[name] for name in ('data', 'overridden') if name in (config or {})}
+
 def run_source(summary: dict,      # `summary.json`
                revision: str = '', # of a run that does not keep it
-               notebook: str = ''  # address of its executed notebook
+               notebook: str = '', # address of its executed notebook
+               config: dict | None = None # `config.json`, where it is at hand
               ) -> str:            # of `source_line`
     "Where the figures and tables of a run come from."
-    data, changed = summary['data'], {name: new for name, (_, new) in summary.get('changed', {}).items()}
-    command = made_by(summary | dict(data=data['name'], overridden=changed), summary)
+    data, command = summary['data'], made_by(launched(summary, config), summary)
     return source_line(command, {data['name']: data['hash']}, [summary.get('revision', revision)],
                        [summary.get('date', '')], notebook)
 
