@@ -105,3 +105,17 @@ def test_the_source_of_a_run_names_the_data_as_they_were_typed(run):
     config = dict(data='/data/facts', overridden=dict(steps=60))
     assert "DATA=/data/facts SEED=42 'SETTINGS={\"steps\": 60}'`; data `facts@01234567`" in report.run_source(summary, config=config)
     assert 'DATA=facts' in report.run_source(summary) == report.run_source(summary, config={}), 'a kept summary alone'
+
+
+def test_sentences_follow_the_marks_of_their_table(run):
+    "By its own interval the model was above BM25; beside it stood ≈, after Holm over all systems or kinds."
+    close, level = dict(mean=.02, low=.001, high=.039, p=.04), dict(mean=.03, low=-.05, high=.11, p=.5)
+    by_kind = {kind: row | dict(difference=close if kind == 'original' else level) for kind, row in run.evaluation['by_kind'].items()}
+    many = replace(run, evaluation=run.evaluation | dict(difference=close, differences=dict(bm25=close, bm25_bigrams=level), by_kind=by_kind))
+    one = replace(run, evaluation=run.evaluation | dict(difference=close, differences=dict(bm25=close)))
+    def said(run): return report.quality_bars(run)[1], report.quality_table(run).loc['BM25', 'nDCG@10, after training minus this'][-1]
+    assert 'not distinguishable from BM25' in said(many)[0] and said(many)[1] == '≈'
+    assert 'above BM25 by 0.020' in said(one)[0] and said(one)[1] == '▲'
+    assert 'more than chance (Holm): 0 of 3' in report.kind_bars(many)[1]
+    weakest, = (seen for seen in error_analysis.next_steps(many)[0].index if 'gains least' in seen)
+    assert weakest == 'original gains least: 0.020 [0.001, 0.039], not distinguishable from BM25'

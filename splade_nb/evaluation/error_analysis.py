@@ -18,7 +18,7 @@ from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
 from .metrics import FLOORS, judged_terms
-from .report import Run, ends, launched, made_by, spell, steps_of_cut
+from .report import Run, ends, launched, made_by, marks_of, spell, steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
 def lacking(query, document, names: list # [1, V], [1, V], [V]
@@ -286,7 +286,7 @@ def _weakest_kind(run: Run) -> list: # (seen, try): the kind of query that gains
     gains = {kind: row['difference'] for kind, row in run.evaluation['by_kind'].items()}
     if len(gains) < 2: return []
     kind, gain = min(gains.items(), key=lambda item: item[1]['mean'])
-    level = 'below BM25' if gain['high'] < 0 else 'above BM25' if gain['low'] > 0 else 'not distinguishable from BM25'
+    level = {'▲': 'above', '▼': 'below', '≈': 'not distinguishable from'}[marks_of(gains)[kind]]  # as the caption of kinds
     count = sum(miss['kind'] == kind for miss in run.evaluation.get('worst') or [])
-    return [(f'{kind} gains least: {spell(gain)}, {level}',
+    return [(f'{kind} gains least: {spell(gain)}, {level} BM25',
              f'more training queries of kind {kind}; {count} of the worst queries above are of this kind')]

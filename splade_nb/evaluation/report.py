@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PARTS', 'COLUMNS', 'RunError', 'read_part', 'metrics_table', 'numbers', 'Run', 'read_run', 'steps_of_cut', 'made_by',
            'launched', 'run_source', 'ends', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve',
-           'sparsity_table', 'guard_timeline', 'history_curve', 'spell', 'against_bm25', 'quality_bars', 'kind_bars',
-           'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table',
+           'sparsity_table', 'guard_timeline', 'history_curve', 'spell', 'marks_of', 'against_bm25', 'quality_bars',
+           'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table',
            'quality_table', 'criteria_table']
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #imports
@@ -293,13 +293,22 @@ def spell(value: dict, sign: str = '') -> str:  # {'mean', 'low', 'high'}; '+' i
     return f'{value["mean"]:{sign}.3f} [{value["low"]:{sign}.3f}, {value["high"]:{sign}.3f}]'
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #spell-2
-def against_bm25(difference: dict) -> str:  # {'mean', 'low', 'high', 'p'} of the model minus BM25
-    "Above, below or neither, by the interval of the paired difference; one query shows neither."
+def marks_of(differences: dict) -> dict:  # name -> of `paired_difference`: all that one table compares
+    "The mark of each row of a table, which the sentences about it follow."
+    return dict(zip(differences, marked(list(differences.values()))))
+
+def against_bm25(difference: dict,  # {'mean', 'low', 'high', 'p'} of the model minus BM25; without p: by the interval
+                 mark: str = ''     # of `marks_of`, in a table; '': it is compared alone
+                ) -> str:
+    "Above, below or neither; one query shows neither."
     mean, low, high = (difference[name] for name in ('mean', 'low', 'high'))
-    if low == high and difference.get('p') == 1 and mean: return f'not tested against BM25: one query (difference {spell(difference, "+")})'
-    if low > 0: return f'above BM25 by {spell(difference)}'
-    if high < 0: return f'below BM25 by {spell(dict(mean=-mean, low=-high, high=-low))}'
-    return f'not distinguishable from BM25 (difference {spell(difference, "+")})'
+    p, gain = difference.get('p'), f'difference {spell(difference, "+")}'
+    if low == high and p == 1 and mean: return f'not tested against BM25: one query ({gain})'
+    alone = marked([dict(p=0.) | difference])[0]
+    if (mark or alone) == '▲': return f'above BM25 by {spell(difference)}'
+    if (mark or alone) == '▼': return f'below BM25 by {spell(dict(mean=-mean, low=-high, high=-low))}'
+    if p and not low <= 0 <= high: gain += f', p = {p:.2g}' + ' before Holm' * bool(mark)
+    return f'not distinguishable from BM25 ({gain})'
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars
 def quality_bars(run: Run) -> tuple:  # figure, caption
@@ -320,7 +329,7 @@ def _quality_caption(run: Run) -> str:
     dense = f', the dense encoder {ndcg["dense"]}' if 'dense' in ndcg else ''
     return (f'nDCG@10 is {ndcg["model"]} on {run.summary["metrics"]["queries"]} test queries, before training it was '
             f'{ndcg["before_training"]}, BM25 has {ndcg["bm25"]}{bigrams}{dense}: '
-            f'the model is {against_bm25(run.evaluation["difference"])}.')
+            f'the model is {against_bm25(run.evaluation["difference"], _marks(run.evaluation)["bm25"])}.')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars-3
 def _grouped_bars(axis, heights,              # DataFrame, a column for each system
@@ -348,7 +357,7 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
 # %% ../../nbs/4_evaluation/07_report.ipynb #kind-bars-2
 def _kind_caption(kinds: dict) -> str:  # best first
     spelled = [f'{kind} ({spell(row["difference"], "+")}, n = {row["queries"]})' for kind, row in kinds.items()]
-    marks = marked([row['difference'] for row in kinds.values()])
+    marks = [*marks_of({kind: row['difference'] for kind, row in kinds.items()}).values()]
     return (f'Kinds of query above BM25 by more than chance (Holm): {marks.count("▲")} of {len(kinds)}; below: '
             f'{marks.count("▼")}. They differ from BM25 from {spelled[0]} to {spelled[-1]}.')
 
@@ -492,10 +501,13 @@ def quality_table(run: Run):  # DataFrame, a row for each system
     return pd.DataFrame.from_dict(rows, orient='index').fillna('-')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-table-2
-def _differences(evaluation: dict) -> dict: # system -> text, marked by Holm over all of them
-    gains = evaluation.get('differences') or {'bm25': evaluation['difference']}
-    return {name: f'{spell(gain, "+")}, p = {gain["p"]:.2g} {mark}'
-            for (name, gain), mark in zip(gains.items(), marked(list(gains.values())))}
+def _gains(evaluation: dict) -> dict: return evaluation.get('differences') or {'bm25': evaluation['difference']}
+
+def _marks(evaluation: dict) -> dict: return marks_of(_gains(evaluation))  # by Holm over all systems of the table
+
+def _differences(evaluation: dict) -> dict: # system -> text
+    marks = _marks(evaluation)
+    return {name: f'{spell(gain, "+")}, p = {gain["p"]:.2g} {marks[name]}' for name, gain in _gains(evaluation).items()}
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table
 def criteria_table(run: Run):  # DataFrame, a row for each criterion
