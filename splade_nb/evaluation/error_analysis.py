@@ -18,7 +18,8 @@ from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
 from .metrics import FLOORS, judged_terms
-from .report import Run, ends, launched, made_by, marks_of, spell, steps_of_cut
+from .report import Run, ends, launched, made_by, marks_of, number_of, spell
+from .report import steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
 def lacking(query, document, names: list # [1, V], [1, V], [V]
@@ -162,8 +163,8 @@ def parent_table(run: Run) -> tuple: # DataFrame, a row for each setting; captio
             for name, (before, here) in from_parent(config).items()}
     table = pd.DataFrame.from_dict(rows, orient='index', columns=[parent or 'default', 'here', 'set by', 'off because'])
     return table.rename_axis('setting'), (
-        f'{len(rows)} settings differ from {parent or "the defaults"} (recipe {config["recipe"]}, '
-        f'scale {config["scale"]}); {(table["set by"] == "this run").sum()} of them were overridden for this run.')
+        f'Settings that differ from {parent or "the defaults"} (recipe {config["recipe"]}, scale {config["scale"]}): '
+        f'{len(rows)}; overridden for this run: {(table["set by"] == "this run").sum()}.')
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #guard-log
 def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve events; caption
@@ -172,7 +173,7 @@ def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve 
     events = sorted(run.events, key=lambda event: (event['level'] == 'warn', event['step']))
     counts = join_words(f'{name} {count}' for name, count in Counter(event['name'] for event in events).items())
     table = pd.DataFrame(events[:12], columns=['step', 'level', 'name', 'value', 'message'], dtype=object).fillna('')
-    return table.map(short), f'{len(events)} events: {counts}.'
+    return table.map(short), f'{number_of(len(events), "event")}: {counts}.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #advice
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ def next_steps(run: Run) -> tuple: # DataFrame; caption
     left = [*_unfinished(run), *_weakest_kind(run), again]
     table = pd.DataFrame([*seen, *((*step, 'this run') for step in left)], columns=['seen', 'try', 'source'])
     first = f'first to try: {seen[0][1]}' if seen else 'what every run leaves open follows'
-    return table.set_index('seen'), f'{len(seen)} of {len(ADVICE)} symptoms of the tuning guide show; {first}.'
+    return table.set_index('seen'), f'Symptoms of the tuning guide that show: {len(seen)} of {len(ADVICE)}; {first}.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-2
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end
@@ -286,7 +287,7 @@ def _weakest_kind(run: Run) -> list: # (seen, try): the kind of query that gains
     gains = {kind: row['difference'] for kind, row in run.evaluation['by_kind'].items()}
     if len(gains) < 2: return []
     kind, gain = min(gains.items(), key=lambda item: item[1]['mean'])
-    level = {'▲': 'above', '▼': 'below', '≈': 'not distinguishable from'}[marks_of(gains)[kind]]  # as the caption of kinds
+    level = {'▲': 'above', '▼': 'below', '≈': 'not distinguishable from'}[marks_of(gains)[kind]]  # by Holm
     count = sum(miss['kind'] == kind for miss in run.evaluation.get('worst') or [])
     return [(f'{kind} gains least: {spell(gain)}, {level} BM25',
              f'more training queries of kind {kind}; {count} of the worst queries above are of this kind')]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'COLUMNS', 'RunError', 'read_part', 'metrics_table', 'numbers', 'Run', 'read_run', 'steps_of_cut', 'made_by',
-           'launched', 'run_source', 'ends', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve',
+           'launched', 'run_source', 'ends', 'number_of', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve',
            'sparsity_table', 'guard_timeline', 'history_curve', 'spell', 'marks_of', 'against_bm25', 'quality_bars',
            'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table',
            'quality_table', 'criteria_table']
@@ -157,6 +157,11 @@ def _shade_phases(axis, run: Run, title: str) -> None: # every other phase in gr
         axis.annotate(f'phase {phase}', ((first + last) / 2, 1), xycoords=axis.get_xaxis_transform(), ha='center',
                       va='bottom', fontsize=7, color='#777777')
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #number-of
+def number_of(count: int, noun: str) -> str:
+    "A number with its noun, in the plural but for one."
+    return f'{count:,} {noun}' + 's' * (count != 1)
+
 # %% ../../nbs/4_evaluation/07_report.ipynb #loss-curves
 def loss_curves(run: Run) -> tuple:  # figure, caption
     "The loss and each weighted part in a panel of its own, so that small parts stay visible."
@@ -259,8 +264,9 @@ def _guard_caption(run: Run) -> str:
     caption = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of its value at chance, {chance:.3g}: {verdict}'
     if not run.events: return f'{caption}; the collapse guard reported no event.'
     first, fatal = run.events[0], sum(event['level'] == 'fatal' for event in run.events)
-    return (f'{caption}; the collapse guard reported {len(run.events)} events, {fatal} of them fatal, '
-            f'the first at step {first["step"]}: {first["message"]}.')
+    told = f'{number_of(len(run.events), "event")}, {fatal} of them fatal, the first at'
+    if len(run.events) == 1: told = f'1 {"fatal event" if fatal else "event"}, at'
+    return f'{caption}; the collapse guard reported {told} step {first["step"]}: {first["message"]}.'
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #history-curve
 def history_curve(run: Run) -> tuple:  # figure, caption
@@ -282,7 +288,8 @@ def _pool(summary: dict) -> str:  # what a validation searched, where that was n
 def _history_caption(points: list, share: dict, pool: str = '') -> str:  # (step, nDCG@10); share of the initial model
     (_, first), (step, last), (top, best) = points[0], points[-1], max(points, key=lambda point: point[1])
     caption = (f'nDCG@10 on the development split{pool} went from {first:.3f} before training '
-               f'to {last:.3f} at step {step}; the best of {len(points)} validations is {best:.3f} at step {top}.')
+               f'to {last:.3f} at step {step}; '
+               f'the best of {number_of(len(points), "validation")} is {best:.3f} at step {top}.')
     if len(share['tried']) < 2: return caption
     return (f'{caption} Of {len(share["tried"])} weight averages with the initial model, validation chose '
             f'{share["chosen"]:.0%} initial, {1 - share["chosen"]:.0%} trained.')
@@ -309,6 +316,11 @@ def against_bm25(difference: dict,  # {'mean', 'low', 'high', 'p'} of the model 
     if (mark or alone) == '▼': return f'below BM25 by {spell(dict(mean=-mean, low=-high, high=-low))}'
     if p and not low <= 0 <= high: gain += f', p = {p:.2g}' + ' before Holm' * bool(mark)
     return f'not distinguishable from BM25 ({gain})'
+
+# %% ../../nbs/4_evaluation/07_report.ipynb #gains-of
+def _gains(evaluation: dict) -> dict: return evaluation.get('differences') or {'bm25': evaluation['difference']}
+
+def _marks(evaluation: dict) -> dict: return marks_of(_gains(evaluation))  # by Holm over all systems of the table
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars
 def quality_bars(run: Run) -> tuple:  # figure, caption
@@ -358,6 +370,10 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
 def _kind_caption(kinds: dict) -> str:  # best first
     spelled = [f'{kind} ({spell(row["difference"], "+")}, n = {row["queries"]})' for kind, row in kinds.items()]
     marks = [*marks_of({kind: row['difference'] for kind, row in kinds.items()}).values()]
+    if len(kinds) == 1:
+        (kind, row), = kinds.items()
+        level = against_bm25(row['difference'], *marks)
+        return f'All {row["queries"]} queries are of kind {kind}: the model is {level}.'
     return (f'Kinds of query above BM25 by more than chance (Holm): {marks.count("▲")} of {len(kinds)}; below: '
             f'{marks.count("▼")}. They differ from BM25 from {spelled[0]} to {spelled[-1]}.')
 
@@ -448,15 +464,17 @@ def _context_caption(context: dict, pairs: list, target: float) -> str:
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #summary-table
 def summary_table(run: Run):  # DataFrame, one column
-    "What was run, on what, and what it took."
+    "What was run, on what, and what it took. Among the stages, validations belong to judging, not to training."
     import pandas as pd
     summary, data = run.summary, run.summary['data']
     rows = {name: summary[name] for name in ('version', 'recipe', 'scale', 'seed', 'backbone')}
     rows |= {'parameters': f'{summary["parameters"]:,}',
-             'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)', 'data hash': data['hash'][:16],
+             'data': f'{data["name"]} ({number_of(data["train_pairs"], "training pair")})',
+             'data hash': data['hash'][:16],
              'pair types': ', '.join(f'{key} {number:,}' for key, number in data.get('pair_types', {}).items()) or '-',
              'teacher': summary.get('teacher', '-'), 'dense': summary.get('dense_encoder', '-'), 'steps': summary['steps'],
-             'time': f'{summary["seconds"] / 60:.1f} minutes of training', **_stage_row(summary),
+             'time': f'{summary["seconds"] / 60:.1f} minutes of training, its validations included',
+             **_stage_row(summary),
              'memory': f'{summary["peak_memory_mb"]:,} MB at most', 'device': summary['device'],
              'stopped by the collapse guard': summary.get('stopped') or 'no',
              'packages': ', '.join(map(' '.join, summary['versions'].items()))}
@@ -501,10 +519,6 @@ def quality_table(run: Run):  # DataFrame, a row for each system
     return pd.DataFrame.from_dict(rows, orient='index').fillna('-')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-table-2
-def _gains(evaluation: dict) -> dict: return evaluation.get('differences') or {'bm25': evaluation['difference']}
-
-def _marks(evaluation: dict) -> dict: return marks_of(_gains(evaluation))  # by Holm over all systems of the table
-
 def _differences(evaluation: dict) -> dict: # system -> text
     marks = _marks(evaluation)
     return {name: f'{spell(gain, "+")}, p = {gain["p"]:.2g} {marks[name]}' for name, gain in _gains(evaluation).items()}
