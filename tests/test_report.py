@@ -3,13 +3,15 @@ import json, shlex, warnings
 from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from splade_nb.config.files import root
 from splade_nb.config.versions import resolve_quietly
-from splade_nb.data.records import Document, toy_corpus
+from splade_nb.data.records import Document, Query, toy_corpus
 from splade_nb.evaluation import error_analysis, metrics, report, validation
-from splade_nb.evaluation.retrieval import evaluate_queries
+from splade_nb.evaluation.exact_search import Search, exact_search
+from splade_nb.evaluation.retrieval import evaluate_queries, search_metrics
 from splade_nb.model.counted_terms import join_counted
 from splade_nb.training.dataset import prepare
 
@@ -129,3 +131,34 @@ def test_one_of_a_kind_is_said_in_the_singular(run):
     assert report.guard_timeline(one)[1].endswith('reported 1 fatal event, at step 30: rows without a term.')
     assert error_analysis.guard_log(one)[1] == '1 event: dead_rows 1.' and error_analysis.parent_table(one)[1].endswith('overridden for this run: 1.')
     assert report.summary_table(one).loc['time', ''] == '1.5 minutes of training, its validations included'
+
+
+def worst(setup, collection, ids: list) -> list:
+    search = Search({id: collection.queries[id].text for id in ids})
+    exact_search(setup.model, setup.training_data.tokenizer, collection.texts, [search])
+    rows = search_metrics(search, collection)
+    return error_analysis.worst_queries(dict(model=rows, bm25=rows), setup.model, setup.training_data.tokenizer, search, collection)
+
+
+def test_the_worst_queries_went_wrong(setup, run):
+    "Queries of nDCG@10 1 were listed as if another right document were late, and a query's own text as the best wrong one."
+    collection = setup.collection
+    texts = dict(list(collection.texts.items())[:2])
+    (first, text), (other, _) = texts.items()
+    itself = Query(first, text, split='test')
+    def asked(*right): return replace(collection, queries={first: itself}, qrels={first: dict.fromkeys(right, 1)})
+    twin = Document('zz', text)  # the same words: it comes first among the others
+    with_twin = replace(asked('zz', other), documents=collection.documents | {'zz': twin})
+    miss, = worst(setup, with_twin, [first])
+    assert miss['rank'] == 1 and error_analysis.why(miss)[0] == 'partly' and miss['first']['text'] != miss['right']['text']
+    found = worst(setup, replace(with_twin, qrels={first: {'zz': 1}}), [first])
+    assert found == [], 'found first but for itself: nothing went wrong'
+    well = dict(miss, ndcg=dict(model=1.0, bm25=1.0))
+    said = error_analysis.worst_table(replace(run, evaluation=run.evaluation | dict(worst=[well, miss])))
+    assert len(said[0]) == 1 and said[1] == 'Worst queries: 1, with another right document ranked late 1; BM25 ranks 0 of them better.'
+    assert error_analysis.worst_table(replace(run, evaluation=run.evaluation | dict(worst=[])))[1] == 'No query went wrong: each has nDCG@10 1.'
+
+
+def test_equal_scores_have_the_rank_that_the_metrics_give_them():
+    miss, run = dict(right=dict(score=2.0)), {'눈': 2.0, '비': 2.0}
+    assert error_analysis._rank_of(miss, run, {'비': 1}, 100) == 2 and error_analysis._rank_of(miss, run, {'꽃': 1}, 1000) == 'over 1,000'

@@ -17,7 +17,7 @@ from ..model.encode import encode, heaviest, matched
 from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
-from .metrics import FLOORS, judged_terms
+from .metrics import FLOORS, is_self, judged_terms
 from .report import Run, ends, launched, made_by, marks_of, number_of, spell
 from .report import steps_of_cut
 
@@ -49,40 +49,46 @@ def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame ea
                   model, tokenizer,
                   search: Search, # of the model's rows over the collection
                   collection, most: int = 10) -> list: # dictionaries, the worst first
-    """The queries with the lowest nDCG@10; among equals those first that BM25 ranks best.
+    """The queries with the lowest nDCG@10 below 1; among equals those first that BM25 ranks best.
     Their documents are encoded again."""
-    ids = systems['model'].index
-    ndcg = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
-    worst = ndcg.sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')
-    vectors, misses = search.rows_of(worst.index[:most]), []
-    for id, vector in zip(worst.index[:most], vectors):
-        query, run = collection.queries[id], search.run([id])[id]
-        texts = _worth_a_look(collection, run, collection.qrels[id])
+    ndcg = pd.DataFrame({name: rows.loc[systems['model'].index, 'ndcg@10'] for name, rows in systems.items()})
+    worst = ndcg[ndcg['model'] < 1].sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')[:most]
+    misses = []
+    for id, vector in zip(worst.index, search.rows_of(worst.index) if len(worst) else ()):
+        query, grades, run = collection.queries[id], collection.qrels[id], _run_of(collection, search, id)
+        texts = _worth_a_look(collection, id, run)
         documents = encode(model, tokenizer, list(texts.values()), mean_length=search.mean_length, cut={})
         documents = normalize_for_scoring(documents, model.settings.similarity)
-        miss = examine(query.text, vector, documents, texts, collection.qrels[id], tokenizer)
-        misses.append(dict(miss, rank=_rank_of(miss, run, collection.qrels[id], search.k),
-                           kind=query.kind or 'original', ndcg=ndcg.loc[id].round(4).to_dict()))
+        miss = examine(query.text, vector, documents, texts, grades, tokenizer)
+        misses.append(dict(miss, rank=_rank_of(miss, run, grades, search.k), kind=query.kind or 'original',
+                           ndcg=ndcg.loc[id].round(4).to_dict()))
     return misses
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-queries-2
-def _worth_a_look(collection, run: dict, grades: dict) -> dict: # {document: text}
+def _is_self(collection, id: str) -> bool:
+    return is_self(id, collection.qrels, {id: collection.queries[id].text}, collection.texts)
+
+def _run_of(collection, search: Search, id: str) -> dict: # {document: score}, best first, as the metrics see it
+    return {doc: score for doc, score in search.run([id])[id].items() if doc != id or not _is_self(collection, id)}
+
+# %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-queries-3
+def _worth_a_look(collection, id: str, run: dict) -> dict: # {document: text}
     "The relevant documents of a query, and the best wrong one: of the run, else the first of the collection."
-    right = [id for id, grade in grades.items() if grade > 0]
-    wrong = next((id for id in (*run, *collection.texts) if grades.get(id, 0) <= 0), None)
-    return {id: collection.texts[id] for id in [*right, wrong] if id is not None}
+    grades = collection.qrels[id]
+    right = [doc for doc, grade in grades.items() if grade > 0]
+    left_out = {*right, id} if _is_self(collection, id) else {*right}
+    wrong = next((doc for doc in (*run, *collection.texts) if doc not in left_out), None)
+    return {doc: collection.texts[doc] for doc in [*right, wrong] if doc is not None}
 
 def _rank_of(miss: dict, run: dict, grades: dict, kept: int) -> int | str | None: # None: no term in common
     "The rank of the best relevant document; beyond the documents that the search kept only that is known."
-    best = max((run[id] for id in run if grades.get(id, 0) > 0), default=None)
-    if best is not None: return 1 + sum(score > best for score in run.values())
-    return f'over {kept:,}' if miss['right']['score'] else None
+    found = (rank for rank, doc in enumerate(run, 1) if grades.get(doc, 0) > 0)
+    return next(found, f'over {kept:,}' if miss['right']['score'] else None)
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #why
-REASONS = dict(nothing='have no term', disjoint='share no term with their right document',
-               lacks='have most weight on terms that it lacks',
-               partly='find only some of their right documents',
-               outweighed='lose to a document that has their terms with more weight')
+REASONS = dict(nothing='no term', disjoint='no term in common with the right document',
+               lacks='most weight on terms that the right document lacks', partly='another right document ranked late',
+               outweighed='a document that has their terms with as much or more weight')
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #why-2
 def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
@@ -94,14 +100,19 @@ def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
         return 'disjoint', f'no term in common with the right document, which lacks {missing}'
     if miss['rank'] == 1: return 'partly', 'one right document is ranked first, another late'
     if share > 0.5: return 'lacks', f'{share:.0%} of the weight is on terms that the right document lacks: {missing}'
-    scores = f'{miss["first"]["score"]:.3g} to {miss["right"]["score"]:.3g}'
-    return 'outweighed', f'another document has {spelled(miss["first"]["terms"])} with more weight: {scores}'
+    first, right = miss['first']['score'], miss['right']['score']
+    shared, weight = spelled(miss['first']['terms']), 'more weight' if first > right else 'as much weight'
+    return 'outweighed', f'another document has {shared} with {weight}: {first:.3g} to {right:.3g}'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-table
+def _failed(run: Run) -> list: # of the worst queries that a run kept; an earlier revision kept some that went well
+    return [miss for miss in run.evaluation.get('worst') or [] if miss['ndcg']['model'] < 1]
+
 def worst_table(run: Run) -> tuple: # DataFrame, a row for each query; caption
     "The worst queries of a run: which document was ranked first, which should have been, and why."
-    misses = run.evaluation.get('worst')
-    if not misses: return pd.DataFrame(), 'The run kept no worst queries.'
+    if run.evaluation.get('worst') is None: return pd.DataFrame(), 'The run kept no worst queries.'
+    misses = _failed(run)
+    if not misses: return pd.DataFrame(), 'No query went wrong: each has nDCG@10 1.'
     return pd.DataFrame(map(_miss_row, misses)).set_index('query'), _worst_caption(misses)
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-row
@@ -114,9 +125,9 @@ def _miss_row(miss: dict) -> dict:
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-caption
 def _worst_caption(misses: list) -> str:
     counts = Counter(why(miss)[0] for miss in misses)
-    reasons = join_words(f'{counts[reason]} {text}' for reason, text in REASONS.items() if counts[reason])
+    reasons = ', '.join(f'{text} {counts[reason]}' for reason, text in REASONS.items() if counts[reason])
     better = sum(miss['ndcg']['bm25'] > miss['ndcg']['model'] for miss in misses)
-    return f'Of the {len(misses)} worst queries {reasons}; BM25 ranks {better} of them better.'
+    return f'Worst queries: {len(misses)}, with {reasons}; BM25 ranks {better} of them better.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #pair-bars
 def pair_bars(run: Run) -> tuple: # figure, caption
@@ -199,6 +210,7 @@ def _terms_of(side: str): # Run -> mean active terms; NaN where the run counted 
         return math.nan if together else judged_terms(run.summary)[side]
     return measure
 
+# %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures-4
 def _terms_ratio(run: Run) -> float: return _terms_of('doc')(run) / max(_terms_of('query')(run), 1e-9)
 
 def _validations(run: Run) -> list: return [row['metrics']['ndcg@10'] for row in run.history
@@ -221,7 +233,7 @@ def _lost_with_filter(run: Run) -> float:
     return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
 
 def _disjoint_share(run: Run) -> float: # of the worst queries
-    reasons = [why(miss)[0] for miss in run.evaluation.get('worst') or []]
+    reasons = [why(miss)[0] for miss in _failed(run)]
     return reasons.count('disjoint') / max(1, len(reasons))
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #advices
@@ -288,6 +300,6 @@ def _weakest_kind(run: Run) -> list: # (seen, try): the kind of query that gains
     if len(gains) < 2: return []
     kind, gain = min(gains.items(), key=lambda item: item[1]['mean'])
     level = {'▲': 'above', '▼': 'below', '≈': 'not distinguishable from'}[marks_of(gains)[kind]]  # by Holm
-    count = sum(miss['kind'] == kind for miss in run.evaluation.get('worst') or [])
+    count = sum(miss['kind'] == kind for miss in _failed(run))
     return [(f'{kind} gains least: {spell(gain)}, {level} BM25',
              f'more training queries of kind {kind}; {count} of the worst queries above are of this kind')]

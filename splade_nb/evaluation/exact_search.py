@@ -139,6 +139,11 @@ class BestLists:
         best = np.lexsort((self.order[rows], -scores))[:k]
         self.rows[query], self.scores[query] = rows[best], scores[best]
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #require-weights
+def _require_weights(vectors) -> None: # [n, V] sparse
+    wrong = vectors.data[~(vectors.data > 0)]
+    if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
+
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #term-statistics
 class TermStatistics:
     "Numbers about N sparse vectors, block by block. Raises ValueError on a negative weight or NaN."
@@ -149,8 +154,7 @@ class TermStatistics:
         self.postings = np.zeros(columns)         # texts in which each term is active
     def __call__(self, block: Block) -> None:
         vectors = block.vectors
-        wrong = vectors.data[~(vectors.data > 0)]
-        if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
+        _require_weights(vectors)
         self.active[block.rows], self.postings = vectors.getnnz(axis=1), self.postings + vectors.getnnz(axis=0)
         learned = vectors if self.first == vectors.shape[1] else vectors[:, :self.first]
         self.learned[block.rows] = learned.getnnz(axis=1)

@@ -97,11 +97,12 @@ def read_run(folder: Path | str) -> Run:
     return Run(folder, summary, config, metrics_table(folder/'metrics.jsonl'), history, numbers(evaluation),
                samples, events)
 
-# %% ../../nbs/4_evaluation/07_report.ipynb #made-by
+# %% ../../nbs/4_evaluation/07_report.ipynb #steps-of-cut
 def steps_of_cut(summary: dict) -> int: # of `summary.json`; 0: the schedule was not cut, or the run does not say
     "Where a schedule was cut by `max_steps`."
     return summary['steps'] if summary.get('planned_steps', 0) > summary['steps'] and not summary['stopped'] else 0
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #made-by
 def made_by(config: dict,                # `config.json` of a run
             summary: dict | None = None, # its `summary.json`, where it has one
             out: str = ''                # into which folder; '': that of the version
@@ -114,7 +115,7 @@ def made_by(config: dict,                # `config.json` of a run
     if out: parts.append(f'OUT={out}')
     return shlex.join(['make', 'train', *parts])
 
-# %% ../../nbs/4_evaluation/07_report.ipynb #run-source
+# %% ../../nbs/4_evaluation/07_report.ipynb #launched
 def launched(summary: dict,             # `summary.json`
              config: dict | None = None # `config.json`, where it is at hand
             ) -> dict:                  # that `made_by` reads
@@ -123,6 +124,7 @@ def launched(summary: dict,             # `summary.json`
     told = summary | dict(data=summary['data']['name'], overridden=changed)
     return told | {name: config[name] for name in ('data', 'overridden') if name in (config or {})}
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #run-source
 def run_source(summary: dict,      # `summary.json`
                revision: str = '', # of a run that does not keep it
                notebook: str = '', # address of its executed notebook
@@ -299,11 +301,12 @@ def spell(value: dict, sign: str = '') -> str:  # {'mean', 'low', 'high'}; '+' i
     "A mean with its interval."
     return f'{value["mean"]:{sign}.3f} [{value["low"]:{sign}.3f}, {value["high"]:{sign}.3f}]'
 
-# %% ../../nbs/4_evaluation/07_report.ipynb #spell-2
+# %% ../../nbs/4_evaluation/07_report.ipynb #marks-of
 def marks_of(differences: dict) -> dict:  # name -> of `paired_difference`: all that one table compares
     "The mark of each row of a table, which the sentences about it follow."
     return dict(zip(differences, marked(list(differences.values()))))
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #spell-2
 def against_bm25(difference: dict,  # {'mean', 'low', 'high', 'p'} of the model minus BM25; without p: by the interval
                  mark: str = ''     # of `marks_of`, in a table; '': it is compared alone
                 ) -> str:
