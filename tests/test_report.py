@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from splade_nb.config.files import root
+from splade_nb.config.files import root, write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.records import Document, Query, toy_corpus
-from splade_nb.evaluation import error_analysis, metrics, report, validation
+from splade_nb.evaluation import compare, error_analysis, metrics, report, validation
 from splade_nb.evaluation.exact_search import Search, exact_search
 from splade_nb.evaluation.retrieval import evaluate_queries, search_metrics
 from splade_nb.model.counted_terms import join_counted
@@ -162,3 +162,17 @@ def test_the_worst_queries_went_wrong(setup, run):
 def test_equal_scores_have_the_rank_that_the_metrics_give_them():
     miss, run = dict(right=dict(score=2.0)), {'눈': 2.0, '비': 2.0}
     assert error_analysis._rank_of(miss, run, {'비': 1}, 100) == 2 and error_analysis._rank_of(miss, run, {'꽃': 1}, 1000) == 'over 1,000'
+
+
+def test_a_run_that_was_cut_is_no_seed_of_its_version(run, tmp_path):
+    "Its nDCG@10 went into the mean, the gains and the bar of the whole runs."
+    runs = dict(whole={}, cut=dict(seed=43, planned_steps=400, metrics=run.summary['metrics'] | {'ndcg@10': 0.1}), parent=dict(version='v26'))
+    for name, changes in runs.items():
+        (tmp_path/name).mkdir()
+        write_json(tmp_path/name/'summary.json', run.summary | changes)
+    table = compare.compare([tmp_path/name for name in runs])
+    assert sorted(table['version']) == ['v26', 'v28', 'v28 max_steps 60'] and len(compare.runs_of(table, 'v28', 'corrected')) == 1
+    changed = compare.what_changed(table)[0]
+    assert changed.loc['v28', 'nDCG@10, corrected'] == '0.664' and changed.loc['v28 max_steps 60', 'changed'] == 'max_steps 400 → 60'
+    assert changed.loc['v28 max_steps 60', 'parent'] == 'v28' and compare.gains(table, 'v28', 'corrected').tolist() == [0]
+    assert len(compare.version_bars(table)[0].axes[0].patches) == 3 and compare.spread_of(table) is None
