@@ -7,7 +7,7 @@ __all__ = ['REASONS', 'ADVICE', 'lacking', 'examine', 'worst_queries', 'why', 'w
            'guard_log', 'Advice', 'next_steps']
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #imports
-import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 import numpy as np
@@ -17,8 +17,9 @@ from ..model.encode import encode, heaviest, matched
 from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
-from .metrics import FLOORS
-from .report import Run, ends, spell, steps_of_cut
+from .metrics import FLOORS, is_self, judged_terms
+from .report import Run, ends, launched, made_by, marks_of, number_of, spell
+from .report import steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
 def lacking(query, document, names: list # [1, V], [1, V], [V]
@@ -48,40 +49,46 @@ def worst_queries(systems: dict,  # model, before_training, bm25: a DataFrame ea
                   model, tokenizer,
                   search: Search, # of the model's rows over the collection
                   collection, most: int = 10) -> list: # dictionaries, the worst first
-    """The queries with the lowest nDCG@10; among equals those first that BM25 ranks best.
+    """The queries with the lowest nDCG@10 below 1; among equals those first that BM25 ranks best.
     Their documents are encoded again."""
-    ids = systems['model'].index
-    ndcg = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
-    worst = ndcg.sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')
-    vectors, misses = search.rows_of(worst.index[:most]), []
-    for id, vector in zip(worst.index[:most], vectors):
-        query, run = collection.queries[id], search.run([id])[id]
-        texts = _worth_a_look(collection, run, collection.qrels[id])
+    ndcg = pd.DataFrame({name: rows.loc[systems['model'].index, 'ndcg@10'] for name, rows in systems.items()})
+    worst = ndcg[ndcg['model'] < 1].sort_values(['model', 'bm25'], ascending=[True, False], kind='stable')[:most]
+    misses = []
+    for id, vector in zip(worst.index, search.rows_of(worst.index) if len(worst) else ()):
+        query, grades, run = collection.queries[id], collection.qrels[id], _run_of(collection, search, id)
+        texts = _worth_a_look(collection, id, run)
         documents = encode(model, tokenizer, list(texts.values()), mean_length=search.mean_length, cut={})
         documents = normalize_for_scoring(documents, model.settings.similarity)
-        miss = examine(query.text, vector, documents, texts, collection.qrels[id], tokenizer)
-        misses.append(dict(miss, rank=_rank_of(miss, run, collection.qrels[id], search.k),
-                           kind=query.kind or 'original', ndcg=ndcg.loc[id].round(4).to_dict()))
+        miss = examine(query.text, vector, documents, texts, grades, tokenizer)
+        misses.append(dict(miss, rank=_rank_of(miss, run, grades, search.k), kind=query.kind or 'original',
+                           ndcg=ndcg.loc[id].round(4).to_dict()))
     return misses
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-queries-2
-def _worth_a_look(collection, run: dict, grades: dict) -> dict: # {document: text}
+def _is_self(collection, id: str) -> bool:
+    return is_self(id, collection.qrels, {id: collection.queries[id].text}, collection.texts)
+
+def _run_of(collection, search: Search, id: str) -> dict: # {document: score}, best first, as the metrics see it
+    return {doc: score for doc, score in search.run([id])[id].items() if doc != id or not _is_self(collection, id)}
+
+# %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-queries-3
+def _worth_a_look(collection, id: str, run: dict) -> dict: # {document: text}
     "The relevant documents of a query, and the best wrong one: of the run, else the first of the collection."
-    right = [id for id, grade in grades.items() if grade > 0]
-    wrong = next((id for id in (*run, *collection.texts) if grades.get(id, 0) <= 0), None)
-    return {id: collection.texts[id] for id in [*right, wrong] if id is not None}
+    grades = collection.qrels[id]
+    right = [doc for doc, grade in grades.items() if grade > 0]
+    left_out = {*right, id} if _is_self(collection, id) else {*right}
+    wrong = next((doc for doc in (*run, *collection.texts) if doc not in left_out), None)
+    return {doc: collection.texts[doc] for doc in [*right, wrong] if doc is not None}
 
 def _rank_of(miss: dict, run: dict, grades: dict, kept: int) -> int | str | None: # None: no term in common
     "The rank of the best relevant document; beyond the documents that the search kept only that is known."
-    best = max((run[id] for id in run if grades.get(id, 0) > 0), default=None)
-    if best is not None: return 1 + sum(score > best for score in run.values())
-    return f'over {kept:,}' if miss['right']['score'] else None
+    found = (rank for rank, doc in enumerate(run, 1) if grades.get(doc, 0) > 0)
+    return next(found, f'over {kept:,}' if miss['right']['score'] else None)
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #why
-REASONS = dict(nothing='have no term', disjoint='share no term with their right document',
-               lacks='have most weight on terms that it lacks',
-               partly='find only some of their right documents',
-               outweighed='lose to a document that has their terms with more weight')
+REASONS = dict(nothing='no term', disjoint='no term in common with the right document',
+               lacks='most weight on terms that the right document lacks', partly='another right document ranked late',
+               outweighed='a document that has their terms with as much or more weight')
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #why-2
 def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
@@ -93,14 +100,19 @@ def why(miss: dict) -> tuple: # a name of `REASONS`, and a sentence
         return 'disjoint', f'no term in common with the right document, which lacks {missing}'
     if miss['rank'] == 1: return 'partly', 'one right document is ranked first, another late'
     if share > 0.5: return 'lacks', f'{share:.0%} of the weight is on terms that the right document lacks: {missing}'
-    scores = f'{miss["first"]["score"]:.3g} to {miss["right"]["score"]:.3g}'
-    return 'outweighed', f'another document has {spelled(miss["first"]["terms"])} with more weight: {scores}'
+    first, right = miss['first']['score'], miss['right']['score']
+    shared, weight = spelled(miss['first']['terms']), 'more weight' if first > right else 'as much weight'
+    return 'outweighed', f'another document has {shared} with {weight}: {first:.3g} to {right:.3g}'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-table
+def _failed(run: Run) -> list: # of the worst queries that a run kept; an earlier revision kept some that went well
+    return [miss for miss in run.evaluation.get('worst') or [] if miss['ndcg']['model'] < 1]
+
 def worst_table(run: Run) -> tuple: # DataFrame, a row for each query; caption
     "The worst queries of a run: which document was ranked first, which should have been, and why."
-    misses = run.evaluation.get('worst')
-    if not misses: return pd.DataFrame(), 'The run kept no worst queries.'
+    if run.evaluation.get('worst') is None: return pd.DataFrame(), 'The run kept no worst queries.'
+    misses = _failed(run)
+    if not misses: return pd.DataFrame(), 'No query went wrong: each has nDCG@10 1.'
     return pd.DataFrame(map(_miss_row, misses)).set_index('query'), _worst_caption(misses)
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-row
@@ -113,9 +125,9 @@ def _miss_row(miss: dict) -> dict:
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-caption
 def _worst_caption(misses: list) -> str:
     counts = Counter(why(miss)[0] for miss in misses)
-    reasons = join_words(f'{counts[reason]} {text}' for reason, text in REASONS.items() if counts[reason])
+    reasons = ', '.join(f'{text} {counts[reason]}' for reason, text in REASONS.items() if counts[reason])
     better = sum(miss['ndcg']['bm25'] > miss['ndcg']['model'] for miss in misses)
-    return f'Of the {len(misses)} worst queries {reasons}; BM25 ranks {better} of them better.'
+    return f'Worst queries: {len(misses)}, with {reasons}; BM25 ranks {better} of them better.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #pair-bars
 def pair_bars(run: Run) -> tuple: # figure, caption
@@ -162,8 +174,8 @@ def parent_table(run: Run) -> tuple: # DataFrame, a row for each setting; captio
             for name, (before, here) in from_parent(config).items()}
     table = pd.DataFrame.from_dict(rows, orient='index', columns=[parent or 'default', 'here', 'set by', 'off because'])
     return table.rename_axis('setting'), (
-        f'{len(rows)} settings differ from {parent or "the defaults"} (recipe {config["recipe"]}, '
-        f'scale {config["scale"]}); {(table["set by"] == "this run").sum()} of them were overridden for this run.')
+        f'Settings that differ from {parent or "the defaults"} (recipe {config["recipe"]}, scale {config["scale"]}): '
+        f'{len(rows)}; overridden for this run: {(table["set by"] == "this run").sum()}.')
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #guard-log
 def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve events; caption
@@ -172,7 +184,7 @@ def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve 
     events = sorted(run.events, key=lambda event: (event['level'] == 'warn', event['step']))
     counts = join_words(f'{name} {count}' for name, count in Counter(event['name'] for event in events).items())
     table = pd.DataFrame(events[:12], columns=['step', 'level', 'name', 'value', 'message'], dtype=object).fillna('')
-    return table.map(short), f'{len(events)} events: {counts}.'
+    return table.map(short), f'{number_of(len(events), "event")}: {counts}.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #advice
 @dataclass(frozen=True)
@@ -192,8 +204,13 @@ class Advice:
         return value if shown and not self.changes.items() <= run.config['settings'].items() else None
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures
-def _terms_of(side: str): return lambda run: run.summary['active_terms'][side]
+def _terms_of(side: str): # Run -> mean active terms; NaN where the run counted learned and counted terms together
+    def measure(run: Run) -> float:
+        together = run.config['settings'].get('counted_terms') and 'learned_terms' not in run.summary
+        return math.nan if together else judged_terms(run.summary)[side]
+    return measure
 
+# %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures-4
 def _terms_ratio(run: Run) -> float: return _terms_of('doc')(run) / max(_terms_of('query')(run), 1e-9)
 
 def _validations(run: Run) -> list: return [row['metrics']['ndcg@10'] for row in run.history
@@ -216,7 +233,7 @@ def _lost_with_filter(run: Run) -> float:
     return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
 
 def _disjoint_share(run: Run) -> float: # of the worst queries
-    reasons = [why(miss)[0] for miss in run.evaluation.get('worst') or []]
+    reasons = [why(miss)[0] for miss in _failed(run)]
     return reasons.count('disjoint') / max(1, len(reasons))
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #advices
@@ -243,28 +260,38 @@ ADVICE = tuple(Advice(*row) for row in (
     ('The loss swings from step to step', 'deviation of InfoNCE from its trend', _infonce_deviation, True, 0.2,
      dict(batch_size=32))))
 
+# %% ../../nbs/4_evaluation/09_error_analysis.ipynb #command-with
+def _command(run: Run, changes: dict | None = None, # setting -> value
+             seed: int | None = None,               # another one
+             whole: bool = False                    # of a schedule that was cut: all of it
+            ) -> str:
+    "The command of a run with something changed, into a folder that is named after both."
+    given, changes = launched(run.summary, run.config), changes or {}
+    given |= dict(overridden=given['overridden'] | changes, seed=given['seed'] if seed is None else seed)
+    names = [*changes, f'seed{seed}' if seed is not None else '', 'whole' if whole else '']
+    out = '-'.join([run.folder.resolve().name, *filter(None, names)])
+    return made_by(given, None if whole else run.summary, f'outputs/{out}')
+
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps
 def next_steps(run: Run) -> tuple: # DataFrame; caption
     "Symptoms that the run shows with what ended them in the tuning guide, then what every run leaves open."
-    seen = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _as_command(advice.changes),
+    seen = [(f'{advice.symptom}: {advice.shows} {value:.3g}, limit {advice.limit:g}', _command(run, advice.changes),
              'the tuning guide') for advice in ADVICE if (value := advice.seen(run)) is not None]
-    seed, version = run.summary['seed'], run.summary['version']
-    again = f'make train SEED={seed + 1} OUT=outputs/{version}-{seed + 1}, then make compare'
-    left = [*_unfinished(run), *_weakest_kind(run), (f'one seed, {seed}', again)]
+    seed = run.summary['seed']
+    again = (f'one seed, {seed}', f'{_command(run, seed=seed + 1)} && make compare')
+    left = [*_unfinished(run), *_weakest_kind(run), again]
     table = pd.DataFrame([*seen, *((*step, 'this run') for step in left)], columns=['seen', 'try', 'source'])
     first = f'first to try: {seen[0][1]}' if seen else 'what every run leaves open follows'
-    return table.set_index('seen'), f'{len(seen)} of {len(ADVICE)} symptoms of the tuning guide show; {first}.'
-
-def _as_command(changes: dict) -> str: return f"make train SETTINGS='{json.dumps(changes)}'"
+    return table.set_index('seen'), f'Symptoms of the tuning guide that show: {len(seen)} of {len(ADVICE)}; {first}.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-2
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end
     steps, ndcg = run.summary['steps'], _validations(run)
     if steps_of_cut(run.summary):
-        return [(f'{steps} of {run.summary["planned_steps"]} steps were taken', 'the whole schedule: no max_steps')]
+        return [(f'{steps} of {run.summary["planned_steps"]} steps were taken', _command(run, whole=True))]
     if len(ndcg) > 2 and ndcg[-1] == max(ndcg) and ndcg[-1] > ndcg[-2]:
         return [(f'the last validation is the best, nDCG@10 {ndcg[-1]:.3f} after {ndcg[-2]:.3f}',
-                 _as_command({'steps': 2 * steps}))]
+                 _command(run, {'steps': 2 * steps}))]
     return []
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-3
@@ -272,7 +299,7 @@ def _weakest_kind(run: Run) -> list: # (seen, try): the kind of query that gains
     gains = {kind: row['difference'] for kind, row in run.evaluation['by_kind'].items()}
     if len(gains) < 2: return []
     kind, gain = min(gains.items(), key=lambda item: item[1]['mean'])
-    level = 'below BM25' if gain['high'] < 0 else 'above BM25' if gain['low'] > 0 else 'not distinguishable from BM25'
-    count = sum(miss['kind'] == kind for miss in run.evaluation.get('worst') or [])
-    return [(f'{kind} gains least: {spell(gain)}, {level}',
+    level = {'▲': 'above', '▼': 'below', '≈': 'not distinguishable from'}[marks_of(gains)[kind]]  # by Holm
+    count = sum(miss['kind'] == kind for miss in _failed(run))
+    return [(f'{kind} gains least: {spell(gain)}, {level} BM25',
              f'more training queries of kind {kind}; {count} of the worst queries above are of this kind')]

@@ -139,23 +139,31 @@ class BestLists:
         best = np.lexsort((self.order[rows], -scores))[:k]
         self.rows[query], self.scores[query] = rows[best], scores[best]
 
+# %% ../../nbs/4_evaluation/02_exact_search.ipynb #require-weights
+def _require_weights(vectors) -> None: # [n, V] sparse
+    wrong = vectors.data[~(vectors.data > 0)]
+    if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
+
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #term-statistics
 class TermStatistics:
     "Numbers about N sparse vectors, block by block. Raises ValueError on a negative weight or NaN."
-    def __init__(self, texts: int, columns: int): # N, V
-        self.active, self.total, self.squares, self.largest = (np.zeros(texts) for _ in range(4))
+    def __init__(self, texts: int, columns: int, # N, V
+                 first: int = 0):                # columns with learned terms, before the counted ones; 0: all
+        self.active, self.learned, self.total, self.squares, self.largest = (np.zeros(texts) for _ in range(5))
+        self.first = first or columns
         self.postings = np.zeros(columns)         # texts in which each term is active
     def __call__(self, block: Block) -> None:
         vectors = block.vectors
-        wrong = vectors.data[~(vectors.data > 0)]
-        if len(wrong): raise ValueError(f'weights must be 0 or more; one is {wrong[0]}')
+        _require_weights(vectors)
         self.active[block.rows], self.postings = vectors.getnnz(axis=1), self.postings + vectors.getnnz(axis=0)
+        learned = vectors if self.first == vectors.shape[1] else vectors[:, :self.first]
+        self.learned[block.rows] = learned.getnnz(axis=1)
         self.total[block.rows] = vectors.sum(axis=1, dtype=np.float64).ravel()
         self.squares[block.rows] = vectors.multiply(vectors).sum(axis=1, dtype=np.float64).ravel()
         self.largest[block.rows] = vectors.max(axis=1).toarray().ravel() if len(block.rows) else 0
     def gather(self, group: ProcessGroup, device) -> None:
         "The sums over all processes, each of which saw some blocks."
-        for name in ('active', 'total', 'squares', 'largest', 'postings'):
+        for name in ('active', 'learned', 'total', 'squares', 'largest', 'postings'):
             setattr(self, name, summed(getattr(self, name), group, device))
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #summed
@@ -222,7 +230,7 @@ def _query_blocks(model, tokenizer, texts: list, factor) -> Iterator[Block]:
 def _add_queries(search: Search, model, tokenizer, factor) -> None:
     "Encode the queries of a search; their statistics are those of the vectors before they get unit length."
     search.vectors, looked_up = Spool(), model.settings.inference_free_query
-    search.statistics = TermStatistics(len(search.queries), columns_of(model))
+    search.statistics = TermStatistics(len(search.queries), columns_of(model), len(model.special))
     for block in _query_blocks(model, tokenizer, list(search.queries.values()), factor):
         if factor is not None and not looked_up:
             block.vectors = block.vectors.multiply(factor.astype(np.float32)).tocsr()
@@ -300,7 +308,8 @@ def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document
     ids, values, device = list(texts), texts.values(), model.special.device
     values = values if isinstance(values, Sequence) else list(values)
     reader = _reader(model, tokenizer, values, True, group.number, kept)
-    mean, statistics = _mean_length(model, values, reader), TermStatistics(len(ids), columns_of(model))
+    mean = _mean_length(model, values, reader)
+    statistics = TermStatistics(len(ids), columns_of(model), len(model.special))
     blocks = encoded_blocks(model, tokenizer, values, True, most_windows, mean, cut, group, reader)
     blocks, factor = _observed(blocks, statistics, observers, model.settings.similarity), None
     if model.settings.counted_terms:  # document frequencies weight the queries: all documents first

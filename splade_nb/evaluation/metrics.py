@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['MEASURES', 'LABELS', 'MOST_RESAMPLED', 'CRITERIA', 'FLOORS', 'MOST_DEAD', 'MOST_LOST', 'tie_key', 'rank', 'first',
            'retrieval_metrics', 'is_self', 'without_self', 'recall_at', 'interval', 'summarise', 'paired_difference',
-           'pooled', 'holm', 'marked', 'active_terms', 'dead_rows', 'index_bytes', 'flops', 'language_values',
-           'korean_share', 'context_discrimination', 'lost_terms', 'void', 'verdict', 'criteria', 'recall_criterion']
+           'pooled', 'holm', 'marked', 'active_terms', 'dead_share', 'dead_rows', 'index_bytes', 'flops',
+           'language_values', 'korean_share', 'context_discrimination', 'lost_terms', 'judged_terms', 'void', 'verdict',
+           'criteria', 'recall_criterion']
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #imports
 import functools, hashlib, re
@@ -131,17 +132,32 @@ def summarise(per_query: pd.DataFrame) -> dict:  # {metric: {"mean", "low", "hig
     "Every metric's mean over the queries, with its interval."
     return {metric: interval(per_query[metric]) for metric in per_query}
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #p-of
+def _p_of(differences: np.ndarray, largest: float) -> float: # [n]; largest: of the values that were subtracted
+    "p of the t-test that their mean is 0; of the sign test where all are the same but for rounding."
+    from scipy import stats
+    rounding = 1e-12 * largest
+    if not len(differences) or np.abs(differences).max() <= rounding: return 1.
+    if np.ptp(differences) <= rounding: return 2. ** (1 - len(differences))
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #paired-difference
 def paired_difference(a, b  # one value for each query, in the same order
                      ) -> dict:  # {"mean", "low", "high", "p"} of a minus b
     "Interval of the difference and p of the paired t-test; 1 for one pair. Raises ValueError on other queries, on NaN."
-    from scipy import stats
     if isinstance(a, pd.Series) and isinstance(b, pd.Series) and not a.index.equals(b.index):
         raise ValueError('the two systems were not evaluated on the same queries in the same order')
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape: raise ValueError(f'{a.shape} values against {b.shape}')
     if missing := int(np.isnan(a - b).sum()): raise ValueError(f'{missing} of {len(a)} pairs contain NaN')
-    return interval(a - b) | {'p': 1. if len(a) < 2 or (a == b).all() else float(stats.ttest_rel(a, b).pvalue)}
+    return interval(a - b) | {'p': _p_of(a - b, np.abs([a, b]).max(initial=0))}
+
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #p-of-signs
+def _p_of_signs(differences: list) -> float: # of `paired_difference`, each the same for all queries of its collection
+    "p of the sign test over the queries of all collections; 1 where they do not agree."
+    apart = [each for each in differences if abs(each['mean']) > 1e-12]
+    if len({each['mean'] > 0 for each in apart}) != 1: return 1.
+    return 2 * float(np.prod([each['p'] / 2 for each in apart]))
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #pooled
 def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and so the result
@@ -150,7 +166,9 @@ def pooled(differences: list) -> dict:  # each {"mean", "low", "high", "p"}, and
     from scipy import stats
     mean = float(np.mean([each['mean'] for each in differences]))
     half = float(np.sqrt(sum(((each['high'] - each['low']) / 2) ** 2 for each in differences)) / len(differences))
-    p = 2 * float(stats.norm.sf(stats.norm.isf(0.025) * abs(mean) / half)) if half else float(mean == 0)
+    rounding = 1e-12 * max(abs(each['mean']) for each in differences)
+    if half <= rounding: return dict(mean=mean, low=mean, high=mean, p=_p_of_signs(differences))
+    p = 2 * float(stats.norm.sf(stats.norm.isf(0.025) * abs(mean) / half))
     return dict(mean=mean, low=mean - half, high=mean + half, p=p)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #holm
@@ -186,10 +204,18 @@ def active_terms(vectors) -> float:  # mean non-zeros a row of [B, V]
     "How many terms a text activates; NaN without rows."
     return float(pd.Series(_counts(_rows(vectors))).mean())
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-share
+def dead_share(active: np.ndarray,          # [B] active terms
+               silent: np.ndarray | None = None # [B] bool: texts that are empty by design; None: none is
+              ) -> float:                   # 0 to 1
+    "The share of texts without any active term among those that say something; NaN without texts."
+    speaking = active if silent is None else active[~silent]
+    return float(pd.Series(speaking == 0).mean()) if len(speaking) or not len(active) else 0.
+
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #dead-rows
-def dead_rows(vectors) -> float:  # share of the rows of [B, V], 0 to 1
-    "The share of texts without any active term; NaN without rows."
-    return float(pd.Series(_counts(_rows(vectors)) == 0).mean())
+def dead_rows(vectors, silent: np.ndarray | None = None) -> float:  # share of the rows of [B, V], 0 to 1
+    "`dead_share` of vectors."
+    return dead_share(_counts(_rows(vectors)), silent)
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #index-bytes
 def index_bytes(terms: float,   # active terms a document
@@ -261,21 +287,26 @@ FLOORS, MOST_DEAD, MOST_LOST = dict(query=2, doc=3), 0.01, 0.005 # active terms;
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #lost-terms
 def lost_terms(active: dict,  # {'query', 'doc'}: mean active terms
-               dead: float    # share of documents without any
+               dead: float    # of `dead_rows`: share of the documents that say something
               ) -> list:      # what shows a collapse
     "Signs that a model has too few terms for its shares to mean something."
     names = dict(query='query', doc='document')
     few = [f'{active[side]:.1f} terms a {name}' for side, name in names.items() if not active[side] >= FLOORS[side]]
     return few + [f'{dead:.0%} of the documents without a term'] * (dead > MOST_DEAD)
 
+# %% ../../nbs/4_evaluation/01_metrics.ipynb #judged-terms
+def judged_terms(result: dict) -> dict: # {'query', 'doc'}
+    "The mean active terms that show a collapse: the learned ones, where a model has counted terms too."
+    return result.get('learned_terms') or result['active_terms']
+
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #void
-def void(result: dict,                  # active_terms, dead_rows, ndcg
+def void(result: dict,                  # active_terms, dead_rows, ndcg; learned_terms beside counted ones
          unfiltered: dict | None = None # the same of the model without the filter
         ) -> str:                       # the reason, or nothing
     "Why a model's criteria mean nothing."
-    if lost := lost_terms(result['active_terms'], result['dead_rows']): return f'collapsed ({", ".join(lost)})'
+    if lost := lost_terms(judged_terms(result), result['dead_rows']): return f'collapsed ({", ".join(lost)})'
     if unfiltered is None: return ''
-    if lost := lost_terms(unfiltered['active_terms'], unfiltered['dead_rows']):
+    if lost := lost_terms(judged_terms(unfiltered), unfiltered['dead_rows']):
         return f'the unfiltered model collapsed ({", ".join(lost)})'
     below = unfiltered['ndcg'] - result['ndcg']
     return f'nDCG@10 {100 * below:.2f} points below the unfiltered model' if below > MOST_LOST else ''

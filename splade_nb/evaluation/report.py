@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'COLUMNS', 'RunError', 'read_part', 'metrics_table', 'numbers', 'Run', 'read_run', 'steps_of_cut', 'made_by',
-           'run_source', 'ends', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve', 'sparsity_table',
-           'guard_timeline', 'history_curve', 'spell', 'against_bm25', 'quality_bars', 'kind_bars', 'term_change',
-           'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table', 'quality_table',
-           'criteria_table']
+           'launched', 'run_source', 'ends', 'number_of', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve',
+           'sparsity_table', 'guard_timeline', 'history_curve', 'spell', 'marks_of', 'against_bm25', 'quality_bars',
+           'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table',
+           'quality_table', 'criteria_table']
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #imports
 import json, math, shlex
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..config.files import read_json
 from .figures import CHANGES, SYSTEMS, canvas, label, legend_below, nothing, palette, shorten
 from .figures import source_line
-from .metrics import LABELS, criteria, lost_terms, marked, recall_criterion
+from .metrics import LABELS, criteria, judged_terms, lost_terms, marked, recall_criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #parts
 class RunError(ValueError):
@@ -97,29 +97,41 @@ def read_run(folder: Path | str) -> Run:
     return Run(folder, summary, config, metrics_table(folder/'metrics.jsonl'), history, numbers(evaluation),
                samples, events)
 
-# %% ../../nbs/4_evaluation/07_report.ipynb #made-by
+# %% ../../nbs/4_evaluation/07_report.ipynb #steps-of-cut
 def steps_of_cut(summary: dict) -> int: # of `summary.json`; 0: the schedule was not cut, or the run does not say
     "Where a schedule was cut by `max_steps`."
     return summary['steps'] if summary.get('planned_steps', 0) > summary['steps'] and not summary['stopped'] else 0
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #made-by
 def made_by(config: dict,                # `config.json` of a run
-            summary: dict | None = None  # its `summary.json`, where it has one
+            summary: dict | None = None, # its `summary.json`, where it has one
+            out: str = ''                # into which folder; '': that of the version
            ) -> str:
     "The command that trains this run again."
     names = dict(VERSION='version', RECIPE='recipe', SCALE='scale', DATA='data', SEED='seed')
     parts = [f'{name}={config[key]}' for name, key in names.items()]
     if summary and (cut := steps_of_cut(summary)): parts.append(f'MAX_STEPS={cut}')
     if config['overridden']: parts.append(f'SETTINGS={json.dumps(config["overridden"], ensure_ascii=False)}')
+    if out: parts.append(f'OUT={out}')
     return shlex.join(['make', 'train', *parts])
+
+# %% ../../nbs/4_evaluation/07_report.ipynb #launched
+def launched(summary: dict,             # `summary.json`
+             config: dict | None = None # `config.json`, where it is at hand
+            ) -> dict:                  # that `made_by` reads
+    "What a run was launched with; without `config.json`, what its summary tells of it."
+    changed = {name: new for name, (_, new) in summary.get('changed', {}).items()}
+    told = summary | dict(data=summary['data']['name'], overridden=changed)
+    return told | {name: config[name] for name in ('data', 'overridden') if name in (config or {})}
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #run-source
 def run_source(summary: dict,      # `summary.json`
                revision: str = '', # of a run that does not keep it
-               notebook: str = ''  # address of its executed notebook
+               notebook: str = '', # address of its executed notebook
+               config: dict | None = None # `config.json`, where it is at hand
               ) -> str:            # of `source_line`
     "Where the figures and tables of a run come from."
-    data, changed = summary['data'], {name: new for name, (_, new) in summary.get('changed', {}).items()}
-    command = made_by(summary | dict(data=data['name'], overridden=changed), summary)
+    data, command = summary['data'], made_by(launched(summary, config), summary)
     return source_line(command, {data['name']: data['hash']}, [summary.get('revision', revision)],
                        [summary.get('date', '')], notebook)
 
@@ -146,6 +158,11 @@ def _shade_phases(axis, run: Run, title: str) -> None: # every other phase in gr
         if phase % 2 == 0: axis.axvspan(first, last, color='#000000', alpha=0.05, linewidth=0)
         axis.annotate(f'phase {phase}', ((first + last) / 2, 1), xycoords=axis.get_xaxis_transform(), ha='center',
                       va='bottom', fontsize=7, color='#777777')
+
+# %% ../../nbs/4_evaluation/07_report.ipynb #number-of
+def number_of(count: int, noun: str) -> str:
+    "A number with its noun, in the plural but for one."
+    return f'{count:,} {noun}' + 's' * (count != 1)
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #loss-curves
 def loss_curves(run: Run) -> tuple:  # figure, caption
@@ -191,7 +208,7 @@ def _sparsity_caption(metrics) -> str:
 def collapse(summary: dict) -> str:  # what shows it, or nothing
     "Why the shares of a run mean nothing."
     ndcg, best = summary['metrics']['ndcg@10'], max(summary[name]['ndcg@10'] for name in ('bm25', 'before_training'))
-    reasons = lost_terms(summary['active_terms'], summary['dead_rows'])
+    reasons = lost_terms(judged_terms(summary), summary['dead_rows'])
     return ', '.join([*reasons, f'nDCG@10 {ndcg:.3f}'] if ndcg < best / 4 else reasons)
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #korean-curve
@@ -249,8 +266,9 @@ def _guard_caption(run: Run) -> str:
     caption = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of its value at chance, {chance:.3g}: {verdict}'
     if not run.events: return f'{caption}; the collapse guard reported no event.'
     first, fatal = run.events[0], sum(event['level'] == 'fatal' for event in run.events)
-    return (f'{caption}; the collapse guard reported {len(run.events)} events, {fatal} of them fatal, '
-            f'the first at step {first["step"]}: {first["message"]}.')
+    told = f'{number_of(len(run.events), "event")}, {fatal} of them fatal, the first at'
+    if len(run.events) == 1: told = f'1 {"fatal event" if fatal else "event"}, at'
+    return f'{caption}; the collapse guard reported {told} step {first["step"]}: {first["message"]}.'
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #history-curve
 def history_curve(run: Run) -> tuple:  # figure, caption
@@ -272,7 +290,8 @@ def _pool(summary: dict) -> str:  # what a validation searched, where that was n
 def _history_caption(points: list, share: dict, pool: str = '') -> str:  # (step, nDCG@10); share of the initial model
     (_, first), (step, last), (top, best) = points[0], points[-1], max(points, key=lambda point: point[1])
     caption = (f'nDCG@10 on the development split{pool} went from {first:.3f} before training '
-               f'to {last:.3f} at step {step}; the best of {len(points)} validations is {best:.3f} at step {top}.')
+               f'to {last:.3f} at step {step}; '
+               f'the best of {number_of(len(points), "validation")} is {best:.3f} at step {top}.')
     if len(share['tried']) < 2: return caption
     return (f'{caption} Of {len(share["tried"])} weight averages with the initial model, validation chose '
             f'{share["chosen"]:.0%} initial, {1 - share["chosen"]:.0%} trained.')
@@ -282,14 +301,29 @@ def spell(value: dict, sign: str = '') -> str:  # {'mean', 'low', 'high'}; '+' i
     "A mean with its interval."
     return f'{value["mean"]:{sign}.3f} [{value["low"]:{sign}.3f}, {value["high"]:{sign}.3f}]'
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #marks-of
+def marks_of(differences: dict) -> dict:  # name -> of `paired_difference`: all that one table compares
+    "The mark of each row of a table, which the sentences about it follow."
+    return dict(zip(differences, marked(list(differences.values()))))
+
 # %% ../../nbs/4_evaluation/07_report.ipynb #spell-2
-def against_bm25(difference: dict) -> str:  # {'mean', 'low', 'high', 'p'} of the model minus BM25
-    "Above, below or neither, by the interval of the paired difference; one query shows neither."
+def against_bm25(difference: dict,  # {'mean', 'low', 'high', 'p'} of the model minus BM25; without p: by the interval
+                 mark: str = ''     # of `marks_of`, in a table; '': it is compared alone
+                ) -> str:
+    "Above, below or neither; one query shows neither."
     mean, low, high = (difference[name] for name in ('mean', 'low', 'high'))
-    if low == high and difference.get('p') == 1 and mean: return f'not tested against BM25: one query (difference {spell(difference, "+")})'
-    if low > 0: return f'above BM25 by {spell(difference)}'
-    if high < 0: return f'below BM25 by {spell(dict(mean=-mean, low=-high, high=-low))}'
-    return f'not distinguishable from BM25 (difference {spell(difference, "+")})'
+    p, gain = difference.get('p'), f'difference {spell(difference, "+")}'
+    if low == high and p == 1 and mean: return f'not tested against BM25: one query ({gain})'
+    alone = marked([dict(p=0.) | difference])[0]
+    if (mark or alone) == '▲': return f'above BM25 by {spell(difference)}'
+    if (mark or alone) == '▼': return f'below BM25 by {spell(dict(mean=-mean, low=-high, high=-low))}'
+    if p and not low <= 0 <= high: gain += f', p = {p:.2g}' + ' before Holm' * bool(mark)
+    return f'not distinguishable from BM25 ({gain})'
+
+# %% ../../nbs/4_evaluation/07_report.ipynb #gains-of
+def _gains(evaluation: dict) -> dict: return evaluation.get('differences') or {'bm25': evaluation['difference']}
+
+def _marks(evaluation: dict) -> dict: return marks_of(_gains(evaluation))  # by Holm over all systems of the table
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars
 def quality_bars(run: Run) -> tuple:  # figure, caption
@@ -310,7 +344,7 @@ def _quality_caption(run: Run) -> str:
     dense = f', the dense encoder {ndcg["dense"]}' if 'dense' in ndcg else ''
     return (f'nDCG@10 is {ndcg["model"]} on {run.summary["metrics"]["queries"]} test queries, before training it was '
             f'{ndcg["before_training"]}, BM25 has {ndcg["bm25"]}{bigrams}{dense}: '
-            f'the model is {against_bm25(run.evaluation["difference"])}.')
+            f'the model is {against_bm25(run.evaluation["difference"], _marks(run.evaluation)["bm25"])}.')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-bars-3
 def _grouped_bars(axis, heights,              # DataFrame, a column for each system
@@ -338,7 +372,11 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
 # %% ../../nbs/4_evaluation/07_report.ipynb #kind-bars-2
 def _kind_caption(kinds: dict) -> str:  # best first
     spelled = [f'{kind} ({spell(row["difference"], "+")}, n = {row["queries"]})' for kind, row in kinds.items()]
-    marks = marked([row['difference'] for row in kinds.values()])
+    marks = [*marks_of({kind: row['difference'] for kind, row in kinds.items()}).values()]
+    if len(kinds) == 1:
+        (kind, row), = kinds.items()
+        level = against_bm25(row['difference'], *marks)
+        return f'All {row["queries"]} queries are of kind {kind}: the model is {level}.'
     return (f'Kinds of query above BM25 by more than chance (Holm): {marks.count("▲")} of {len(kinds)}; below: '
             f'{marks.count("▼")}. They differ from BM25 from {spelled[0]} to {spelled[-1]}.')
 
@@ -429,15 +467,17 @@ def _context_caption(context: dict, pairs: list, target: float) -> str:
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #summary-table
 def summary_table(run: Run):  # DataFrame, one column
-    "What was run, on what, and what it took."
+    "What was run, on what, and what it took. Among the stages, validations belong to judging, not to training."
     import pandas as pd
     summary, data = run.summary, run.summary['data']
     rows = {name: summary[name] for name in ('version', 'recipe', 'scale', 'seed', 'backbone')}
     rows |= {'parameters': f'{summary["parameters"]:,}',
-             'data': f'{data["name"]} ({data["train_pairs"]:,} training pairs)', 'data hash': data['hash'][:16],
+             'data': f'{data["name"]} ({number_of(data["train_pairs"], "training pair")})',
+             'data hash': data['hash'][:16],
              'pair types': ', '.join(f'{key} {number:,}' for key, number in data.get('pair_types', {}).items()) or '-',
              'teacher': summary.get('teacher', '-'), 'dense': summary.get('dense_encoder', '-'), 'steps': summary['steps'],
-             'time': f'{summary["seconds"] / 60:.1f} minutes of training', **_stage_row(summary),
+             'time': f'{summary["seconds"] / 60:.1f} minutes of training, its validations included',
+             **_stage_row(summary),
              'memory': f'{summary["peak_memory_mb"]:,} MB at most', 'device': summary['device'],
              'stopped by the collapse guard': summary.get('stopped') or 'no',
              'packages': ', '.join(map(' '.join, summary['versions'].items()))}
@@ -482,10 +522,9 @@ def quality_table(run: Run):  # DataFrame, a row for each system
     return pd.DataFrame.from_dict(rows, orient='index').fillna('-')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #quality-table-2
-def _differences(evaluation: dict) -> dict: # system -> text, marked by Holm over all of them
-    gains = evaluation.get('differences') or {'bm25': evaluation['difference']}
-    return {name: f'{spell(gain, "+")}, p = {gain["p"]:.2g} {mark}'
-            for (name, gain), mark in zip(gains.items(), marked(list(gains.values())))}
+def _differences(evaluation: dict) -> dict: # system -> text
+    marks = _marks(evaluation)
+    return {name: f'{spell(gain, "+")}, p = {gain["p"]:.2g} {marks[name]}' for name, gain in _gains(evaluation).items()}
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table
 def criteria_table(run: Run):  # DataFrame, a row for each criterion
@@ -499,7 +538,7 @@ def criteria_table(run: Run):  # DataFrame, a row for each criterion
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table-2
 def _criteria_of(run: Run) -> list:  # of `metrics.criteria`, beside the active terms
-    active, lost = run.summary['active_terms'], collapse(run.summary)
+    active, lost = judged_terms(run.summary), collapse(run.summary)
     measured = dict(run.summary, korean=run.evaluation['korean'], context=run.evaluation['context'])
     beside = f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document'
     return [dict(row, beside=beside) for row in criteria(measured, lost=lost and f'collapsed ({lost})')]

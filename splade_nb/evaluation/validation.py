@@ -27,16 +27,20 @@ def score_unit_of(settings, norms: float) -> float: # norms: typical norm of a q
     if settings.similarity != 'dot': return 1.0
     return min(settings.dot_scale, settings.score_limit / max(norms, 1e-9)) if settings.score_limit else settings.dot_scale
 
+def _negatives_sum(scores: dict, relevant: set, unit: float, documents: int) -> float:
+    "The logarithm of the summed exponentials of the documents that are not relevant; one not kept has score 0."
+    kept = [unit * score for doc, score in scores.items() if doc not in relevant]
+    zeros = documents - len(kept) - len(relevant)
+    return float(np.logaddexp.reduce([*kept, np.log(zeros)] if zeros > 0 else [*kept, -np.inf]))
+
 def pool_loss(search: Search, qrels: dict, settings, documents: int, norms: float = 1.0, factor: float = 1.0) -> float:
-    "InfoNCE of the relevant documents among so many; a score that the search did not keep counts 0."
+    "InfoNCE of each relevant document among so many, the other relevant ones left out; a score not kept counts 0."
     unit, losses = factor * score_unit_of(settings, norms) / every_phase(settings)[-1].temperature, []
     for query, scores in search.run().items():
-        values = unit * np.array([*scores.values()], dtype=float)
-        zeros = [0.0] if documents > len(values) else []
-        weights = np.array([1.0] * len(values) + [documents - len(values)] * len(zeros))
-        largest = max([*values, *zeros])
-        total = largest + np.log(weights @ np.exp(np.array([*values, *zeros]) - largest))
-        losses += [total - unit * scores.get(doc, 0.0) for doc, grade in qrels[query].items() if grade > 0]
+        relevant = {doc for doc, grade in qrels[query].items() if grade > 0}
+        others = _negatives_sum(scores, relevant, unit, documents)
+        found = [unit * scores.get(doc, 0.0) for doc in relevant]
+        losses += [np.logaddexp(value, others) - value for value in found]
     return round(float(np.mean(losses)), 5)
 
 # %% ../../nbs/4_evaluation/05_validation.ipynb #weights-key
