@@ -299,7 +299,8 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
     context, korean = result['context'], result['korean']
     scores = {'metrics' if system == 'model' else system: contract_metrics(collection.name, rows)
               for system, rows in evaluation['systems'].items()}
-    return scores | dict(
+    learned = {name: evaluation[name] for name in ('learned_terms',) if name in evaluation}  # beside counted ones
+    return scores | learned | dict(
         documents=len(collection.texts), index=result['index'], active_terms=evaluation['active_terms'],
         korean={key: korean[key]['mean'] for key in ('count_share', 'weight_share', 'noise')},
         context_discrimination=context and {key: context[key]['mean'] for key in ('set', 'weighted')},

@@ -103,7 +103,7 @@ def test_a_report_says_where_its_figures_come_from(tmp_path, monkeypatch):
     "The cells of `train.ipynb` that show a finished run, over the example run, as the report shows them."
     found = read(ROOT/'nbs'/'train.ipynb')
     cells, place = found['cells'], {cell['id']: number for number, cell in enumerate(found['cells'])}
-    begun = "done = read_run(root()/'data'/'example_run')\nsummary = done.summary\nshow = partial(show, source=run_source(summary))"
+    begun = "done = read_run(root()/'data'/'example_run')\nsummary = done.summary\nshow = partial(show, source=run_source(summary, config=done.config))"
     assert begun.splitlines()[1:] == ''.join(cells[place['keep']]['source']).splitlines()[-2:], 'what the cell `keep` ends with'
     shown = [cells[place['imports']], cells[place['style']], nbformat.v4.new_code_cell(begun, id='done'), *cells[place['h-quality']:]]
     notebook = nbformat.from_dict(dict(found, cells=[dict(cell, source=''.join(cell['source'])) for cell in shown]))

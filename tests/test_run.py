@@ -58,9 +58,9 @@ def test_the_folder_holds_what_the_contract_names(run):
 
 
 def test_every_table_and_figure_of_a_run_says_where_it_comes_from(run):
-    notebook, summary = (json.loads((run/name).read_text(encoding='utf-8')) for name in ('train.ipynb', 'summary.json'))
+    notebook, summary, config = (json.loads((run/name).read_text(encoding='utf-8')) for name in ('train.ipynb', 'summary.json', 'config.json'))
     assert unsourced_cells(notebook) == {}
-    source = run_source(summary)
+    source = run_source(summary, config=config)
     assert source.endswith(f'revision `{summary["revision"]}`; {summary["date"]}.') and json.dumps(notebook, ensure_ascii=False).count(json.dumps(source, ensure_ascii=False)[1:-1]) > 15
 
 

@@ -100,6 +100,7 @@ def read_run(folder: Path | str) -> Run:
 # %% ../../nbs/4_evaluation/07_report.ipynb #steps-of-cut
 def steps_of_cut(summary: dict) -> int: # of `summary.json`; 0: the schedule was not cut, or the run does not say
     "Where a schedule was cut by `max_steps`."
+    if 'steps' not in summary: return summary.get('max_steps', 0)  # of a run that begins
     return summary['steps'] if summary.get('planned_steps', 0) > summary['steps'] and not summary['stopped'] else 0
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #made-by
