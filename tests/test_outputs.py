@@ -11,7 +11,7 @@ from conftest import NOTEBOOKS, name
 
 QUICK = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('0_config', '1_data') and notebook.stem != '15_encoders']
 TRAINED = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('2_model', '3_training', '4_evaluation', '5_hub', '6_serving')]
-NUMBER = re.compile(r'[-+]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')
+NUMBER = re.compile(r'\b[0-9a-f]{16}\b|[-+]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')  # and what is made of them
 WIDGET, BAR = 'application/vnd.jupyter.widget', re.compile(r'(?m)^.*\d+%\|.*\n?|^.*\r')  # of progress
 MASKS = {  # what changes from run to run
     r'\x1b\[[\d;]*m': '', BAR.pattern: '', r' at 0x[0-9a-f]{6,}': '', r'\n\s*\n': '\n', r'\b\d{4}-\d\d-\d\d\b(?:[ T]\d\d:\d\d(?::\d\d)?(?:\.\d+)?)?': '<date>',

@@ -89,8 +89,9 @@ def _trec_eval(qrels: dict, run: dict, measures: dict, k: int, ties: str = 'hash
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #without-self
 def is_self(query: str, qrels: dict, queries: dict, texts) -> bool:
-    "Whether the document under a query's id is the query itself."
-    return query in texts and not qrels.get(query, {}).get(query) and queries[query] in texts[query]
+    "Whether the document under a query's id is the query itself, with or without a title before it."
+    if query not in texts or qrels.get(query, {}).get(query): return False
+    return texts[query] == queries[query] or texts[query].endswith(f' {queries[query]}')
 
 def without_self(run: dict,      # {query: {document: score}}
                  qrels: dict,    # {query: {document: grade}}
