@@ -6,7 +6,7 @@
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
            'require_parts', 'few_pairs', 'only_searched_otherwise', 'begin_run', 'rollbacks_of', 'scaled_batch',
            'finished_run', 'sample_texts', 'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings',
-           'peak_memory', 'summarise_run', 'close_weights', 'finish_run', 'run_version', 'fit']
+           'peak_memory', 'summarise_run', 'close_weights', 'middle_weight', 'finish_run', 'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, json, math, shutil, sys, time
@@ -396,13 +396,17 @@ def close_weights(*tried: dict) -> list: # for each source of queries: weight ->
         return np.mean([each.mean() for each in gains]) <= sum(map(spread, gains)) ** 0.5 / len(gains)
     return [*filter(close, tried[0])]
 
+def middle_weight(close: list) -> float: # of `close_weights`
+    "Their geometric mean, to three digits: nothing tells them apart, so neither end is favoured."
+    return float(f'{np.exp(np.log(close).mean()):.3g}')
+
 # %% ../nbs/7_experiment.ipynb #with-counted-weight
 def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -> tuple:  # setup, what was tried
-    "The setup whose counted terms weigh what ranks the validation queries best, where no setting says it."
+    "The setup with a weight of its counted terms: that of the settings, else what validation queries leave open."
     model, settings = setup.model, setup.settings
     if settings.counted_weight or not model.settings.counted_terms: return setup, {}
     tried = _weights_tried(setup, group) if setup.dev_queries else {}
-    weight = max(close_weights(tried)) if tried else 0.5
+    weight = middle_weight(close_weights(tried)) if tried else 0.5
     means = {each: round(float(values.mean()), 5) for each, values in tried.items()}
     return replace(setup, model=reweighed(model, weight)), dict(counted_weight=weight, counted_weights=means)
 

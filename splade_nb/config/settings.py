@@ -36,7 +36,7 @@ class EncoderSettings:
     "The encoder and its head (design 1)."
     backbone: str = 'skt/A.X-Encoder-base'  # hub name or local folder
     max_length: int = 64                # tokens a text
-    query_length: int = 0               # tokens a query in training; 0: as max_length. Searching reads all of it in windows
+    query_length: int = 0               # tokens a query in training; 0: as max_length. A search reads all of it
     dropout: float = 0.1                # of a backbone made here, and of token importance
     mlm_head: bool = True               # False: importance of the text's input tokens, no expansion
     mask_special: bool = False          # special tokens never stand in a vector or a target
@@ -49,7 +49,7 @@ class EncoderSettings:
 class GateSettings:
     "The context gate (design 4, section 10; pooler `heads`: design 5)."
     context_gate: bool = False
-    gate_pooler: str = 'attention'      # learned query, or heads: multi-head pooling, rectified_heads: as design 5 prints it
+    gate_pooler: str = 'attention'      # a learned query; heads: multi-head pooling; rectified_heads: as in design 5
     gate_hidden: int = 256
     gate_heads: int = 4
     gate_dropout: float = 0.1
@@ -65,8 +65,8 @@ class ModelSettings(GateSettings, EncoderSettings):
     expansion_df: float = 0.0           # largest share of the training documents that a term is added to; 0: no limit
     most_query_terms: int = 0           # largest weights of a query that stay; 0: all
     most_document_terms: int = 0        # the same of a document
-    counted_terms: int = 0              # columns for hashed morphemes, as many for bigrams, weighed by BM25 after training; 0: none
-    counted_weight: float = 0.0         # of a counted term of a query; 0: what ranks the validation queries best
+    counted_terms: int = 0              # columns of morphemes, as many of bigrams, by BM25 after training; 0: none
+    counted_weight: float = 0.0         # of counted terms; 0: the middle of what ranks validation queries best
     term_weights: tuple = ()            # registered names of further parts on the weights, in order
 
 # %% ../../nbs/0_config/03_settings.ipynb #initialization-settings
@@ -81,7 +81,7 @@ class InitializationSettings:
     segment: str = 'none'               # or kiwi: content morphemes as words
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
-    initial_terms: int = 0              # active terms of a document before training, of a pretrained decoder; 0: as they come
+    initial_terms: int = 0              # of a document before training, of a pretrained decoder; 0: as they come
 
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -162,7 +162,7 @@ class MiningSettings:
     mining_depth: int = 100             # ranks that negatives are drawn from
     mining_refresh: int = 0             # epochs until a pool is drawn anew; 0: never
     mining_temperature: float = 0.0     # of the draw; 0: uniform over the ranks
-    negative_margin: float = 0.0        # of the teacher's cosine, from relevant documents down to a negative, given ones too; 0: none
+    negative_margin: float = 0.0        # of the teacher's cosine, from relevant documents down to any negative; 0: none
 
 # %% ../../nbs/0_config/03_settings.ipynb #optimizer-settings
 @dataclass(frozen=True)
@@ -267,11 +267,11 @@ def cast(name: str,      # of the setting, for the message
     except (TypeError, ValueError): _refuse(name, value, wanted)
 
 # %% ../../nbs/0_config/03_settings.ipynb #gone
-LAST_REVISIONS = dict.fromkeys('df_cutoff df_steps lambda_initialization idf_smoothing korean_token_penalty gate_form'.split(),
-                               'd39bf7a5')  # of the names that went after the others
+LAST_REVISIONS = dict.fromkeys('''df_cutoff df_steps lambda_initialization idf_smoothing korean_token_penalty
+gate_form'''.split(), 'd39bf7a5')  # of the names that went after the others
 GONE = dict(min_input_logit=(0.0,), expansion_limit=(0.0,), idf_prior_documents=(0,))  # name -> values without effect
-GONE |= dict.fromkeys(LAST_REVISIONS) | dict.fromkeys("""hashed_bigrams bigram_share bigram_query_weight phonetic_keys lead_boost
-model1_threshold df_steepness calibration kd_scale teacher_normalise lambda_margin_mse lambda_alignment mining_documents
+GONE |= dict.fromkeys(LAST_REVISIONS) | dict.fromkeys("""hashed_bigrams bigram_share bigram_query_weight phonetic_keys
+lead_boost model1_threshold df_steepness calibration kd_scale teacher_normalise lambda_margin_mse lambda_alignment mining_documents
 min_df direction_noise adam_beta1 adam_eps""".split())  # None: acted in training alone, or beside one of the others
 BESIDE_COUNTED = dict(idf_prior_documents=(0, 1), bigram_query_weight=(0.4,))  # the same beside counted terms
 BESIDE_GATE = dict(gate_form=('sigmoid',))                                     # and beside the context gate
@@ -280,16 +280,18 @@ def last_revision(name: str) -> str: # of a name of `GONE`
     "The last revision that has a setting."
     return LAST_REVISIONS.get(name, '369c0e0b')
 
-# %% ../../nbs/0_config/03_settings.ipynb #override
+# %% ../../nbs/0_config/03_settings.ipynb #known-setting
 BESIDE_SETTINGS = 'version recipe scale data seed out max_steps resume'.split()  # parameters of a run
 
 def known_setting(name: str) -> str:
     "`name` if it is a setting. Raises `ConfigError`: of one that is gone, of a parameter of a run, of any other name."
     if name in GONE:
         raise ConfigError(f'{name}: a setting that is gone; the last revision that has it is {last_revision(name)}')
-    if name in BESIDE_SETTINGS: raise ConfigError(f'{name}: a parameter of a run and no setting; it is given beside the settings')
+    if name in BESIDE_SETTINGS:
+        raise ConfigError(f'{name}: a parameter of a run and no setting; it is given beside the settings')
     return choose('setting', name, [field.name for field in fields(Settings)])
 
+# %% ../../nbs/0_config/03_settings.ipynb #override
 def override(settings: Settings, changes: dict) -> Settings:  # changes: name -> value
     "Settings with `changes` by name. Raises `ConfigError` for an unknown name or a wrong type."
     return replace(settings, **{known_setting(name): cast(name, value, getattr(settings, name))
@@ -397,7 +399,8 @@ OFF = {  # names: (acts, why not)
 # %% ../../nbs/0_config/03_settings.ipynb #off-term-weights
 OFF |= {
     'term_weights': (lambda s: s.term_weights, 'no further term weight is named'),
-    'counted_terms': (lambda s: not counts_otherwise(s), f'one of {", ".join(COUNTING)} weighs tokens itself, or scores are cosines'),
+    'counted_terms': (lambda s: not counts_otherwise(s),
+                      f'one of {", ".join(COUNTING)} weighs tokens itself, or scores are cosines'),
     'counted_weight': (lambda s: s.counted_terms, 'no counted terms'),
     'most_query_terms': (lambda s: not s.inference_free_query, 'a table of query weights is not bounded'),
     'query_length': (lambda s: not s.inference_free_query, 'a table of query weights reads the whole query'),
@@ -435,7 +438,8 @@ OFF |= {
     'score_spread': (lambda s: s.similarity == 'dot', 'cosine has no unit'),
     'dot_scale': (lambda s: s.similarity == 'dot' and (not s.score_spread or s.score_limit),
                   'cosine has no unit, and score_spread alone measures scores in one of its own'),
-    'temperature': (lambda s: not s.phases and not _in_temperatures(s), 'every phase sets its own, or score_spread measures all scores in it'),
+    'temperature': (lambda s: not s.phases and not _in_temperatures(s),
+                    'every phase sets its own, or score_spread measures all scores in it'),
     'lambda_infonce lambda_kd': (lambda s: not s.phases, 'every phase sets its own'),
     'self_form': (lambda s: s.lambda_self, 'lambda_self is 0'),
     'positive_form': (lambda s: s.lambda_positive, 'lambda_positive is 0'),
@@ -632,7 +636,8 @@ def as_dict(settings: Settings) -> dict:
 def from_dict(values: dict) -> Settings:
     """Settings from what `as_dict` wrote, here or before. Raises `ConfigError` for a part of vectors that is gone, and
     for what no model can have."""
-    if not isinstance(values, dict): raise ConfigError(f'settings: an object of names and values is expected, found {type(values).__name__}')
+    if not isinstance(values, dict):
+        raise ConfigError(f'settings: an object of names and values is expected, found {type(values).__name__}')
     beside = zip(('counted_terms', 'context_gate'), (BESIDE_COUNTED, BESIDE_GATE))
     without_effect = GONE | {name: kept for other, rule in beside if values.get(other) for name, kept in rule.items()}
     for name, allowed in without_effect.items():

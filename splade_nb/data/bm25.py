@@ -144,7 +144,8 @@ def word_number(word: str) -> int:  # of 64 bits, with a sign
 # %% ../../nbs/1_data/13_bm25.ipynb #word-rows
 WORDS_PART = 10_000  # texts whose words are prepared together
 
-def _made(tokenizer: str) -> str: return kiwi_version() if tokenizer == 'kiwi' else TEXT_FORM  # what words follow from, beside the text
+def _made(tokenizer: str) -> str:  # what words follow from, beside the text
+    return kiwi_version() if tokenizer == 'kiwi' else TEXT_FORM
 
 def word_rows(stages: Preparation, texts: Sequence,
               tokenizer: str = 'kiwi',  # kiwi, whitespace, bigrams

@@ -428,8 +428,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 if not names: _check_columns(path, names := normalise([cell.strip() for cell in cells]))
                 line = reader.line_num + 1
         except csv.Error as error:
-            if 'end of data' not in str(error): raise DataError(path, reader.line_num, 'CSV', str(error), 'cells of a table') from error
-            raise DataError(path, line, 'CSV', 'a quotation mark that no later one closes', 'cells of a table') from error
+            found, at = str(error), reader.line_num
+            if 'end of data' in found: found, at = 'a quotation mark that no later one closes', line
+            raise DataError(path, at, 'CSV', found, 'cells of a table') from error
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-rows
 def _own_rows(path: Path, faults: Faults) -> Iterator[Row]:
@@ -461,7 +462,8 @@ def _own_document(row: Row, taken: set, faults: Faults) -> Document:
     heading = row.text(title, '')
     faults.ignore(row, {id, text, title, names.get('metadata')})
     named = replace(row, values={'id': row.values[id]} if id else {})
-    return Document(new_id(named, taken, str(row.line)), heading, row.text(text, '' if heading else None) if text else '')
+    body = row.text(text, '' if heading else None) if text else ''
+    return Document(new_id(named, taken, str(row.line)), heading, body)
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents-of-file
 def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:  # start: of their ids

@@ -269,10 +269,10 @@ def with_splits(collection: Collection, share: float = 0.2) -> Collection:
 # %% ../../nbs/1_data/03_records.ipynb #leaks
 def _leaks(collection: Collection) -> list: # notes
     "Texts that are asked in training and in a test: figures on them show no transfer."
-    texts = {split: [collection.queries[id].text.strip() for id in collection.split(split)] for split in ('train', 'test')}
-    known = {*texts['train']}
-    same = sum(text in known for text in texts['test'])
-    return [f'{same:,} of {len(texts["test"]):,} test query texts are training queries too'] * bool(same)
+    def texts(split): return [collection.queries[id].text.strip() for id in collection.split(split)]
+    known, tested = {*texts('train')}, texts('test')
+    same = sum(text in known for text in tested)
+    return [f'{same:,} of {len(tested):,} test query texts are training queries too'] * bool(same)
 
 # %% ../../nbs/1_data/03_records.ipynb #ready
 def ready(collection: Collection, alone: bool = True) -> Collection:  # alone: see `settle_splits`

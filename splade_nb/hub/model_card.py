@@ -153,6 +153,13 @@ def quality(facts: dict) -> str:
     if active: parts.append(f'Active terms: {active["query"]:g} a query, {active["doc"]:g} a document.')
     return '\n\n'.join(parts)
 
+# %% ../../nbs/5_hub/04_model_card.ipynb #commands
+def _commands(summary: dict, config: dict) -> dict: # row: command
+    "What trained a model, and what made a release of it."
+    found = {'command': made_by(config, summary)} if 'overridden' in config else {}
+    if 'release' in summary: found['released by'] = summary['release']
+    return {name: f'`{command}`' for name, command in found.items()}
+
 # %% ../../nbs/5_hub/04_model_card.ipynb #origin
 def origin(facts: dict) -> str:
     "Version, seed, data, and the settings that differ from the parent version."
@@ -162,8 +169,7 @@ def origin(facts: dict) -> str:
     rows = {'version': f'{version}: {ABOUT[version][0]}' if version in ABOUT else version or unknown}
     rows |= {name: summary.get(name, config.get(name, unknown))
              for name in ('recipe', 'scale', 'seed', 'backbone', 'parameters', 'steps', 'device')}
-    if 'overridden' in config: rows['command'] = f'`{made_by(config, summary)}`'
-    if 'release' in summary: rows['released by'] = f'`{summary["release"]}`'
+    rows |= _commands(summary, config)
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
     licences = (data or {}).get('licences') or data_licences(config.get('data', ''))  # a release keeps its own
     rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown

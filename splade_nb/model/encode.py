@@ -267,7 +267,7 @@ def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` 
            keep=None, screen: bool | str = False, precision: str = 'auto', # see `prepared_decoder`
            decoder=None,              # from `prepared_decoder`, instead of `keep` and `screen`
            factor: np.ndarray | None = None, # [V] from `factor_for`: query weights for one collection
-           whole: bool = False,       # the texts are a whole collection: their own mean length counts, unless one is given
+           whole: bool = False,       # a whole collection: its own mean length counts, unless one is given
            mean_length: float = 0.0,  # tokens per document, if the texts are a part of a collection
            top_k: int = 0, threshold: float = 0.0, # see `prune`
            cut: dict | None = None    # collects `unread_tokens`; None: a warning names them

@@ -175,7 +175,8 @@ def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigErro
         state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
 
 # %% ../../nbs/2_model/11_load.ipynb #load-all
-def _load_all(model: SpladeDoc, place: Path) -> None: # place: of a safetensors file; raises RuntimeError unless it has all weights and no other
+def _load_all(model: SpladeDoc, place: Path) -> None: # place: of a safetensors file
+    "Raises RuntimeError unless it has all weights and no other."
     from safetensors.torch import load_file, load_model, save_file
     if not (columns := further_columns(model.settings)): return load_model(model, str(place), strict=True)
     with TemporaryDirectory() as folder:  # only a file is loaded strictly where weights are tied

@@ -62,10 +62,13 @@ class _Opened: # what a folder holds
         with reading(place, instead='export the model again'), safe_open(place, 'numpy') as weights:
             require_finite(self.folder, ((name, np.isfinite(weights.get_tensor(name)).all()) for name in weights.keys()))
             self.special = weights.get_tensor('special')  # a bool for each token
-            if self.settings.counted_terms: self.frequencies, self.mean_length = map(weights.get_tensor, ('frequencies', 'mean_length'))
+            if self.settings.counted_terms:
+                self.frequencies, self.mean_length = map(weights.get_tensor, ('frequencies', 'mean_length'))
         self.session = _session(self.folder)
         self.inputs = {each.name for each in self.session.get_inputs()}
-        if 'bag' in self.inputs: raise ConfigError(f'{folder}: its graph counts terms itself, as those of earlier revisions did; export the model again')
+        if 'bag' in self.inputs:
+            raise ConfigError(f'{folder}: its graph counts terms itself, as those of earlier revisions did; '
+                              'export the model again')
 
 # %% ../../nbs/2_model/19_onnx.ipynb #part-vectors
 def _table(path: Path) -> np.ndarray: # [V]

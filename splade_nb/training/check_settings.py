@@ -316,8 +316,7 @@ def checked_names(settings: Settings, changed: Iterable[str]) -> list: # names o
 def require_acting_settings(settings: Settings,
                             changed: Iterable[str], # rows of `flat` in which the run differs from its version
                             folder: Path | str | None = None) -> list[SettingCheck]:
-    """Check what a run changes and write `settings_check.json` into its folder. Raises `UnusedSetting` naming the settings
-    that change nothing."""
+    "Check what a run changes, and write it into its folder. Raises `UnusedSetting` naming what has no effect."
     names = checked_names(settings, {*changed})
     found = check_settings(settings, names) if names else []
     if folder: write_json(Path(folder)/'settings_check.json', [asdict(check) for check in found])

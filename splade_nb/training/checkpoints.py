@@ -249,7 +249,8 @@ def save_initial(folder: Path,   # of all checkpoints
     from safetensors.torch import save
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replaced(folder/INITIAL, binary=True) as file: file.write(save({name: value.contiguous() for name, value in weights.items()}))
+        whole = {name: value.contiguous() for name, value in weights.items()}
+        with replaced(folder/INITIAL, binary=True) as file: file.write(save(whole))
     except Exception as error: # as in `save_checkpoint`
         raise CheckpointError(f'{folder/INITIAL}: could not be written: {error}') from error
 

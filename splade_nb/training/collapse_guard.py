@@ -69,7 +69,8 @@ def readings(row: dict, vocabulary: int) -> dict: # name -> value
     "The values of a row of metrics that are compared with `LIMITS`."
     chance = row['parts'].get('infonce', 0.0) / max(row['chance_loss'], 1e-9)
     return dict(dead_rows=row['dead_rows'], few_terms=float(row['active_doc'] < 2), chance=chance,
-                dense=row['active_doc'] / vocabulary if row['active_doc'] > FEW else 0.0, gradient_norm=row['gradient_norm'],
+                dense=row['active_doc'] / vocabulary if row['active_doc'] > FEW else 0.0,
+                gradient_norm=row['gradient_norm'],
                 imbalance=regularization_share(row['parts']),
                 oversized=max(map(abs, row['parts'].values()), default=0.0) / max(row['chance_loss'], 1.0))
 

@@ -286,7 +286,8 @@ def _notes(settings: Settings, documents: int, keys: Sequence = (), most: int = 
     named = {key for phase in settings.phases for key, share in phase.mix if share}
     absent = ', '.join(sorted(named - set(pools_of(keys)))) if len(keys) else ''
     return ([f'embedded teacher: fitted on at most {most:,} of {documents:,} documents'] * lsa
-            + [f'the data have no pair of kind {absent}, which phases of the version name; the others take its share'] * bool(absent))
+            + [f'the data have no pair of kind {absent}, which phases of the version name; '
+               'the others take its share'] * bool(absent))
 
 # %% ../../nbs/3_training/07_dataset.ipynb #teacher-of
 def _teacher(stages: Preparation, settings: Settings, split: TrainingQueries, texts: Sequence, pairs,

@@ -41,9 +41,10 @@ def fit_lsa(texts: list,
     from sklearn.preprocessing import Normalizer
     grams = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 4), sublinear_tf=True, max_features=100_000)
     try: rows = grams.fit_transform(texts)
-    except ValueError as error: raise ConfigError(f'teacher lsa: no pair of characters in {len(texts)} texts ({error})') from None
+    except ValueError as error:
+        raise ConfigError(f'teacher lsa: no pair of characters in {len(texts)} texts ({error})') from None
     least = min(rows.shape)                           # of texts and grams
-    solver = 'arpack' if least > 1 else 'randomized'  # arpack is exact and faster, and needs fewer dimensions than either
+    solver = 'arpack' if least > 1 else 'randomized'  # arpack, exact and faster, needs fewer dimensions than either
     reduced = TruncatedSVD(min(dimensions, max(1, least - 1)), algorithm=solver, random_state=seed).fit(rows)
     return make_pipeline(grams, reduced, Normalizer())
 

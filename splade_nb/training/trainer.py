@@ -329,7 +329,7 @@ def start_or_resume(run: Run, resume: bool, resume_from: str = '') -> None:
     path = run.process_group.of_first(chosen)
     if path: restore(run, Path(path))
     elif run.process_group.rank == 0:
-        if resume: print(f'{run.folder}: no checkpoint to go on from, so the run begins at its first step', file=sys.stderr)
+        if resume: print(f'{run.folder}: no checkpoint to go on from: the run begins at step 0', file=sys.stderr)
         set_aside(run.folder)
     run.process_group.wait()
 
