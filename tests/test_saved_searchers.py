@@ -225,6 +225,47 @@ def test_a_search_reads_what_another_process_saved(build, reopen, monkeypatch):
         assert reader.factor is None and reader.store.postings.sum() == reader.index.rows()[1].nnz
 
 
+def written() -> int:
+    "Bytes that this process has handed to files."
+    return int(dict(line.split(': ') for line in Path('/proc/self/io').read_text().splitlines())['wchar'])
+
+
+@pytest.mark.parametrize('engine', ('exact', 'qdrant'))
+def test_a_change_of_a_saved_searcher_writes_what_it_changes(engine, encoder, monkeypatch, tmp_path):
+    "Half a million columns, as counted terms have them: their document frequencies alone are 4 MB."
+    size = 547_921
+    def encoded(encoder, words): # some columns of each text, far from one another
+        rows = sparse.vstack([sparse.csr_matrix(([1.0] * 300, ([0] * 300, np.arange(300) * 1800 + len(text))), (1, size)) for text in words], 'csr')
+        return rows, rows
+    monkeypatch.setattr(searchers, 'document_vectors', encoded)
+    wide = searchers.Encoder(encoder.folder, None, None, Label('5e1f00', size, '77aa00'))
+    monkeypatch.setattr(searchers, 'open_encoder', lambda folder: wide)
+    with searchers.build_searcher(wide, TEXTS, tmp_path/'searcher', engine) as searcher:
+        searcher.store.set_fact('postings', searcher.store.postings)  # a folder that an earlier revision saved
+        searcher.store.run('DELETE FROM changes')
+    with searchers.open_searcher(tmp_path/'searcher', wide) as searcher:
+        frequencies = searcher.store.postings.copy()
+        assert frequencies.sum() == 300 * len(TEXTS)
+        before = written()
+        searcher.add(Document('글 9', '', '바다에서 논다'))
+        added = written()
+        assert searcher.store.postings.sum() == 300 * (len(TEXTS) + 1)
+        searcher.delete('글 9')
+        assert added - before < 1_000_000 and written() - added < 1_000_000, 'not all columns, several times over'
+    with searchers.open_searcher(tmp_path/'searcher', wide) as searcher: assert (searcher.store.postings == frequencies).all()
+
+
+def test_changes_of_document_frequencies_are_summed_up_in_time(build, reopen):
+    with build() as searcher:
+        for turn in range(40):
+            searcher.add(Document('글 9', '', f'{turn} 바다에서 논다'))
+            kept = searcher.store.column('SELECT SUM(LENGTH(postings)) FROM changes')[0] or 0
+            assert kept < searcher.store.postings.nbytes
+        expected = (np.stack([counted(text) for text in (*WORDS, '39 바다에서 논다')]) > 0).sum(0).tolist()
+        assert searcher.store.postings.tolist() == expected
+    with reopen() as searcher: assert searcher.store.postings.tolist() == expected
+
+
 def test_as_many_texts_but_others_in_the_index_are_mended(build, reopen, tmp_path):
     "As an earlier version left them where two processes wrote."
     build().close()
