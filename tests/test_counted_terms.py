@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import real
 from splade_nb import load
+from splade_nb.cli import laboratory
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve, resolve_quietly
 from splade_nb.data.bm25 import BigramBM25
@@ -14,10 +15,12 @@ from splade_nb.data.tokenizer import masks
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_queries, retrieve
 from splade_nb.experiment import run_version
-import splade_nb.hub.opensearch_model  # registers its form
+from splade_nb.hub.opensearch_model import CONNECTOR  # which registers its forms
 from splade_nb.hub.export import write_form
+from splade_nb.hub.model_card import card, facts_of
 from splade_nb.hub.release import matching_facts, release
 from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model, widened
+from splade_nb.model.opened import RELEASED
 from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
 from splade_nb.serving.searcher import build_searcher
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
@@ -238,6 +241,34 @@ def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp
     one, two = (traced_in(tmp_path/name/'document.zip')(ids)['output'] for name in ('served', 'alone'))
     assert one.equal(two) and one.count_nonzero() and one.shape[1] == len(plain[1])
     assert any('nori' in limit for limit in limits) and (tmp_path/'served/query.zip').exists(), 'queries have another bound'
+
+
+def card_of(limits: list) -> str: # without what every model has
+    return '\n'.join(limit for limit in limits if 'ount' in limit and 'nDCG' not in limit)
+
+
+@pytest.mark.slow
+def test_a_card_names_only_fields_and_boosts_that_its_files_have(joined, tmp_path):
+    for form in ('elasticsearch', 'vespa'): laboratory(f'{form}_model')
+    with quiet(): said = {form: card_of(write_form(*joined, form, tmp_path/form)) for form in ('elasticsearch', 'vespa')}
+    index, search = (read_json(tmp_path/f'elasticsearch/{name}.json') for name in ('index', 'search'))
+    learned, *words = search['query']['bool']['should']
+    assert 'sparse_vector' in learned and {name: clause['boost'] for each in words for name, clause in each['match'].items()} == {'text': 1.1, 'text.bigrams': 0.44}
+    text = index['mappings']['properties']['text']
+    assert text['analyzer'] == 'nori' and text['fields']['bigrams']['analyzer'] in index['settings']['analysis']['analyzer']
+    assert 'search.json adds' in said['elasticsearch'] and 'text.bigrams' in said['elasticsearch']
+    assert 'add 0.5 * bm25(text)' in said['vespa'], "Vespa's bm25 has the factor k1 + 1"
+    assert 'bigrams' not in said['vespa'] and 'bigrams' not in (tmp_path/'vespa/application/schemas/doc.sd').read_text()
+
+
+def test_a_card_says_whose_figures_stand_beside_what_a_server_runs(tmp_path):
+    for form in ('elasticsearch', 'vespa'): laboratory(f'{form}_model')
+    facts, said = facts_of(RELEASED), 'These are figures of splade_nb, not of {}'
+    for form, server in {'opensearch': 'OpenSearch', CONNECTOR: 'OpenSearch', 'elasticsearch': 'Elasticsearch', 'vespa': 'Vespa'}.items():
+        quality = card(facts, form, 'model', tmp_path, []).split('## Quality')[1].split('## Origin')[0]
+        assert 'this model' in quality and said.format(server) in quality
+    assert 'figures of splade_nb' not in card(facts, 'mlm', 'model', tmp_path, [])
+    assert 'figures of splade_nb' not in card(facts | dict(summary={}), 'vespa', 'model', tmp_path, []), 'there are none'
 
 
 @pytest.mark.slow
