@@ -15,14 +15,17 @@ from splade_nb.data.tokenizer import masks
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_queries, retrieve
 from splade_nb.experiment import run_version
-from splade_nb.hub.opensearch_model import CONNECTOR  # which registers its forms
+from splade_nb.hub import opensearch_model
+from splade_nb.hub.opensearch_model import CONNECTOR, to_connector
 from splade_nb.hub.export import write_form
 from splade_nb.hub.model_card import card, facts_of
 from splade_nb.hub.release import matching_facts, release
 from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model, widened
 from splade_nb.model.opened import RELEASED
 from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
-from splade_nb.serving.searcher import build_searcher
+from splade_nb.serving.connector import side_vectors
+from splade_nb.serving.index import label_of
+from splade_nb.serving.searcher import Encoder, build_searcher
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
 from splade_nb.training.checkpoints import CheckpointError
 from splade_nb.training.dataset import AFTER_TRAINING, prepare
@@ -259,6 +262,27 @@ def test_a_card_names_only_fields_and_boosts_that_its_files_have(joined, tmp_pat
     assert 'search.json adds' in said['elasticsearch'] and 'text.bigrams' in said['elasticsearch']
     assert 'add 0.5 * bm25(text)' in said['vespa'], "Vespa's bm25 has the factor k1 + 1"
     assert 'bigrams' not in said['vespa'] and 'bigrams' not in (tmp_path/'vespa/application/schemas/doc.sd').read_text()
+
+
+def test_a_connector_measures_and_says_what_it_does(joined, tmp_path, monkeypatch):
+    "It sees no collection: its vectors are those of the training texts, and so are those that are measured."
+    model, tokenizer = joined
+    seen, losses = {}, opensearch_model._storage_losses
+    def kept(documents, queries, *rest):
+        seen.update(documents=documents, queries=queries)
+        return losses(documents, queries, *rest)
+    monkeypatch.setattr(opensearch_model, '_storage_losses', kept)
+    tmp_path.joinpath('out').mkdir()
+    limits = to_connector(model, tokenizer, tmp_path/'out', data='toy')
+    assert any('IDF and mean length are those of the training texts' in limit for limit in limits)
+    corpus = toy_corpus()
+    encoder = Encoder('joined', model, tokenizer, label_of(model, tokenizer))
+    judged = [corpus.queries[id].text for id in corpus.judging()]
+    documents, queries = side_vectors(encoder, [*corpus.texts.values()], True), side_vectors(encoder, judged, False)
+    def same(some, others): return len(some.data) == len(others.data) and np.allclose(sorted(some.data), sorted(others.data), atol=1e-5)
+    assert same(seen['documents'], documents) and same(seen['queries'], queries)
+    own, factor = encode_collection(model, tokenizer, {'a': '제주도', 'b': '제주도 여행'})
+    assert not np.allclose(own.toarray(), side_vectors(encoder, ['제주도', '제주도 여행'], True).toarray(), atol=1e-3) and (factor != 1).any()
 
 
 def test_a_card_says_whose_figures_stand_beside_what_a_server_runs(tmp_path):

@@ -26,12 +26,13 @@ from ..data.bm25 import K1
 from ..data.idf import BIGRAM_SHARE
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
-from ..model.encode import encode_collection, encode_queries
+from ..model.encode import encode, encode_queries, normalize_for_scoring
 from ..model.prune_vocabulary import as_config_error
 from ..model.counted_terms import learned_part
 from ..model.splade_doc import query_weights, sides_differ, uses_count_factor
 from ..evaluation.metrics import active_terms, rank, retrieval_metrics
-from .export import Graph, beyond_pooling, limits_of, plain_attention, register_export, whole_tokenizer
+from .export import Graph, beyond_pooling, collection_limits, limits_of, plain_attention, register_export
+from .export import whole_tokenizer
 from .model_card import FORMATS, SERVED
 from .server_limits import FOLDED, HEAVIEST, SIDES, SMALLEST
 
@@ -220,8 +221,9 @@ def measured(model: nn.Module, tokenizer: SpladeTokenizer,
     qrels = {id: collection.qrels[id] for id in collection.judging()}
     wanted = dict.fromkeys([*(doc for grades in qrels.values() for doc in grades), *collection.texts])
     texts = {id: collection.texts[id] for id in [*wanted][:most]}
-    documents, factor = encode_collection(model, tokenizer, texts, most_windows=windows)
-    queries = encode_queries(model, tokenizer, [collection.queries[id].text for id in qrels], factor)
+    documents = encode(model, tokenizer, texts, most_windows=windows, cut={})  # the card says how much is read
+    documents = normalize_for_scoring(documents, model.settings.similarity)
+    queries = encode_queries(model, tokenizer, [collection.queries[id].text for id in qrels], None)
     ceilings = best_ceiling(documents.data), best_ceiling(queries.data)
     losses = _storage_losses(documents, queries, qrels, [*texts], ceilings)
     kept = losses[losses['field'] == 'rank_features']
@@ -399,13 +401,13 @@ def to_connector(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
     facts, refused = measured(model, tokenizer, data, windows=8), too_many_tokens(model, tokenizer)
     for side in SIDES:
         write_json(folder/f'connector-{side}.json', connector_body(side))
-        model = dict(name=f'splade_nb-{side}', function_name='remote', connector_id='{connector}')
-        write_json(folder/f'{side}.json', model)
+        remote = dict(name=f'splade_nb-{side}', function_name='remote', connector_id='{connector}')
+        write_json(folder/f'{side}.json', remote)
     _write_bodies(facts, refused, folder)
     (folder/'index-semantic.json').unlink()
     (folder/'no-semantic.txt').write_text('semantic: its remote models are dense ones; take rank_features\n')
     needed = 'make serve has to run with this model where OpenSearch reaches it.'
-    return [needed, *_loss_lines(facts), *[refused] * bool(refused)]
+    return [needed, *collection_limits(model), *_loss_lines(facts), *[refused] * bool(refused)]
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #card-use
 def _use_opensearch(name: str, folder: Path) -> str: # code of the model card
@@ -416,4 +418,4 @@ subprocess.run(['bash', 'register.sh'], env=environment, check=True)  # its head
 
 FORMATS |= dict.fromkeys(('opensearch', CONNECTOR), ('opensearch', 'feature-extraction', _use_opensearch))
 SERVED |= {'opensearch': 'OpenSearch, which reads the beginning of a text alone and counts words, where it does, by nori',
-           CONNECTOR: 'OpenSearch, where every vector has IDF and mean length of the training texts'}
+           CONNECTOR: 'OpenSearch, where counted terms have IDF and mean length of the training texts'}
