@@ -144,6 +144,17 @@ def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
     assert counted_terms and all(term.name in texts[hits[0].id] and not term.added for term in counted_terms)
 
 
+def test_a_searcher_says_in_plain_sentences_what_it_does_not_read(joined, tmp_path, capsys, recwarn):
+    encoder, long = Encoder('joined', *joined, label_of(*joined)), '한복을 입고 경복궁에 간다 ' * 200
+    with build_searcher(encoder, [Document('long', '', long), Document('short', '', '한복을 입는다')], tmp_path/'searcher') as searcher:
+        searcher.expand(long)
+        assert searcher.search(long, 1)[0].id == 'long'
+    text, query = [line for line in capsys.readouterr().err.splitlines() if 'does not read' in line]
+    assert text.startswith('1 of 2 texts are longer than 8 windows of 46 tokens: the model does not read ')
+    assert query.endswith('tokens at the end of the query') and 'most_windows' not in text + query
+    assert not [str(each.message) for each in recwarn if 'longer than' in str(each.message)]
+
+
 def test_a_joined_model_without_some_of_its_weights_is_refused(joined, tmp_path):
     from safetensors.torch import load_file, save_file
     from splade_nb.model.load import load as opened, save

@@ -28,7 +28,7 @@ def counted(text: str) -> np.ndarray: # [V]
 def encoder(monkeypatch, tmp_path):
     "A model that counts letters; `read` lists what it was given."
     read = []
-    def encoded(encoder, words):
+    def encoded(encoder, words, cut):
         read.extend(words)
         rows = sparse.csr_matrix(np.stack([counted(text) for text in words]))
         return rows, rows
@@ -234,7 +234,7 @@ def written() -> int:
 def test_a_change_of_a_saved_searcher_writes_what_it_changes(engine, encoder, monkeypatch, tmp_path):
     "Half a million columns, as counted terms have them: their document frequencies alone are 4 MB."
     size = 547_921
-    def encoded(encoder, words): # some columns of each text, far from one another
+    def encoded(encoder, words, cut): # some columns of each text, far from one another
         rows = sparse.vstack([sparse.csr_matrix(([1.0] * 300, ([0] * 300, np.arange(300) * 1800 + len(text))), (1, size)) for text in words], 'csr')
         return rows, rows
     monkeypatch.setattr(searchers, 'document_vectors', encoded)
