@@ -18,7 +18,7 @@ from .data.tokenizer import SpladeTokenizer
 from .model.encode import encode_collection, encode_queries, factor_for, terms
 from .model.dense import ENCODER
 from .model.opened import RELEASED, open_model
-from .serving.searcher import Hit, saved_searcher
+from .serving.searcher import Hit, check_search, saved_searcher
 from .cli import encode_texts
 
 # %% ../nbs/9_api.ipynb #encoder
@@ -155,6 +155,7 @@ def search(model: str | Path, # as `load` takes it
            dense_encoder: str = ENCODER # that makes them: a hub name, or a folder
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
+    check_search(query, k)  # before texts are encoded
     with saved_searcher(str(model), str(data), engine, index, hybrid, dense_encoder) as searcher:
         return searcher.search(query, k)
 

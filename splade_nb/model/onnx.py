@@ -13,7 +13,7 @@ from pathlib import Path
 # %% ../../nbs/2_model/19_onnx.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, read_json, reading, sha256_of
+from ..config.files import ConfigError, installed, read_json, reading, sha256_of
 from ..config.settings import further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import DENSE_BYTES, columns_of, encode, require_finite, require_size
@@ -79,6 +79,8 @@ def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     return sparse.csr_matrix(vectors if columns is None else vectors * columns)
 
 # %% ../../nbs/2_model/19_onnx.ipynb #onnx-model
+_INSTALL = ", which needs pip install 'splade_nb[train]'"
+
 class OnnxModel(_Opened):
     "An exported model as `model.encode` asks it. Raises `ConfigError` for a folder without the files, or another's."
     def digest(self) -> str: # 16 hex digits
@@ -91,7 +93,9 @@ class OnnxModel(_Opened):
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # a bool for each token
         "The tokens that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
-        if screen: raise ConfigError("screen=True: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: load it with runtime='torch': pip install 'splade_nb[train]'")
+        if screen:
+            raise ConfigError('screen: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: leave it at auto, '
+                              "or load the model in Python with runtime='torch'" + _INSTALL * (not installed('torch')))
         return np.isin(np.arange(len(self.special)), keep)
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEP', 'WINDOWS', 'PARTS', 'Encoder', 'open_encoder', 'Term', 'terms_of', 'full_text', 'matched_terms', 'mean_length',
-           'document_vectors', 'dense_size', 'commit', 'Hit', 'print_hits', 'Searcher', 'check_address',
+           'document_vectors', 'dense_size', 'commit', 'Hit', 'print_hits', 'check_search', 'Searcher', 'check_address',
            'build_searcher', 'NoSearcher', 'open_searcher', 'saved_searcher', 'search_texts']
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import printable
-from ..config.files import ConfigError, Damaged, check_text, choose, in_turn, needs, read_json, write_json
+from ..config.files import ConfigError, Damaged, check_count, check_text, choose, in_turn, needs, read_json, write_json
 from ..data.idf import count_factor
 from ..data.readers import read_source
 from ..data.records import Document
@@ -264,6 +264,11 @@ def _search(searcher, query, k, part):
         return [hit(*result) for result in results if result[0] is not None]
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searching
+def check_search(query: str, k: int, name: str = 'k') -> None: # name: what the number is called where it was typed
+    "Raises `ConfigError` for a query with nothing to see, and for fewer than one text."
+    if not check_text(query, 'query', empty=False).strip(): raise ConfigError(f'query {query!r}: a text is expected')
+    check_count(k, name)
+
 class _Answers:
     def __len__(self): return len(self.store)
 
@@ -276,7 +281,7 @@ class _Answers:
     def search(self, query: str, k: int = 10,
                part: str = 'all') -> list[Hit]: # of `parts`
         "The best texts. Raises `ConfigError`."
-        check_text(query, 'query')
+        check_search(query, k)
         if part != 'all': choose('part', part, self.parts)
         with self.lock:
             _follow(self)
@@ -543,4 +548,5 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
 # %% ../../nbs/6_serving/08_searcher.ipynb #main
 def search_texts(query: str, results: int = 5, **options) -> None: # options: of `saved_searcher`
     "Print the best texts of a saved searcher. Raises `ConfigError`, `DataError`."
+    check_search(query, results, 'results')  # before texts are encoded
     with saved_searcher(**options) as searcher: print_hits(searcher.search(query, results))
