@@ -286,6 +286,8 @@ def test_a_connector_measures_and_says_what_it_does(joined, tmp_path, monkeypatc
     tmp_path.joinpath('out').mkdir()
     limits = to_connector(model, tokenizer, tmp_path/'out', data='toy')
     assert any('IDF and mean length are those of the training texts' in limit for limit in limits)
+    assert limits[-1].endswith('32,768 of them are columns of counted terms: take rank_features; with TO=opensearch the server counts words itself.')
+    assert not any('Prune it' in limit or 'by sparse_vector' in limit for limit in limits), 'pruning makes no room, and there is no such field'
     corpus = toy_corpus()
     encoder = Encoder('joined', model, tokenizer, label_of(model, tokenizer))
     judged = [corpus.queries[id].text for id in corpus.judging()]

@@ -180,6 +180,8 @@ def test_a_large_vocabulary_is_refused_for_clusters_only(exports, tokenizer, tmp
     monkeypatch.setattr(module, 'FOLDED', len(tokenizer) - 1)
     limits = write_form(exports('looked-up')[0], tokenizer, 'opensearch', tmp_path/'out', data='toy')
     assert FOLDED == 2 ** 15 and 'prune_vocabulary BACKBONE DATA pruned' in limits[-1]
+    assert not any('by sparse_vector' in limit for limit in limits), 'no loss of what is refused'
+    assert {row['field'] for row in json.loads((tmp_path/'out'/'storage.json').read_text())['losses']} == {'rank_features'}
     assert not (tmp_path/'out'/'index-sparse_vector.json').exists() and (tmp_path/'out'/'index-rank_features.json').exists()
     done = register(tmp_path/'out', 'http://127.0.0.1:9', FIELD='sparse_vector')
     assert done.returncode == 1 and 'prune_vocabulary' in done.stderr

@@ -296,14 +296,20 @@ def search_bodies(facts: dict) -> dict[str, dict]: # of `measured`
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #too-many-tokens
 def too_many_tokens(model: nn.Module, tokenizer: SpladeTokenizer) -> str: # '' where they are few enough
-    "Why this vocabulary cannot stand in a `sparse_vector` field, and the commands that prune it."
+    "Why this vocabulary cannot stand in a `sparse_vector` field, and what can be done."
     if len(tokenizer) <= FOLDED: return ''
+    said = f'sparse_vector folds ids modulo {FOLDED:,}, the vocabulary has {len(tokenizer):,}: two terms would be one.'
+    if tokenizer.further >= FOLDED:  # no token that is pruned makes room
+        inside = '' if outside_network(tokenizer) else '; with TO=opensearch the server counts words itself'
+        return f'{said} {tokenizer.further:,} of them are columns of counted terms: take rank_features{inside}.'
     prune = 'python -m splade_nb.model.prune_vocabulary'
     whole = beyond_pooling(model, tokenizer) or model.query_shift is not None or model.settings.log_twice
     after = f'make export TO=mlm EXPORT=whole, {prune} whole DATA pruned, make export MODEL=pruned TO=opensearch'
     before = f'{prune} BACKBONE DATA pruned, and train on it: make train SETTINGS=\'{{"backbone": "pruned"}}\''
-    return (f'sparse_vector folds ids modulo {FOLDED:,}, the vocabulary has {len(tokenizer):,}: '
-            f'two tokens would be one. Prune it: {before if whole else after}')
+    return f'{said} Prune it: {before if whole else after}'
+
+def _without_refused(facts, refused): # of `measured`; refused: of `too_many_tokens`
+    return facts | dict(losses=[row for row in facts['losses'] if not (refused and row['field'] == 'sparse_vector')])
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #write-models
 def _write_models(model, tokenizer, folder): # zip files and registrations; what query weights are divided by
@@ -346,9 +352,12 @@ def _loss_lines(facts): # sentences of the card
     def lost(field, ratio): return losses[(losses['field'] == field) & (losses['prune_ratio'] == ratio)]['lost'].item()
     ratio, ceilings = facts['prune_ratio'], '{:g} for documents and {:g} for queries'.format(*facts['ceilings'])
     where = f'{facts["queries"]} test queries and {facts["documents"]} documents of {facts["data"]}'
+    clusters = ''
+    if 'sparse_vector' in set(losses['field']):
+        clusters = (f', and {lost("sparse_vector", ratio):+.4f} by sparse_vector where its clusters act, '
+                    f'with ceilings of {ceilings}')
     return [f'nDCG@10 lost on {where}: {lost("rank_features", 0.0):+.4f} by rank_features, '
-            f'{lost("rank_features", ratio):+.4f} with prune_ratio={ratio:g}, which the pipeline sets, and '
-            f'{lost("sparse_vector", ratio):+.4f} by sparse_vector where its clusters act, with ceilings of {ceilings}.']
+            f'{lost("rank_features", ratio):+.4f} with prune_ratio={ratio:g}, which the pipeline sets{clusters}.']
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #djl-limits
 def djl_limits(model: nn.Module) -> list[str]:
@@ -374,7 +383,8 @@ def to_opensearch(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
         raise ConfigError(f'OpenSearch cannot run this model itself: {"; ".join(outside)}. '
                           f'Export the connector to our own service instead: TO={CONNECTOR}')
     counted, (model, tokenizer) = counted_boosts(model), learned_part(model, tokenizer)
-    refused, facts = too_many_tokens(model, tokenizer), measured(model, tokenizer, data)
+    refused = too_many_tokens(model, tokenizer)
+    facts = _without_refused(measured(model, tokenizer, data), refused)
     factor = _write_models(model, tokenizer, folder)
     _write_bodies(facts | (dict(counted=counted) if counted else {}), refused, folder)
     return _server_limits(model, facts, factor, refused) + counted_by_server(counted, 'search-rank_features.json')
@@ -398,7 +408,8 @@ def to_connector(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
                  data: str = 'mini' # as in `to_opensearch`
                 ) -> list[str]:
     "A folder that connects OpenSearch to `make serve`; returns its limits."
-    facts, refused = measured(model, tokenizer, data, windows=8), too_many_tokens(model, tokenizer)
+    refused = too_many_tokens(model, tokenizer)
+    facts = _without_refused(measured(model, tokenizer, data, windows=8), refused)
     for side in SIDES:
         write_json(folder/f'connector-{side}.json', connector_body(side))
         remote = dict(name=f'splade_nb-{side}', function_name='remote', connector_id='{connector}')
