@@ -75,7 +75,7 @@ class DocumentStore:
     def run(self, statement: str, *values) -> list:
         with _sqlite_errors(self.path): return self.file.execute(statement, values).fetchall()
 
-    def __len__(self): return self.count('columns IS NOT NULL') # encoded texts
+    def __len__(self): return self.count('TRUE') - self.count('columns IS NULL') # encoded texts: both are in an index
     def close(self) -> None: self.file.close()
     def column(self, statement: str, *values) -> list: return [value for value, in self.run(statement, *values)]
     def count(self, condition: str) -> int: return self.column(f'SELECT COUNT(*) FROM texts WHERE {condition}')[0]
