@@ -211,6 +211,7 @@ def test_the_command_writes_the_card(tokenizer, tmp_path):
     told = export_model(str(tmp_path/'model'), 'opensearch', str(tmp_path/'out'), data='toy')
     card = (tmp_path/'out'/'README.md').read_text(encoding='utf-8')
     assert told['form'] == 'opensearch' and 'register.sh' in card and 'nDCG@10 lost on' in card
+    assert f'\n# {tmp_path.name} (opensearch)\n' in card, 'the model and its form, not the folder that was written'
 
 
 def test_a_zip_is_the_same_every_time(tmp_path):

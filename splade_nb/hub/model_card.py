@@ -188,7 +188,8 @@ def card(facts: dict,                # of `facts_of`
          name: str,                  # on the hub, or of the folder
          folder: Path,               # what `write_form` wrote
          limits: list[str],          # of `write_form`
-         licence: str = 'unknown'    # of the weights, as the hub spells it
+         licence: str = 'unknown',   # of the weights, as the hub spells it
+         title: str = ''             # empty: the name
         ) -> str:
     "The README.md of an exported model."
     limits = [*limits, 'Trained on Korean text; its table says nothing of other languages.',
@@ -198,7 +199,7 @@ def card(facts: dict,                # of `facts_of`
     parts = {'Use': f'```python\n{FORMATS[form][-1](name, folder)}\n```', 'Quality': _quality_of(facts, form),
              'Origin': origin(facts), 'Limits': '\n'.join(f'- {limit}' for limit in limits)}
     body = '\n\n'.join(f'## {title}\n\n{text}' for title, text in parts.items())
-    return (f'---\n{front_matter(facts, form, licence)}\n---\n\n# {name}\n\nKorean learned sparse retrieval (SPLADE): '
+    return (f'---\n{front_matter(facts, form, licence)}\n---\n\n# {title or name}\n\nKorean learned sparse retrieval (SPLADE): '
             'a text becomes weights over a vocabulary, which an inverted index searches. Made with splade_nb.\n\n'
             f'{body}\n')
 
