@@ -3,6 +3,7 @@ import json, shutil, subprocess, sys, warnings
 from pathlib import Path
 import numpy as np
 import pytest
+from scipy import sparse
 import splade_nb
 from conftest import ROOT, made_collection
 from faults import program
@@ -146,6 +147,23 @@ def test_the_filter_of_pytorch_is_refused_in_words_that_the_command_has(tmp_path
     assert main(['encode', '--data', str(tmp_path/'texts.txt'), '--out', str(tmp_path/'out'), '--screen', 'on']) == 2
     said = capsys.readouterr().err
     assert "leave it at auto, or load the model in Python with runtime='torch'" in said and 'pip install' not in said, 'PyTorch is installed here'
+
+
+def test_counted_terms_are_read_by_the_texts_that_they_are_of():
+    encoder, texts = splade_nb.load(), ['한복 입고 경복궁에 간다', '나주 배는 달다']
+    vectors = encoder.encode_document(texts)
+    alone, named = encoder.decode(vectors, 999), encoder.decode(vectors, 999, texts)
+    assert any(term[0] == '⟨' for term, _ in alone[0]) and not any(term[0] == '⟨' for row in named for term, _ in row)
+    assert {term for term, _ in named[0]} >= {'경복⁺', '한복⁺'} and [weight for _, weight in named[0]] == [weight for _, weight in alone[0]]
+    with pytest.raises(ConfigError, match='texts: found 1 for 2 vectors'): encoder.decode(vectors, 3, texts[:1])
+
+
+def test_what_is_no_vector_is_refused_by_every_method():
+    encoder = splade_nb.load()
+    for wrong in ([[1.0]], [1.0], 'text', None):
+        for method in (encoder.decode, encoder.sparsity):
+            with pytest.raises(ConfigError, match='vectors: found'): method(wrong)
+    assert encoder.sparsity(np.eye(2)) == encoder.sparsity(sparse.csr_matrix(np.eye(2)))
 
 
 # The README of the version before: every command and import that it named
