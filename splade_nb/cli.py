@@ -335,7 +335,7 @@ def _add_release_options(command) -> None:
     _add_written_options(command)
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
-    command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, a quarter as large.')
+    command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, 30 %% of the size.')
     command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms. The model is judged again.')
     command.add_argument('--counted-terms', type=int, default=0, help='Columns of counted terms, a multiple of those of the run. The model is judged again.')
     command.add_argument('--seen-only', action='store_true',

@@ -166,6 +166,13 @@ def test_what_is_no_vector_is_refused_by_every_method():
     assert encoder.sparsity(np.eye(2)) == encoder.sparsity(sparse.csr_matrix(np.eye(2)))
 
 
+def test_what_is_said_of_the_size_in_integers_is_one_number(capsys):
+    with pytest.raises(SystemExit): main(['release', '--help'])
+    assert '30 % of the size' in ' '.join(capsys.readouterr().out.split())
+    for page in ('commands.md', 'commands_ko.md'): assert '30 %' in (ROOT/'docs'/page).read_text(encoding='utf-8'), page
+    assert 'encode_collection' in (ROOT/'docs'/'opensearch.md').read_text(encoding='utf-8'), 'what gives vectors with counted terms'
+
+
 # The README of the version before: every command and import that it named
 
 def python(*arguments, folder: Path = ROOT) -> subprocess.CompletedProcess:
