@@ -266,6 +266,25 @@ def test_changes_of_document_frequencies_are_summed_up_in_time(build, reopen):
     with reopen() as searcher: assert searcher.store.postings.tolist() == expected
 
 
+@pytest.mark.parametrize('again', ('change', 'opening'))
+def test_texts_that_a_full_disk_kept_from_the_index_are_indexed_later(again, build, reopen, monkeypatch):
+    "As the docstring of `Searcher.add` says."
+    new = Document('글 9', '', '바다에서 논다')
+    searcher = build()
+    with pytest.raises(ConfigError, match='text is expected'): searcher.add([new, Document('글 8', '', None)])
+    assert searcher.store.count("id = '글 9'") == 0, 'a wrong text changes nothing'
+    with monkeypatch.context() as full:
+        def save(): raise ConfigError('index: cannot be written: No space left on device')
+        full.setattr(searcher.index, 'save', save)
+        with pytest.raises(ConfigError, match='No space left'): searcher.add(new)
+    assert searcher.store.count("id = '글 9'") == 1
+    if again == 'change':
+        searcher.delete('글 0')
+        assert '글 9' in first_results(searcher)
+    searcher.close()
+    with reopen() as found: assert first_results(found)['글 9'] == '글 9'
+
+
 def test_as_many_texts_but_others_in_the_index_are_mended(build, reopen, tmp_path):
     "As an earlier version left them where two processes wrote."
     build().close()

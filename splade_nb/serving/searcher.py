@@ -321,7 +321,8 @@ class Searcher(_Answers):
         self.lock, self.factor = threading.RLock(), None  # factor: [V] of the queries, made from document frequencies
 
     def add(self, documents: Document | Iterable[Document]) -> None:
-        "Add texts, or replace those with the same id. Raises `ConfigError`; nothing is changed then."
+        """Add texts, or replace those with the same id. Raises `ConfigError`: where a text is wrong, nothing is changed;
+        where the disk or a server refuses later, the texts are kept, and the next change or opening indexes them."""
         with _changing(self): document_store.put(self.store, documents)
 
     def delete(self, ids: str | Iterable[str]) -> None:
