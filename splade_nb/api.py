@@ -93,13 +93,14 @@ def decode(self, vectors: sparse.csr_matrix, # [B, V]
            top_k: int = 10,                  # heaviest terms of each text
            texts: list[str] | str | None = None # [B] of which the vectors are: counted terms get their names
           ) -> list[list[tuple[str, float]]]: # of B texts (term, weight), heaviest first
-    """Terms that people can read. Several counted terms share a column, so without `texts` such a term is ⟨n⟩, the number
-    of its column; with them it is the morpheme or the pair of letters of its text, marked by ⁺. Raises `ConfigError` for
-    another number of texts than of vectors."""
+    """Terms that people can read. Several counted terms share a column, so without `texts` such a term is ⟨n⟩, the
+    number of its column; with them it is the morpheme or the pair of letters of its text, marked by ⁺. Raises
+    `ConfigError` for another number of texts than of vectors."""
     check_count(top_k, 'top_k')
     rows = _vectors(vectors, 'vectors', len(self.tokenizer))
     of = [None] * rows.shape[0] if texts is None else texts_of(texts)
-    if len(of) != rows.shape[0]: raise ConfigError(f'texts: found {len(of):,} for {rows.shape[0]:,} vectors; allowed: one for each')
+    if len(of) != rows.shape[0]:
+        raise ConfigError(f'texts: found {len(of):,} for {rows.shape[0]:,} vectors; allowed: one for each')
     def read(row, text):
         names = self.tokenizer.names if text is None else self.tokenizer.names_in(text)
         return [(term, round(weight, 3)) for term, weight in heaviest(row, names, top_k)]

@@ -88,8 +88,9 @@ _MARKS = 'A text without a token has the terms of its begin and end marks; in sp
 
 def collection_limits(model: nn.Module) -> list[str]: # a limit, or none
     "What a form does otherwise that knows no collection."
-    return ['IDF and mean length are those of the training texts, so it ranks otherwise than `make search` and `make serve`; '
-            '`splade_nb.evaluation.retrieval.indexed` counts those of the collection and multiplies queries by the ratio.'
+    return ['IDF and mean length are those of the training texts, so it ranks otherwise than `make search` and '
+            '`make serve`; `splade_nb.evaluation.retrieval.indexed` counts those of the collection and multiplies '
+            'queries by the ratio.'
             ] * (model.settings.counted_terms > 0)
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-mlm
@@ -353,8 +354,9 @@ def register_export(form: str, measured: bool = False): # decorator of a functio
     return register
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-form-cell
-FROM_INTEGERS = ('The weights come from the 8-bit integers of the model and are computed in floats here. `load()` and `make search` '
-                 'compute in integers too, so vectors differ a little from theirs, and so does the order of close texts.')
+FROM_INTEGERS = ('The weights come from the 8-bit integers of the model and are computed in floats here. `load()` and '
+                 '`make search` compute in integers too, so vectors differ a little from theirs, and so does the order '
+                 'of close texts.')
 
 def write_form(model: nn.Module, tokenizer: SpladeTokenizer,
                form: str,            # one of `EXPORTS`

@@ -176,13 +176,14 @@ def origin(facts: dict) -> str:
     changes = markdown_table(pd.DataFrame([(name, *map(short, pair)) for name, pair in found.items()], columns=['setting', parent, version]))
     return f'{table}\n\nSettings that differ from {parent}, at the same recipe and scale:\n\n{changes}'
 
-# %% ../../nbs/5_hub/04_model_card.ipynb #card
+# %% ../../nbs/5_hub/04_model_card.ipynb #served
 SERVED = {} # form that a server runs: what it does otherwise than the measurement of the card
 
 def _quality_of(facts, form): # `quality`, and whose figures they are
     if form not in SERVED or 'metrics' not in facts['summary']: return quality(facts)
     return f'{quality(facts)}\n\nThese are figures of splade_nb, not of {SERVED[form]}; Limits says more.'
 
+# %% ../../nbs/5_hub/04_model_card.ipynb #card
 def card(facts: dict,                # of `facts_of`
          form: str,                  # one of `FORMATS`
          name: str,                  # on the hub, or of the folder

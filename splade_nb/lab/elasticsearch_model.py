@@ -255,19 +255,21 @@ def model_body(tokenizer: SpladeTokenizer, length: int) -> dict: # length: token
                 inference_config=dict(text_expansion=dict(tokenization={kind: cut})))
 
 # %% ../../nbs/9_lab/11_elasticsearch_model.ipynb #bodies
-def elastic_bodies(counted: dict[str, float] # of `counted_boosts`
-                  ) -> dict[str, dict]:      # by the name of the file
-    "The other requests; `import.sh` fills in names."
-    encoding = dict(inference=dict(model_id='{document_model}', input_output=[dict(input_field='text', output_field='vector')]))
-    vector = dict(type='sparse_vector', index_options=dict(prune=False))
-    settings, text = dict(index=dict(default_pipeline='{pipeline}')), dict(type='text')
-    if counted: settings['analysis'], text = ANALYSIS, WORDS  # the server counts, with the plugin analysis-nori
-    asked = '제주도 여행 어디가 좋아요'
+def _searched(counted): # of `counted_boosts`; settings, field of text and query of an index
+    settings, text, asked = dict(index=dict(default_pipeline='{pipeline}')), dict(type='text'), '제주도 여행 어디가 좋아요'
     query = dict(sparse_vector=dict(field='vector', inference_id='{query_model}', query=asked))
-    if counted: query = dict(bool=dict(should=[query, *word_queries(counted, asked)]))
-    return dict(pipeline=dict(description='Sparse vectors by splade_nb', processors=[encoding]),
-                index=dict(settings=settings, mappings=dict(properties=dict(text=text, vector=vector))),
-                search=dict(_source=['text'], query=query), example=EXAMPLE)
+    if not counted: return settings, text, query
+    query = dict(bool=dict(should=[query, *word_queries(counted, asked)]))
+    return settings | dict(analysis=ANALYSIS), WORDS, query  # the server counts, with the plugin analysis-nori
+
+# %% ../../nbs/9_lab/11_elasticsearch_model.ipynb #elastic-bodies
+def elastic_bodies(counted: dict[str, float]) -> dict[str, dict]: # of `counted_boosts`; by the name of the file
+    "The other requests; `import.sh` fills in names."
+    settings, text, query = _searched(counted)
+    encoding = dict(inference=dict(model_id='{document_model}', input_output=[dict(input_field='text', output_field='vector')]))
+    fields = dict(text=text, vector=dict(type='sparse_vector', index_options=dict(prune=False)))
+    return dict(pipeline=dict(description='Sparse vectors by splade_nb', processors=[encoding]), example=EXAMPLE,
+                index=dict(settings=settings, mappings=dict(properties=fields)), search=dict(_source=['text'], query=query))
 
 # %% ../../nbs/9_lab/11_elasticsearch_model.ipynb #elastic-limits
 def _elastic_limits(model, tokenizer, facts, factor, difference):

@@ -78,9 +78,13 @@ def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
     return sparse.csr_matrix(vectors if columns is None else vectors * columns)
 
-# %% ../../nbs/2_model/19_onnx.ipynb #onnx-model
-_INSTALL = ", which needs pip install 'splade_nb[train]'"
+# %% ../../nbs/2_model/19_onnx.ipynb #no-filter
+def _no_filter(): # why the int8 filter is refused, in words for a command and for Python
+    install = '' if installed('torch') else ", which needs pip install 'splade_nb[train]'"
+    return ('screen: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: leave it at auto, '
+            f"or load the model in Python with runtime='torch'{install}")
 
+# %% ../../nbs/2_model/19_onnx.ipynb #onnx-model
 class OnnxModel(_Opened):
     "An exported model as `model.encode` asks it. Raises `ConfigError` for a folder without the files, or another's."
     def digest(self) -> str: # 16 hex digits
@@ -93,9 +97,7 @@ class OnnxModel(_Opened):
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # a bool for each token
         "The tokens that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
-        if screen:
-            raise ConfigError('screen: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: leave it at auto, '
-                              "or load the model in Python with runtime='torch'" + _INSTALL * (not installed('torch')))
+        if screen: raise ConfigError(_no_filter())
         return np.isin(np.arange(len(self.special)), keep)
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,

@@ -88,8 +88,10 @@ class DocumentStore:
         self.mean, self.similarity = self.fact('mean') or 0.0, self.fact('similarity') or 'dot'
         self.postings = np.zeros(self.size, '<i8')
         for whole, saved in self.run(POSTINGS):
-            columns, counts = (slice(None), np.frombuffer(saved, '<i8')) if whole else np.frombuffer(saved, '<i4').reshape(2, -1)
-            self.postings[columns] += counts
+            if whole: self.postings += np.frombuffer(saved, '<i8')
+            else:
+                columns, counts = np.frombuffer(saved, '<i4').reshape(2, -1)
+                self.postings[columns] += counts
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #transaction
 def _write_postings(store, before): # before: [V], what the file says

@@ -233,7 +233,8 @@ def _query_vector(searcher, query): # [1, V]
     decoder = None if encoder.model.settings.inference_free_query else encoder.decoder
     vector = encode(encoder.model, encoder.tokenizer, [query], False, most_windows=WINDOWS, decoder=decoder,
                     factor=searcher.factor, cut=(cut := {}))
-    if cut.get('texts'): print(f'the model does not read {cut["tokens"]:,} tokens at the end of the query', file=sys.stderr)
+    if cut.get('texts'):
+        print(f'the model does not read {cut["tokens"]:,} tokens at the end of the query', file=sys.stderr)
     return normalize_for_scoring(vector, encoder.model.settings.similarity).tocsr()
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #search-index-2
