@@ -44,7 +44,7 @@ report = ingest(index, ((id, vector, texts[id]) for id, vector in zip(texts, vec
 index.search(encode_queries(model, tokenizer, ['제주도 여행 어디가 좋아요'], factor), k=10)
 ```
 
-`load_encoder` gives `model` and `tokenizer`, `encode` the `vectors`; [retrieval](../nbs/4_evaluation/04_retrieval.ipynb) shows `encode_queries` and the `factor` of a collection.
+`open_model` of `splade_nb.model.opened` gives `model` and `tokenizer`; `encode_collection` of `splade_nb.model.encode` gives the `vectors` of all texts of a collection, with its mean length, and the `factor`, its document frequencies, which `encode_queries` takes. `encode` alone takes both from the training texts: with counted terms that is another ranking ([retrieval](../nbs/4_evaluation/04_retrieval.ipynb)).
 
 ## Whose documents
 

@@ -15,10 +15,10 @@ from scipy import sparse
 # %% ../nbs/9_api.ipynb #imports-library
 from .config.files import ConfigError, check_count, clear_errors, texts_of
 from .data.tokenizer import SpladeTokenizer
-from .model.encode import encode_collection, encode_queries, factor_for, terms
+from .model.encode import encode_collection, encode_queries, factor_for, heaviest
 from .model.dense import ENCODER
 from .model.opened import RELEASED, open_model
-from .serving.searcher import Hit, saved_searcher
+from .serving.searcher import Hit, check_search, saved_searcher
 from .cli import encode_texts
 
 # %% ../nbs/9_api.ipynb #encoder
@@ -90,18 +90,29 @@ SparseEncoder.similarity = similarity
 
 # %% ../nbs/9_api.ipynb #decode
 def decode(self, vectors: sparse.csr_matrix, # [B, V]
-           top_k: int = 10                   # heaviest terms of each text
+           top_k: int = 10,                  # heaviest terms of each text
+           texts: list[str] | str | None = None # [B] of which the vectors are: counted terms get their names
           ) -> list[list[tuple[str, float]]]: # of B texts (term, weight), heaviest first
-    "Terms that people can read."
+    """Terms that people can read. Several counted terms share a column, so without `texts` such a term is ⟨n⟩, the
+    number of its column; with them it is the morpheme or the pair of letters of its text, marked by ⁺. Raises
+    `ConfigError` for another number of texts than of vectors."""
     check_count(top_k, 'top_k')
-    return [[(term, round(float(weight), 3)) for term, weight in terms(row, self.tokenizer, top_k)] for row in _vectors(vectors, 'vectors', len(self.tokenizer))]
+    rows = _vectors(vectors, 'vectors', len(self.tokenizer))
+    of = [None] * rows.shape[0] if texts is None else texts_of(texts)
+    if len(of) != rows.shape[0]:
+        raise ConfigError(f'texts: found {len(of):,} for {rows.shape[0]:,} vectors; allowed: one for each')
+    def read(row, text):
+        names = self.tokenizer.names if text is None else self.tokenizer.names_in(text)
+        return [(term, round(weight, 3)) for term, weight in heaviest(row, names, top_k)]
+    return list(map(read, rows, of))
 
 SparseEncoder.decode = decode
 
 # %% ../nbs/9_api.ipynb #sparsity
 def sparsity(self, vectors: sparse.csr_matrix # [B, V]
             ) -> dict[str, float]:            # active_dims, sparsity_ratio
-    "Mean number of terms of a vector, and the share of the vocabulary that is zero."
+    "Mean number of terms of a vector, and the share of the vocabulary that is zero. Raises `ConfigError` as `decode`."
+    vectors = _vectors(vectors, 'vectors')
     active = vectors.nnz / max(1, vectors.shape[0])
     return dict(active_dims=round(active, 2), sparsity_ratio=round(1 - active / vectors.shape[1], 5))
 
@@ -155,6 +166,7 @@ def search(model: str | Path, # as `load` takes it
            dense_encoder: str = ENCODER # that makes them: a hub name, or a folder
           ) -> list[Hit]:     # id, score, title, text, terms
     "The best texts for a query and why they matched; encodes them once. Raises `ConfigError`, `DataError`."
+    check_search(query, k)  # before texts are encoded
     with saved_searcher(str(model), str(data), engine, index, hybrid, dense_encoder) as searcher:
         return searcher.search(query, k)
 

@@ -150,6 +150,9 @@ def _add_forms(wanted: str) -> None:
     for module in here.values(): laboratory(module)
 
 # %% ../nbs/8_cli.ipynb #export-command
+def _model_name(place: Path) -> str:  # of a run folder, or of the model folder inside
+    return place.absolute().parent.name if place.name == 'model' else place.name
+
 def export_model(folder: str,
                  form: str,                  # of `EXPORTS`
                  out: str,
@@ -166,11 +169,14 @@ def export_model(folder: str,
     if data and form not in MEASURED:
         raise ConfigError(f'data={data}: {", ".join(MEASURED)} measure on it, {form} does not')
     if name: require_login()  # before anything is written
-    place, title = model_place(folder), name or Path(out).name
-    if licence == 'unknown' and (place/'release.json').exists(): licence = read_json(place/'release.json')['licence']
+    place = model_place(folder)
+    label = read_json(place/'release.json') if (place/'release.json').exists() else {}
+    if licence == 'unknown': licence = label.get('licence', licence)
     facts, options = facts_of(place), dict(data=data) if data else {}
-    limits = write_form(*open_model(folder, 'torch'), form, out,
-                        lambda limits, there: card(facts, form, title, there, limits, licence), **options)
+    def text(limits, there):
+        title = f'{label.get("name") or _model_name(place)} ({form})'
+        return card(facts, form, name or Path(out).name, there, limits, licence, name or title)
+    limits = write_form(*open_model(folder, 'torch'), form, out, text, **options)
     return dict(form=form, folder=out, limits=limits, hub=push(out, name, public) if name else None)
 
 # %% ../nbs/8_cli.ipynb #run-options
@@ -329,7 +335,7 @@ def _add_release_options(command) -> None:
     _add_written_options(command)
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
-    command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, a quarter as large.')
+    command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, 30 %% of the size.')
     command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms. The model is judged again.')
     command.add_argument('--counted-terms', type=int, default=0, help='Columns of counted terms, a multiple of those of the run. The model is judged again.')
     command.add_argument('--seen-only', action='store_true',

@@ -3,6 +3,7 @@ import json, shutil, subprocess, sys, warnings
 from pathlib import Path
 import numpy as np
 import pytest
+from scipy import sparse
 import splade_nb
 from conftest import ROOT, made_collection
 from faults import program
@@ -129,6 +130,47 @@ def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):
     (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     assert main(['search', '--model', str(v28), '--data', str(tmp_path/'texts.txt'), '--query', '한\udcff']) == 2
     assert capsys.readouterr().err.splitlines()[-1] == r"query '한\udcff': half of a surrogate pair, '\udcff'; UTF-8 cannot hold it"
+
+
+@pytest.mark.parametrize('options, said', [(['--query', '배', '--results', '0'], 'results=0: found int; allowed: a whole number from 1 on'),
+                                           (['--query', ''], "query '': a text is expected, and not an empty one"), (['--query', ' \t'], r"query ' \t': a text is expected")])
+def test_a_search_that_cannot_be_is_refused_before_texts_are_encoded(options, said, tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    assert main(['search', '--data', str(tmp_path/'texts.txt'), *options]) == 2
+    assert capsys.readouterr().err.splitlines() == [said]
+    query, k = options[1], int(options[3]) if len(options) > 2 else 10
+    with pytest.raises(ConfigError, match='k=0' if k == 0 else 'query'): splade_nb.search('', str(tmp_path/'texts.txt'), query, k)
+
+
+def test_the_filter_of_pytorch_is_refused_in_words_that_the_command_has(tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    assert main(['encode', '--data', str(tmp_path/'texts.txt'), '--out', str(tmp_path/'out'), '--screen', 'on']) == 2
+    said = capsys.readouterr().err
+    assert "leave it at auto, or load the model in Python with runtime='torch'" in said and 'pip install' not in said, 'PyTorch is installed here'
+
+
+def test_counted_terms_are_read_by_the_texts_that_they_are_of():
+    encoder, texts = splade_nb.load(), ['한복 입고 경복궁에 간다', '나주 배는 달다']
+    vectors = encoder.encode_document(texts)
+    alone, named = encoder.decode(vectors, 999), encoder.decode(vectors, 999, texts)
+    assert any(term[0] == '⟨' for term, _ in alone[0]) and not any(term[0] == '⟨' for row in named for term, _ in row)
+    assert {term for term, _ in named[0]} >= {'경복⁺', '한복⁺'} and [weight for _, weight in named[0]] == [weight for _, weight in alone[0]]
+    with pytest.raises(ConfigError, match='texts: found 1 for 2 vectors'): encoder.decode(vectors, 3, texts[:1])
+
+
+def test_what_is_no_vector_is_refused_by_every_method():
+    encoder = splade_nb.load()
+    for wrong in ([[1.0]], [1.0], 'text', None):
+        for method in (encoder.decode, encoder.sparsity):
+            with pytest.raises(ConfigError, match='vectors: found'): method(wrong)
+    assert encoder.sparsity(np.eye(2)) == encoder.sparsity(sparse.csr_matrix(np.eye(2)))
+
+
+def test_what_is_said_of_the_size_in_integers_is_one_number(capsys):
+    with pytest.raises(SystemExit): main(['release', '--help'])
+    assert '30 % of the size' in ' '.join(capsys.readouterr().out.split())
+    for page in ('commands.md', 'commands_ko.md'): assert '30 %' in (ROOT/'docs'/page).read_text(encoding='utf-8'), page
+    assert 'encode_collection' in (ROOT/'docs'/'opensearch.md').read_text(encoding='utf-8'), 'what gives vectors with counted terms'
 
 
 # The README of the version before: every command and import that it named

@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import real
 from splade_nb import load
+from splade_nb.cli import laboratory
 from splade_nb.config.files import ConfigError, read_json
 from splade_nb.config.versions import resolve, resolve_quietly
 from splade_nb.data.bm25 import BigramBM25
@@ -14,12 +15,17 @@ from splade_nb.data.tokenizer import masks
 from splade_nb.evaluation.metrics import retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_queries, retrieve
 from splade_nb.experiment import run_version
-import splade_nb.hub.opensearch_model  # registers its form
+from splade_nb.hub import opensearch_model
+from splade_nb.hub.opensearch_model import CONNECTOR, to_connector
 from splade_nb.hub.export import write_form
+from splade_nb.hub.model_card import card, facts_of
 from splade_nb.hub.release import matching_facts, release
 from splade_nb.model.counted_terms import join_counted, learned_part, reweighed, searched_model, widened
+from splade_nb.model.opened import RELEASED
 from splade_nb.model.encode import encode, encode_collection, encode_queries, input_terms
-from splade_nb.serving.searcher import build_searcher
+from splade_nb.serving.connector import side_vectors
+from splade_nb.serving.index import label_of
+from splade_nb.serving.searcher import Encoder, build_searcher
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
 from splade_nb.training.checkpoints import CheckpointError
 from splade_nb.training.dataset import AFTER_TRAINING, prepare
@@ -146,6 +152,17 @@ def test_a_searcher_follows_the_collection(joined, plain, tmp_path):
     assert counted_terms and all(term.name in texts[hits[0].id] and not term.added for term in counted_terms)
 
 
+def test_a_searcher_says_in_plain_sentences_what_it_does_not_read(joined, tmp_path, capsys, recwarn):
+    encoder, long = Encoder('joined', *joined, label_of(*joined)), '한복을 입고 경복궁에 간다 ' * 200
+    with build_searcher(encoder, [Document('long', '', long), Document('short', '', '한복을 입는다')], tmp_path/'searcher') as searcher:
+        searcher.expand(long)
+        assert searcher.search(long, 1)[0].id == 'long'
+    text, query = [line for line in capsys.readouterr().err.splitlines() if 'does not read' in line]
+    assert text.startswith('1 of 2 texts are longer than 8 windows of 46 tokens: the model does not read ')
+    assert query.endswith('tokens at the end of the query') and 'most_windows' not in text + query
+    assert not [str(each.message) for each in recwarn if 'longer than' in str(each.message)]
+
+
 def test_a_joined_model_without_some_of_its_weights_is_refused(joined, tmp_path):
     from safetensors.torch import load_file, save_file
     from splade_nb.model.load import load as opened, save
@@ -245,6 +262,57 @@ def test_opensearch_takes_the_learned_terms_and_counts_itself(joined, plain, tmp
     one, two = (traced_in(tmp_path/name/'document.zip')(ids)['output'] for name in ('served', 'alone'))
     assert one.equal(two) and one.count_nonzero() and one.shape[1] == len(plain[1])
     assert any('nori' in limit for limit in limits) and (tmp_path/'served/query.zip').exists(), 'queries have another bound'
+
+
+def card_of(limits: list) -> str: # without what every model has
+    return '\n'.join(limit for limit in limits if 'ount' in limit and 'nDCG' not in limit)
+
+
+@pytest.mark.slow
+def test_a_card_names_only_fields_and_boosts_that_its_files_have(joined, tmp_path):
+    for form in ('elasticsearch', 'vespa'): laboratory(f'{form}_model')
+    with quiet(): said = {form: card_of(write_form(*joined, form, tmp_path/form)) for form in ('elasticsearch', 'vespa')}
+    index, search = (read_json(tmp_path/f'elasticsearch/{name}.json') for name in ('index', 'search'))
+    learned, *words = search['query']['bool']['should']
+    assert 'sparse_vector' in learned and {name: clause['boost'] for each in words for name, clause in each['match'].items()} == {'text': 1.1, 'text.bigrams': 0.44}
+    text = index['mappings']['properties']['text']
+    assert text['analyzer'] == 'nori' and text['fields']['bigrams']['analyzer'] in index['settings']['analysis']['analyzer']
+    assert 'search.json adds' in said['elasticsearch'] and 'text.bigrams' in said['elasticsearch']
+    assert 'add 0.5 * bm25(text)' in said['vespa'], "Vespa's bm25 has the factor k1 + 1"
+    assert 'bigrams' not in said['vespa'] and 'bigrams' not in (tmp_path/'vespa/application/schemas/doc.sd').read_text()
+
+
+def test_a_connector_measures_and_says_what_it_does(joined, tmp_path, monkeypatch):
+    "It sees no collection: its vectors are those of the training texts, and so are those that are measured."
+    model, tokenizer = joined
+    seen, losses = {}, opensearch_model._storage_losses
+    def kept(documents, queries, *rest):
+        seen.update(documents=documents, queries=queries)
+        return losses(documents, queries, *rest)
+    monkeypatch.setattr(opensearch_model, '_storage_losses', kept)
+    tmp_path.joinpath('out').mkdir()
+    limits = to_connector(model, tokenizer, tmp_path/'out', data='toy')
+    assert any('IDF and mean length are those of the training texts' in limit for limit in limits)
+    assert limits[-1].endswith('32,768 of them are columns of counted terms: take rank_features; with TO=opensearch the server counts words itself.')
+    assert not any('Prune it' in limit or 'by sparse_vector' in limit for limit in limits), 'pruning makes no room, and there is no such field'
+    corpus = toy_corpus()
+    encoder = Encoder('joined', model, tokenizer, label_of(model, tokenizer))
+    judged = [corpus.queries[id].text for id in corpus.judging()]
+    documents, queries = side_vectors(encoder, [*corpus.texts.values()], True), side_vectors(encoder, judged, False)
+    def same(some, others): return len(some.data) == len(others.data) and np.allclose(sorted(some.data), sorted(others.data), atol=1e-5)
+    assert same(seen['documents'], documents) and same(seen['queries'], queries)
+    own, factor = encode_collection(model, tokenizer, {'a': '제주도', 'b': '제주도 여행'})
+    assert not np.allclose(own.toarray(), side_vectors(encoder, ['제주도', '제주도 여행'], True).toarray(), atol=1e-3) and (factor != 1).any()
+
+
+def test_a_card_says_whose_figures_stand_beside_what_a_server_runs(tmp_path):
+    for form in ('elasticsearch', 'vespa'): laboratory(f'{form}_model')
+    facts, said = facts_of(RELEASED), 'These are figures of splade_nb, not of {}'
+    for form, server in {'opensearch': 'OpenSearch', CONNECTOR: 'OpenSearch', 'elasticsearch': 'Elasticsearch', 'vespa': 'Vespa'}.items():
+        quality = card(facts, form, 'model', tmp_path, []).split('## Quality')[1].split('## Origin')[0]
+        assert 'this model' in quality and said.format(server) in quality
+    assert 'figures of splade_nb' not in card(facts, 'mlm', 'model', tmp_path, [])
+    assert 'figures of splade_nb' not in card(facts | dict(summary={}), 'vespa', 'model', tmp_path, []), 'there are none'
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Files that are cut or garbled, disks and terminals that refuse: one line that says where, whoever fails inside."""
-import errno, json, os, subprocess, sys
+import errno, json, os, resource, shutil, subprocess, sys
+from contextlib import contextmanager
 from pathlib import Path
 import pytest
 from splade_nb.config.files import ConfigError, Damaged, clear_errors, read_json, reading, replaced, texts_of, writing
@@ -22,6 +23,30 @@ sys.exit(main())'''
 def test_a_disk_that_refuses_is_named(error):
     with pytest.raises(ConfigError, match='^out: cannot be written: [A-Z][a-z -]+. Make room'):
         with writing('out'): raise error
+
+
+@contextmanager
+def largest_file(size: int):
+    "A disk that takes no larger file: the system stops inside a copy, and its error names the source first."
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try: yield
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize('copied', [shutil.copyfile, shutil.copy, shutil.copy2])
+def test_a_copy_onto_a_full_disk_names_where_it_goes(copied, tmp_path):
+    source, target = tmp_path/'package'/'tokenizer.json', tmp_path/'out'/'tokenizer.json'
+    for path in (source, target): path.parent.mkdir()
+    source.write_bytes(b'x' * 100_000)
+    with pytest.raises(ConfigError) as said, writing(target.parent), largest_file(1000): copied(source, target)
+    assert str(said.value).startswith(f'{target.parent}: cannot be written: File too large. Make room')
+    with pytest.raises(ConfigError, match='out/tokenizer.json: File too large'), clear_errors(), largest_file(1000): copied(source, target)
+
+
+def test_a_copy_of_a_file_that_is_not_there_names_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError), writing(tmp_path/'out'): shutil.copyfile(tmp_path/'none.json', tmp_path/'out')
+    with pytest.raises(ConfigError, match='none.json: No such file'), clear_errors(): os.replace(tmp_path/'none.json', tmp_path/'x')
 
 
 @pytest.mark.parametrize('error', [ConnectionResetError(errno.ECONNRESET, 'gone'), RuntimeError('no gradient'), KeyError('x'), OSError(errno.ENOENT, 'no', 'texts.txt')])

@@ -13,7 +13,7 @@ from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.model.counted_terms import searched_model
 from splade_nb.model.encode import encode
-from splade_nb.hub.export import beyond_pooling, whole_tokenizer, write_form
+from splade_nb.hub.export import FROM_INTEGERS, beyond_pooling, whole_tokenizer, write_form
 from splade_nb import load
 from splade_nb.hub import onnx_int8
 from splade_nb.model.onnx import OnnxEncoder
@@ -184,6 +184,10 @@ def test_pytorch_reads_the_weights_of_a_graph(form, models, graphs, tmp_path, mo
     other = [name for name, value in wanted.items() if (found[name].float() - value.float()).abs().max() > value.float().abs().max() / 126]
     unread = ['backbone.lm_head.bias'] * (form == 'v26-full')  # the head's own bias
     assert [name for name in other if name != 'special'] == unread and (found['special'] | wanted['special']).equal(found['special'])  # an export masks signs too
+    if form == 'v26-full':
+        said = []
+        for place in (models(form), tmp_path/'int8'): said.append(write_form(*load_encoder(place), 'mlm', tmp_path/f'mlm-{len(said)}'))
+        assert FROM_INTEGERS not in said[0] and said[1] == [*said[0], FROM_INTEGERS]
     (tmp_path/'int8'/'config.json').unlink()
     with pytest.raises(ConfigError, match='config.json missing'): load(tmp_path/'int8', runtime='torch')
 

@@ -156,6 +156,17 @@ def test_exports_have_a_folder_of_their_own(workshop):
         ('outputs/v28', 'outputs/v28/sentence-transformers'), ('outputs/v23', 'outputs/v23/onnx'), ('here', 'here/sentence-transformers')]
 
 
+@pytest.mark.parametrize('typed, out', [('outputs/mine', 'outputs/mine/onnx'), ('outputs/mine/model', 'outputs/mine/onnx'), ('released', 'outputs/released/onnx'),
+                                        ('splade_nb/released', 'outputs/released/onnx'), ('naver/splade-v3', 'outputs/splade-v3/onnx')])
+def test_an_export_lies_in_the_folder_of_its_model(typed, out, workshop):
+    for folder in ('outputs/mine/model', 'splade_nb/released'): (workshop.folder/folder).mkdir(parents=True, exist_ok=True)
+    assert workshop.make('export', f'MODEL={typed}', 'TO=onnx').returncode == 0
+    call = options(workshop.calls()[-1])
+    assert (call['model'], call['out']) == (typed, out)
+    assert workshop.make('export', 'TO=onnx', 'EXPORT=there').returncode == 0
+    assert options(workshop.calls()[-1])['out'] == 'there'
+
+
 @pytest.mark.parametrize('target, name', [('search', 'QUERY'), ('study', 'STUDY')])
 def test_what_is_needed_is_asked_for(target, name, workshop):
     for typed in ((), (f'{name}=',)):

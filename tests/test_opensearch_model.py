@@ -180,6 +180,8 @@ def test_a_large_vocabulary_is_refused_for_clusters_only(exports, tokenizer, tmp
     monkeypatch.setattr(module, 'FOLDED', len(tokenizer) - 1)
     limits = write_form(exports('looked-up')[0], tokenizer, 'opensearch', tmp_path/'out', data='toy')
     assert FOLDED == 2 ** 15 and 'prune_vocabulary BACKBONE DATA pruned' in limits[-1]
+    assert not any('by sparse_vector' in limit for limit in limits), 'no loss of what is refused'
+    assert {row['field'] for row in json.loads((tmp_path/'out'/'storage.json').read_text())['losses']} == {'rank_features'}
     assert not (tmp_path/'out'/'index-sparse_vector.json').exists() and (tmp_path/'out'/'index-rank_features.json').exists()
     done = register(tmp_path/'out', 'http://127.0.0.1:9', FIELD='sparse_vector')
     assert done.returncode == 1 and 'prune_vocabulary' in done.stderr
@@ -209,6 +211,7 @@ def test_the_command_writes_the_card(tokenizer, tmp_path):
     told = export_model(str(tmp_path/'model'), 'opensearch', str(tmp_path/'out'), data='toy')
     card = (tmp_path/'out'/'README.md').read_text(encoding='utf-8')
     assert told['form'] == 'opensearch' and 'register.sh' in card and 'nDCG@10 lost on' in card
+    assert f'\n# {tmp_path.name} (opensearch)\n' in card, 'the model and its form, not the folder that was written'
 
 
 def test_a_zip_is_the_same_every_time(tmp_path):

@@ -28,7 +28,7 @@ def counted(text: str) -> np.ndarray: # [V]
 def encoder(monkeypatch, tmp_path):
     "A model that counts letters; `read` lists what it was given."
     read = []
-    def encoded(encoder, words):
+    def encoded(encoder, words, cut):
         read.extend(words)
         rows = sparse.csr_matrix(np.stack([counted(text) for text in words]))
         return rows, rows
@@ -223,6 +223,66 @@ def test_a_search_reads_what_another_process_saved(build, reopen, monkeypatch):
         second_writer(reopen)
         assert reader.search('커피를 내린다', 1) == ['글 8'] and '글 0' not in reader.search(WORDS[0], 9)
         assert reader.factor is None and reader.store.postings.sum() == reader.index.rows()[1].nnz
+
+
+def written() -> int:
+    "Bytes that this process has handed to files."
+    return int(dict(line.split(': ') for line in Path('/proc/self/io').read_text().splitlines())['wchar'])
+
+
+@pytest.mark.parametrize('engine', ('exact', 'qdrant'))
+def test_a_change_of_a_saved_searcher_writes_what_it_changes(engine, encoder, monkeypatch, tmp_path):
+    "Half a million columns, as counted terms have them: their document frequencies alone are 4 MB."
+    size = 547_921
+    def encoded(encoder, words, cut): # some columns of each text, far from one another
+        rows = sparse.vstack([sparse.csr_matrix(([1.0] * 300, ([0] * 300, np.arange(300) * 1800 + len(text))), (1, size)) for text in words], 'csr')
+        return rows, rows
+    monkeypatch.setattr(searchers, 'document_vectors', encoded)
+    wide = searchers.Encoder(encoder.folder, None, None, Label('5e1f00', size, '77aa00'))
+    monkeypatch.setattr(searchers, 'open_encoder', lambda folder: wide)
+    with searchers.build_searcher(wide, TEXTS, tmp_path/'searcher', engine) as searcher:
+        searcher.store.set_fact('postings', searcher.store.postings)  # a folder that an earlier revision saved
+        searcher.store.run('DELETE FROM changes')
+    with searchers.open_searcher(tmp_path/'searcher', wide) as searcher:
+        frequencies = searcher.store.postings.copy()
+        assert frequencies.sum() == 300 * len(TEXTS)
+        before = written()
+        searcher.add(Document('글 9', '', '바다에서 논다'))
+        added = written()
+        assert searcher.store.postings.sum() == 300 * (len(TEXTS) + 1)
+        searcher.delete('글 9')
+        assert added - before < 1_000_000 and written() - added < 1_000_000, 'not all columns, several times over'
+    with searchers.open_searcher(tmp_path/'searcher', wide) as searcher: assert (searcher.store.postings == frequencies).all()
+
+
+def test_changes_of_document_frequencies_are_summed_up_in_time(build, reopen):
+    with build() as searcher:
+        for turn in range(40):
+            searcher.add(Document('글 9', '', f'{turn} 바다에서 논다'))
+            kept = searcher.store.column('SELECT SUM(LENGTH(postings)) FROM changes')[0] or 0
+            assert kept < searcher.store.postings.nbytes
+        expected = (np.stack([counted(text) for text in (*WORDS, '39 바다에서 논다')]) > 0).sum(0).tolist()
+        assert searcher.store.postings.tolist() == expected
+    with reopen() as searcher: assert searcher.store.postings.tolist() == expected
+
+
+@pytest.mark.parametrize('again', ('change', 'opening'))
+def test_texts_that_a_full_disk_kept_from_the_index_are_indexed_later(again, build, reopen, monkeypatch):
+    "As the docstring of `Searcher.add` says."
+    new = Document('글 9', '', '바다에서 논다')
+    searcher = build()
+    with pytest.raises(ConfigError, match='text is expected'): searcher.add([new, Document('글 8', '', None)])
+    assert searcher.store.count("id = '글 9'") == 0, 'a wrong text changes nothing'
+    with monkeypatch.context() as full:
+        def save(): raise ConfigError('index: cannot be written: No space left on device')
+        full.setattr(searcher.index, 'save', save)
+        with pytest.raises(ConfigError, match='No space left'): searcher.add(new)
+    assert searcher.store.count("id = '글 9'") == 1
+    if again == 'change':
+        searcher.delete('글 0')
+        assert '글 9' in first_results(searcher)
+    searcher.close()
+    with reopen() as found: assert first_results(found)['글 9'] == '글 9'
 
 
 def test_as_many_texts_but_others_in_the_index_are_mended(build, reopen, tmp_path):

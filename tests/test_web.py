@@ -314,6 +314,31 @@ def test_a_slow_passage_keeps_no_other_request_waiting(monkeypatch):
     assert released == [True], 'the other request was answered while the passage was not done'
 
 
+@pytest.mark.parametrize('body', (b'[]', b'null', b'"\xea\xb9\x80\xec\xb9\x98"', b''))
+@pytest.mark.parametrize('path, name', [('search', 'query'), ('expand', 'text'), ('opensearch/queries', 'input')])
+def test_a_body_that_is_no_object_is_told_what_is_expected(path, name, body):
+    async def ask():
+        over = httpx.ASGITransport(web.application(GivenAnswers(HIT)))
+        async with httpx.AsyncClient(transport=over, base_url='http://localhost') as client:
+            return await client.post(f'/api/{path}', content=body, headers={'content-type': 'application/json'})
+    answer = asyncio.run(ask())
+    assert answer.status_code == 422
+    said = str(answer.json()['detail'])
+    assert 'Field required' not in said and (name in said or 'text' in said), said
+
+
+def test_the_number_of_texts_is_that_of_the_request():
+    answers = GivenAnswers(HIT)
+    async def asked() -> list:
+        over, found = httpx.ASGITransport(web.application(answers)), []
+        async with httpx.AsyncClient(transport=over, base_url='http://localhost') as client:
+            for _ in range(2):
+                found.append((await client.get('/api/health')).json()['texts'])
+                answers.found.append(HIT)
+        return found
+    assert asyncio.run(asked()) == [1, 2]
+
+
 @pytest.fixture
 def given(): return GivenAnswers(HIT)
 

@@ -59,11 +59,16 @@ def reading(path: Path | str,
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
                errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO}
 
+def _written(error: BaseException) -> str | None: # the path that an error of the disk is about
+    "Of two paths the second: a copy or a move, such as `shutil.copyfile`, names its source first."
+    target = getattr(error, 'filename2', None) if getattr(error, 'errno', None) in DISK_ERRORS else None
+    return target or getattr(error, 'filename', None)
+
 def disk_fault(error: BaseException) -> str:
     """What the disk refuses, with the path that it names; '' for another error. Libraries in Rust say only `(os
     error 28)`."""
     inside = re.search(r'os error (\d+)|code: (\d+)', str(error))
-    number, path = getattr(error, 'errno', None) or int(inside[1] or inside[2] if inside else 0), getattr(error, 'filename', None)
+    number, path = getattr(error, 'errno', None) or int(inside[1] or inside[2] if inside else 0), _written(error)
     if not number or isinstance(error, ValueError) or not (path or number in DISK_ERRORS): return ''
     return f'{path}: {os.strerror(number)}' if path else os.strerror(number)
 
@@ -74,7 +79,7 @@ def writing(place: Path | str,
     refuses."""
     try: yield
     except Exception as error:
-        named = getattr(error, 'filename', None)
+        named = _written(error)
         short = isinstance(error, OSError) and error.errno is None and 'written' in str(error) # NumPy: a full disk
         if named and not str(named).startswith(str(place)) or not (short or disk_fault(error)): raise
         said = os.strerror(errno.ENOSPC) if short else disk_fault(error).removeprefix(f'{named}: ')

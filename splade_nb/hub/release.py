@@ -136,7 +136,7 @@ def release(folder: Path | str,        # of a finished run
             licence: str = 'unknown',  # of the weights, as the hub spells it
             name: str = '',            # empty: that of `out`
             forms: str = ','.join(FORMS), # empty: the model alone
-            rounded: bool = False,     # the model as a graph of 8-bit integers, a quarter as large, which ONNX Runtime reads
+            rounded: bool = False,     # the model as a graph of 8-bit integers, 30 % of the size, which ONNX Runtime reads
             counted_weight: float = 0, # of counted terms; 0: that of the run
             counted_terms: int = 0,    # columns of counted terms, see `widened`; 0: those of the run
             seen_only: bool = False    # only terms are added that some training text contains

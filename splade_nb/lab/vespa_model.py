@@ -18,8 +18,8 @@ from ..data.tokenizer import SpladeTokenizer
 from ..model.counted_terms import learned_part
 from .elasticsearch_model import sides_of
 from ..hub.export import register_export, write_graph
-from ..hub.model_card import FORMATS
-from ..hub.opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, counted_left_out, djl_limits
+from ..hub.model_card import FORMATS, SERVED
+from ..hub.opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, djl_limits
 from ..hub.opensearch_model import outside_network
 from ..hub.opensearch_model import served_tokenizers, token_names, write_script
 
@@ -87,6 +87,13 @@ def vespa_searches(side: str # of `sides_of`: what encodes queries
     found = dict(exact='true', rerank='{grammar: "weakAnd"}userInput(@text)')
     return {name: dict(yql=f'select * from doc where {where}', ranking=name) | asked for name, where in found.items()}
 
+# %% ../../nbs/9_lab/12_vespa_model.ipynb #left-out
+def _left_out(model): # a limit, or none
+    if not model.settings.counted_terms: return []
+    return ['Counted terms are left out: search-rerank.json finds by bm25(text), and ranks by learned terms alone. To count '
+            f"words too, by Vespa's words, add {model.settings.counted_weight or 1:g} * bm25(text) to the second phase of "
+            'the rank profile rerank in doc.sd.']
+
 # %% ../../nbs/9_lab/12_vespa_model.ipynb #write-application
 def _write_application(sides, tokenizer, length, folder): # folder: does not exist yet; tokenizer: content of its file
     for part in ('models', 'schemas'): (folder/part).mkdir(parents=True)
@@ -99,7 +106,7 @@ def _write_application(sides, tokenizer, length, folder): # folder: does not exi
 @register_export('vespa')
 def to_vespa(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A folder with which Vespa runs the model itself; returns its limits. Raises `ConfigError`."
-    left_out, (model, tokenizer) = counted_left_out(model), learned_part(model, tokenizer)
+    left_out, (model, tokenizer) = _left_out(model), learned_part(model, tokenizer)
     if outside := outside_network(tokenizer):
         raise ConfigError(f'Vespa cannot run this model itself: {"; ".join(outside)}. Encode outside with python -m '
                           'splade_nb.cli encode, and write the vectors into a field of type tensor<float>(token{})')
@@ -124,3 +131,4 @@ environment = dict(os.environ, **addresses)  # the head of deploy.sh lists what 
 subprocess.run(['bash', 'deploy.sh'], env=environment, check=True)"""
 
 FORMATS['vespa'] = ('vespa', 'feature-extraction', _use_vespa)
+SERVED['vespa'] = 'Vespa, which reads the beginning of a text alone and scores by learned terms alone'

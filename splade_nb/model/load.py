@@ -173,6 +173,7 @@ def _take_weights(model: SpladeDoc, folder: Path) -> None:  # raises `ConfigErro
     if absent: raise ConfigError(f'{folder}: {", ".join(absent)} missing; export the model again')
     for name in state.keys() & found.keys():
         state[name].copy_(torch.from_numpy(np.array(found[name])).reshape(state[name].shape))
+    model.from_integers = True  # a card says so
 
 # %% ../../nbs/2_model/11_load.ipynb #load-all
 def _load_all(model: SpladeDoc, place: Path) -> None: # place: of a safetensors file

@@ -13,7 +13,7 @@ from pathlib import Path
 # %% ../../nbs/2_model/19_onnx.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, read_json, reading, sha256_of
+from ..config.files import ConfigError, installed, read_json, reading, sha256_of
 from ..config.settings import further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import DENSE_BYTES, columns_of, encode, require_finite, require_size
@@ -81,6 +81,12 @@ def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
     return sparse.csr_matrix(vectors if columns is None else vectors * columns)
 
+# %% ../../nbs/2_model/19_onnx.ipynb #no-filter
+def _no_filter(): # why the int8 filter is refused, in words for a command and for Python
+    install = '' if installed('torch') else ", which needs pip install 'splade_nb[train]'"
+    return ('screen: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: leave it at auto, '
+            f"or load the model in Python with runtime='torch'{install}")
+
 # %% ../../nbs/2_model/19_onnx.ipynb #onnx-model
 class OnnxModel(_Opened):
     "An exported model as `model.encode` asks it. Raises `ConfigError` for a folder without the files, or another's."
@@ -94,7 +100,7 @@ class OnnxModel(_Opened):
 
     def prepared(self, keep, screen: bool, precision: str) -> np.ndarray: # a bool for each token
         "The tokens that may occur. Raises `ConfigError` for the int8 filter, which PyTorch computes."
-        if screen: raise ConfigError("screen=True: the int8 filter is of PyTorch, and this model runs in ONNX Runtime: load it with runtime='torch': pip install 'splade_nb[train]'")
+        if screen: raise ConfigError(_no_filter())
         return np.isin(np.arange(len(self.special)), keep)
 
     def sparse_rows(self, columns, inputs: dict, windows: list, precision: str = 'fp32', document: bool = True,

@@ -211,7 +211,8 @@ def resolve_options(options: SearchOptions, server: Server, label: Label, layout
         'two_phase: needs OpenSearch 2.15 with the neural-search plugin': two_phase and not has_neural(server, 2, 15),
         "approximate: only kind='sparse_vector' has clusters": approximate and layout.kind != 'sparse_vector',
         f'approximate: large segments tell {FOLDED:,} ids apart, the vocabulary has {label.size:,};'
-        ' cut it (`splade_nb.model.prune_vocabulary`) or search exactly': approximate and label.size > FOLDED}
+        ' search exactly, or cut its tokens (`splade_nb.model.prune_vocabulary`); counted terms stay':
+            approximate and label.size > FOLDED}
     for reason, applies in faults.items():
         if applies: raise ConfigError(f'{server.place}: {reason}')
     return options

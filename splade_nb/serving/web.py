@@ -208,6 +208,10 @@ def _add_expansion(app, searcher, queue):
 # %% ../../nbs/6_serving/10_web.ipynb #invalid-request
 async def _invalid_request(request, error): # without repeating the input: JSON cannot hold all of it
     from starlette.responses import JSONResponse
+    first = error.errors()[0]
+    if first['type'] == 'missing' and first['loc'][0] == 'body' and not isinstance(error.body, dict):
+        faults = [dict(where='body', what=f'an object is expected, such as {{"{first["loc"][-1]}": "배"}}')]
+        return JSONResponse({'detail': faults}, 422)
     faults = [dict(where='.'.join(map(str, fault['loc'])), what=fault['msg']) for fault in error.errors()]
     return JSONResponse({'detail': faults}, 422)
 
@@ -231,10 +235,9 @@ def application(searcher: Searcher,
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import HTMLResponse
     label, (html, policy) = searcher.encoder.label, page()
-    health = dict(status='ok', texts=len(searcher), engine=searcher.index.engine, model=label.model,
-                  parts=searcher.parts, examples=examples)
+    about = dict(engine=searcher.index.engine, model=label.model, parts=searcher.parts, examples=examples)
     app.add_api_route('/', lambda: HTMLResponse(html, headers={'Content-Security-Policy': policy}))
-    app.add_api_route('/api/health', lambda: health)
+    app.add_api_route('/api/health', lambda: dict(status='ok', texts=len(searcher)) | about)  # texts come and go
     queue = _CallQueue(wait)
     for add in (_add_search, _add_expansion): add(app, searcher, queue)
     if token or not hosts: add_connector(app, searcher.encoder, queue, token)
