@@ -179,6 +179,12 @@ class _Vocabulary:
         silent = (id for id, (text, _) in enumerate(self.words[:len(self.backend)]) if not any(map(str.isalnum, text)))
         return {*silent, *special_ids(self)}
 
+# %% ../../nbs/1_data/10_tokenizer.ipynb #names-in
+class _NamesIn: # a list of all names for each text would be long
+    def __init__(self, names: list, own: dict): self.names, self.own = names, own
+    def __len__(self): return len(self.names)
+    def __getitem__(self, column: int) -> str: return self.own.get(column) or self.names[column]
+
 # %% ../../nbs/1_data/10_tokenizer.ipynb #pieces
 class SpladeTokenizer(_Vocabulary):
     "A tokenizer and the preparation of its text."
@@ -210,11 +216,10 @@ class SpladeTokenizer(_Vocabulary):
         ids = self.ids(texts) if ids is None else ids
         return [[*row, *bag] for row, bag in zip(ids, self.bags(texts))] if self.counted_terms else ids
 
-    def names_in(self, text: str) -> list:  # [V]
+    def names_in(self, text: str) -> '_NamesIn':  # column -> name
         "Token strings; the columns of this text's counted terms under their names."
         found = counted_names([text])[0] if self.counted_terms else ()
-        named = {self.column(name): name for names in found for name in names}
-        return [f'{named[column]}⁺' if column in named else name for column, name in enumerate(self.names)]
+        return _NamesIn(self.names, {self.column(name): f'{name}⁺' for names in found for name in names})
 
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #reading-of
