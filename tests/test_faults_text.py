@@ -1,4 +1,5 @@
 """Text as people write it: one cleaning for every analysis, no vector without a token, errors that name the place."""
+from contextlib import nullcontext
 import unicodedata
 import numpy as np
 import pandas as pd
@@ -106,7 +107,9 @@ def test_no_engine_finds_it(engine, name, found, unrelated, tmp_path, encoders):
     texts = [*(Document(f'empty{n}', '', value) for n, value in enumerate(SILENT)), Document('rice', '', '쌀은 찬물에 씻는다'), Document('shoes', '', '구두는 천으로 닦는다')]
     with build_searcher(encoder, texts, tmp_path/'s', engine) as searcher:
         assert [hit.id for hit in searcher.search('쌀 씻기', 20)] == found
-        for query in (*SILENT, unrelated, '��ġ'): assert searcher.search(query, 20) == [], query
+        for query in (*SILENT, unrelated, '��ġ'):
+            with pytest.raises(ConfigError, match='a text is expected') if not query.strip() else nullcontext():
+                assert searcher.search(query, 20) == [], query
 
 
 @pytest.mark.parametrize('wrong, said', [

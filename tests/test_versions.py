@@ -479,7 +479,7 @@ IMPOSSIBLE = [  # overrides of v28, what the message says
     (dict(lambda_flop=1), "did you mean 'lambda_flops'"), (dict(similarity='cosin'), "did you mean 'cosine'"), (dict(flops_form='idff'), "did you mean 'idf'"), (dict(scheduler='linaer'), "did you mean 'linear'"),
     (dict(epochs=True), 'expected int, found bool'), (dict(lambda_flops=True), 'expected float, found bool'), (dict(context_gate=2), 'expected bool, found int'), (dict(context_gate='yes'), 'expected bool, found str'),
     (dict(batch_size=3.5), 'expected int, found float'), (dict(batch_size='many'), 'expected int, found str'), (dict(batch_size=None), 'expected int, found NoneType'),
-    (dict(lambda_flops='a little'), 'expected float, found str'), (dict(lambda_flops=[1]), 'expected float, found list'), (dict(backbone=True), 'expected str, found bool'), (dict(phases=3), 'expected tuple, found int'),
+    (dict(lambda_flops='a little'), 'expected float, found str'), (dict(lambda_flops=[1]), 'expected float, found list'), (dict(backbone=True), 'expected str, found bool'), (dict(phases=3), 'expected list, found int'),
     (dict(lambda_flops=-0.1), 'the nearest is 0'), (dict(lambda_flops=math.nan), 'at least 0'), (dict(learning_rate=0), 'the nearest is 1e-12'), (dict(temperature=0), 'the nearest is 0.001'),
     (dict(dropout=1.1), 'the nearest is 1'), (dict(max_length=2), 'the nearest is 3'), (dict(top_k=0), 'the nearest is 1'), (dict(steps=-1), 'the nearest is 0'),
     (dict(top_k=20_000), 'the nearest is 16000'), (dict(margin=1.5, lambda_margin=1.0, similarity='cosine'), 'the nearest is 1.0'), (dict(gate_heads=3), 'must divide the hidden size 128'),
@@ -602,7 +602,7 @@ def test_a_phase_of_a_settings_file_keeps_what_it_does_not_name(tmp_path):
 
 
 @pytest.mark.parametrize('text, said', [
-    ('loss: {margin: 0.3', 'no YAML: .*line 1'), ('loss: 3', 'loss=3: expected dict'), ('- 1', 'found list'),
+    ('loss: {margin: 0.3', 'no YAML: .*line 1'), ('loss: 3', 'loss=3: loss is a section of a settings file'), ('- 1', 'found list'),
     ('loss:\n  margin: 0.3\n  margin: 0.5', 'margin is given twice'), ('margin: 0.3\nloss:\n  margin: 0.5', 'margin is given twice'),
     ('[1]: 2', 'no YAML'), ('1: 2', 'the name 1 is int'), ('!!bool foo', 'no YAML'), ('loss: {marginal: 1}', "did you mean 'margin'")])
 def test_a_wrong_settings_file_is_refused(text, said, tmp_path, capsys):

@@ -113,7 +113,7 @@ def test_the_embedder_gives_our_scores(form, exports, tokenizer, texts):
     wanted = (ours[0] @ ours[1].T).toarray()
     factor = 2 if form == 'looked-up' else 1
     assert wanted.max() > 0 and np.allclose(found * factor, wanted, rtol=1e-4, atol=1e-5)
-    assert any('Counted terms are left to the server' in limit for limit in limits) == (form == 'joined')
+    assert any('Counted terms are left out' in limit for limit in limits) == (form == 'joined')
     assert len(application.embedders) == 1 + (form != 'cosine') and any('divided by 2' in limit for limit in limits) == (factor == 2)
 
 

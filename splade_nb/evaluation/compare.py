@@ -62,9 +62,9 @@ def run_status(summary: dict) -> tuple:  # status and remark, both empty for a r
     return (remarks[0].split(':')[0] if remarks else ''), '; '.join(remarks)
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #changed-by-hand
-def changed_by_hand(summary: dict) -> dict: # setting, or max_steps -> (of the version, of the run)
-    "What keeps a run from being another seed of its version."
-    cut = steps_of_cut(summary)
+def changed_by_hand(summary: dict, alike: bool = False) -> dict: # setting, or max_steps -> (of the version, of the run)
+    "What keeps a run from being another seed of its version; `alike`: all runs beside it are cut at the same step."
+    cut = 0 if alike else steps_of_cut(summary)
     return summary.get('changed', {}) | ({'max_steps': (summary['planned_steps'], cut)} if cut else {})
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #compare-row
@@ -76,9 +76,9 @@ _NUMBERS = {'nDCG@10': ('metrics', 'ndcg@10'), 'BM25': ('bm25', 'ndcg@10'),
             'noise': ('korean', 'noise'), 'context': ('context_discrimination', 'weighted')}  # column: part, name
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #compare-row-2
-def compare_row(summary: dict) -> dict:
+def compare_row(summary: dict, alike: bool = False) -> dict: # alike: see `changed_by_hand`
     "One run as one row of the comparison; NaN for what was not measured."
-    changed, data, (status, remark) = changed_by_hand(summary), summary['data'], run_status(summary)
+    changed, data, (status, remark) = changed_by_hand(summary, alike), summary['data'], run_status(summary)
     numbers = {column: (summary.get(part) or {}).get(name, math.nan) for column, (part, name) in _NUMBERS.items()}
     size = index_bytes(numbers['active doc'], summary['documents']) / 1e6 if 'documents' in summary else math.nan
     by_hand = ', '.join(f'{name} {short(value)}' for name, (_, value) in changed.items())
@@ -104,7 +104,9 @@ def in_order(versions) -> list:
 def compare(folders: list):  # DataFrame, a row for each run
     "Runs side by side, from their summaries only; raises `RunError` for a folder without one."
     import pandas as pd
-    rows = [compare_row(read_part(Path(folder)/'summary.json')) for folder in folders]
+    summaries = [read_part(Path(folder)/'summary.json') for folder in folders]
+    alike = len({*map(steps_of_cut, summaries)}) == 1
+    rows = [compare_row(summary, alike) for summary in summaries]
     order = in_order(row['version'] for row in rows)
     others = ('recipe', 'scale', 'data', 'seed')
     rows.sort(key=lambda row: (order.index(row['version']), *map(row.get, others)))
