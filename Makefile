@@ -72,8 +72,7 @@ search serve evaluate export release: other = OUT VERSION EXPORT
 search serve evaluate: by = $(model) $(texts)
 search: first = $(call needed,QUERY,"한복 입고 경복궁")
 fit: by = $(texts)
-export: first = into="$${typed_MODEL:-$(trained)}"; [ -z "$${typed_MODEL:-}" ] || [ -d "$$into" ] || into="outputs/$$(basename -- "$$into")"; [ "$$into" != splade_nb/released ] || into=outputs/released; into="$${into%/model}";
-export: by = $(model) --out="$${typed_EXPORT:-$$into/$${typed_TO:-sentence-transformers}}"
+export: by = $(model) $${typed_EXPORT:+--out="$$typed_EXPORT"}
 release: by = $(model) --out="$${typed_EXPORT:-outputs/release}"
 data fit search serve evaluate export release clean-search clean-prepared: environment
 	@$(first) "$(bin)/python" -m splade_nb.cli $@ $(by) $(options)

@@ -12,7 +12,7 @@ from pathlib import Path
 import click, nbformat, yaml
 import papermill.__main__ as papermill
 from splade_nb.config.command_line import exit_codes
-from splade_nb.config.files import BEFORE, ConfigError, choose, no_repeats, read_json
+from splade_nb.config.files import PREVIOUS, ConfigError, choose, no_repeats, read_json
 from splade_nb.config.settings import GONE
 import report_html
 
@@ -136,36 +136,37 @@ def is_shown(folder: Path) -> bool:  # its notebook is of its last run
 
 
 def begin(job: Job) -> None:
-    """A folder for what a notebook writes. An earlier report waits in `BEFORE`, with its notebook. The lock's date says when
-    a run was launched."""
+    """Make the folder that a notebook writes into, and move the report and the notebook that are there to `PREVIOUS`. The
+    date of the lock says when a run was launched."""
     if job.notebook.startswith('evaluate') and (job.folder/'summary.json').exists():
         raise ConfigError(f'out={job.folder}: a run is there; MODEL={job.folder} judges it, OUT is where the report goes')
     job.folder.mkdir(parents=True, exist_ok=True)
-    for path in waiting(job): os.replace(path, job.folder/path.name)  # of a process that was killed
+    for path in previous(job): os.replace(path, job.folder/path.name)  # what a killed process left
     if job.report.exists():
-        (job.folder/BEFORE).mkdir(exist_ok=True)
-        for path in filter(Path.exists, (job.report, job.executed)): os.replace(path, job.folder/BEFORE/path.name)
+        (job.folder/PREVIOUS).mkdir(exist_ok=True)
+        for path in filter(Path.exists, (job.report, job.executed)): os.replace(path, job.folder/PREVIOUS/path.name)
     if 'resume' in job.known: (job.folder/'.lock').touch()
 
 
-def waiting(job: Job) -> list:  # paths in `BEFORE`, which notebooks of one folder share
-    return [path for path in (job.folder/BEFORE/job.report.name, job.folder/BEFORE/job.executed.name) if path.exists()]
+def previous(job: Job) -> list:  # paths
+    "The previous report and notebook of a job in `PREVIOUS`, where several notebooks of one folder may have theirs."
+    return [path for path in (job.folder/PREVIOUS/job.report.name, job.folder/PREVIOUS/job.executed.name) if path.exists()]
 
 
-def forget(job: Job) -> None:
-    "What waits is not needed: the notebook has run to its end."
-    for path in waiting(job): path.unlink()
-    with suppress(OSError): (job.folder/BEFORE).rmdir()  # where another notebook has nothing in it
+def discard_previous(job: Job) -> None:
+    "After a notebook that ran to its end."
+    for path in previous(job): path.unlink()
+    with suppress(OSError): (job.folder/PREVIOUS).rmdir()  # it may hold those of another notebook
 
 
-def bring_back(job: Job) -> None:
-    "After a failure: what waits lies where it was, and the notebook that failed beside it."
-    if not waiting(job): return
+def restore_previous(job: Job) -> None:
+    "After a failure: the previous report and notebook are in their place again, the notebook that failed is beside them."
+    if not previous(job): return
     failed = job.executed.with_suffix('.failed.ipynb')
     if job.executed.exists(): os.replace(job.executed, failed)
-    for path in waiting(job): os.replace(path, job.folder/path.name)
-    forget(job)
-    print(f'{job.report} is that of the earlier run; what failed stands in {failed}', file=sys.stderr)
+    for path in previous(job): os.replace(path, job.folder/path.name)
+    discard_previous(job)
+    print(f'{job.report} is still the report of the previous run; the notebook that failed is {failed}', file=sys.stderr)
 
 
 def run(job: Job) -> None:
@@ -175,10 +176,10 @@ def run(job: Job) -> None:
     if not job.is_shown_only: begin(job)
     try: execute(job)
     except BaseException as error:
-        bring_back(job)
+        restore_previous(job)
         if isinstance(error, click.exceptions.Abort): raise KeyboardInterrupt from None
         raise
-    forget(job)
+    discard_previous(job)
     report_html.main(job.executed, job.report)
 
 

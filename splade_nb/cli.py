@@ -22,13 +22,13 @@ from .config.versions import resolve, version_name
 
 # %% ../nbs/8_cli.ipynb #to-encode
 def _texts_of(source: str, queries: bool = False) -> tuple:  # texts, ids
-    "Texts and their ids: documents of a file or a folder are read anew each time; queries are held, and those of a collection."
-    from splade_nb.data.readers import holds_own_texts, iterate_texts, locate, named_queries
+    "Texts and their ids: documents of a file or a folder are read anew each time; others, and queries, are held."
+    from splade_nb.data.readers import iterate_texts, locate, named_queries
     from splade_nb.model.encode_shards import Again
     read = named_queries if queries else iterate_texts
     path = None if ',' in source else locate(source)
     def column(place): return Again(lambda: (pair[place] for pair in read(source)))
-    if path and not queries and (path.is_file() or holds_own_texts(source)): return column(1), column(0)
+    if path and not queries: return column(1), column(0)
     texts = dict(read(source))
     return texts.values(), texts
 
@@ -149,13 +149,20 @@ def _add_forms(wanted: str) -> None:
     here = LAB_FORMS if installed('splade_nb.lab') or wanted in LAB_FORMS else {}
     for module in here.values(): laboratory(module)
 
-# %% ../nbs/8_cli.ipynb #export-command
+# %% ../nbs/8_cli.ipynb #export-folder
 def _model_name(place: Path) -> str:  # of a run folder, or of the model folder inside
     return place.absolute().parent.name if place.name == 'model' else place.name
 
+def _export_folder(place: Path, form: str) -> Path: # place: of the model
+    "The default: beside the model; under `outputs` for the packaged model and for one of the hub."
+    from splade_nb.model.opened import RELEASED
+    elsewhere = not place.is_dir() or place.resolve() == RELEASED.resolve()
+    return (Path('outputs')/_model_name(place) if elsewhere else place.parent if place.name == 'model' else place)/form
+
+# %% ../nbs/8_cli.ipynb #export-command
 def export_model(folder: str,
                  form: str,                  # of `EXPORTS`
-                 out: str,
+                 out: str = '',              # the folder that is written; empty: one named `form` beside the model
                  name: str = '',             # on the hub; empty: nothing is pushed
                  public: bool = False,
                  licence: str = 'unknown',   # of the weights, as the hub spells it
@@ -170,6 +177,7 @@ def export_model(folder: str,
         raise ConfigError(f'data={data}: {", ".join(MEASURED)} measure on it, {form} does not')
     if name: require_login()  # before anything is written
     place = model_place(folder)
+    out = out or str(_export_folder(place, form))
     label = read_json(place/'release.json') if (place/'release.json').exists() else {}
     if licence == 'unknown': licence = label.get('licence', licence)
     facts, options = facts_of(place), dict(data=data) if data else {}
@@ -322,7 +330,9 @@ FORMS = 'onnx', 'opensearch'  # of hub.release
 def _add_export_options(command) -> None:
     "What `export_model` takes."
     command.add_argument('--model', default='', help='The folder of a run or of a model; by default that of this package.')
-    _add_written_options(command)
+    command.add_argument('--out', default='', help='The folder that is written. The default is one named after the form beside '
+                         'the model, for the packaged model outputs/released/FORM.')
+    _add_licence(command)
     command.add_argument('--to', choices=EXPORTS, default='sentence-transformers', help='The form that is written.')
     command.add_argument('--push', default='', metavar='NAME', help='The repository on the hub, user/model.')
     command.add_argument('--public', action='store_true', help='Make the repository one that everybody sees.')
@@ -332,7 +342,8 @@ def _add_export_options(command) -> None:
 def _add_release_options(command) -> None:
     "What `release` takes."
     command.add_argument('--model', required=True, help='The folder of a run.')
-    _add_written_options(command)
+    command.add_argument('--out', required=True, help='The folder that is written; it does not exist yet.')
+    _add_licence(command)
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
     command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, 30 %% of the size.')
@@ -342,8 +353,7 @@ def _add_release_options(command) -> None:
                          help='Add only terms that some training text contains. The model is judged again.')
 
 # %% ../nbs/8_cli.ipynb #written-options
-def _add_written_options(command) -> None:
-    command.add_argument('--out', required=True, help='The folder that is written; it does not exist yet.')
+def _add_licence(command) -> None:
     command.add_argument('--licence', default='unknown', help='The licence of the weights, as the hub spells it.')
 
 # %% ../nbs/8_cli.ipynb #fit-options

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
-           'require_parts', 'few_pairs', 'only_searched_otherwise', 'begin_run', 'rollbacks_of', 'scaled_batch',
-           'finished_run', 'sample_texts', 'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings',
-           'peak_memory', 'summarise_run', 'close_weights', 'middle_weight', 'finish_run', 'run_version', 'fit']
+           'require_parts', 'few_pairs', 'begin_run', 'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts',
+           'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings', 'peak_memory', 'summarise_run',
+           'close_weights', 'middle_weight', 'finish_run', 'run_version', 'fit']
 
 # %% ../nbs/7_experiment.ipynb #imports
-import io, json, math, shutil, sys, time
+import io, math, shutil, sys, time
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields, replace
 from datetime import date, timedelta
@@ -21,8 +21,8 @@ import torch
 from .config.files import ConfigError, check_count, check_seed, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
-from .config.settings import EMBEDDED_TEACHERS, GONE, Settings, as_dict, flat, needs_teacher, off
-from .config.settings import read_overrides
+from .config.settings import EMBEDDED_TEACHERS, GONE, RUN_PARAMETERS, Settings, as_dict, flat, from_dict
+from .config.settings import needs_teacher, off, read_overrides
 from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for, shipped
 from .config.versions import version_name
 from .data.encoders import encoder_record, fetch_encoder
@@ -56,7 +56,7 @@ from .evaluation.retrieval import part_searches, query_ms, search_metrics, spars
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
-PARAMETERS = 'version recipe scale data seed out max_steps resume settings finished'.split()
+PARAMETERS = [*RUN_PARAMETERS, 'settings', 'finished']
 SETTINGS = tuple(field.name for field in fields(Settings))
 
 # %% ../nbs/7_experiment.ipynb #check-parameters
@@ -143,11 +143,10 @@ def _for_training(source: str):  # Collection
                       'Queries of a test or dev split are never divided: name training data beside them, as in '
                       f'{source},train=B.jsonl')
 
-# %% ../nbs/7_experiment.ipynb #only-searched-otherwise
-def only_searched_otherwise(path: Path, settings: Settings) -> bool: # path: of `config.json`
-    "Whether a run's settings differ from those that it was launched with in nothing but what acts after training."
-    before, now = read_json(path)['settings'], json.loads(json.dumps(as_dict(settings)))
-    changed = {name for name in now if before.get(name, now[name]) != now[name]}
+# %% ../nbs/7_experiment.ipynb #changes-only-searching
+def _changes_only_searching(path: Path, settings: Settings) -> bool: # path: of `config.json`
+    "Whether the settings of a run that is resumed differ from its `config.json` in some of `AFTER_TRAINING` alone."
+    changed = differing(flat(from_dict(read_json(path)['settings'])), flat(settings)).keys()
     return bool(changed) and changed <= AFTER_TRAINING.keys()
 
 # %% ../nbs/7_experiment.ipynb #begin-run
@@ -158,7 +157,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
               rank: int = 0,         # only the first process writes
               resume: bool = False,  # keep the `config.json` that is there, but for what acts after training
               batches: int = 1,      # how many batches of the version's size make one, see `scaled_batch`
-             max_steps: int = 0     # checked here, used in training
+              max_steps: int = 0     # only checked here: training takes it
              ) -> tuple:             # name, scale, settings, collection, folder
     "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
     check_seed(seed)
@@ -172,7 +171,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
         require_parts(resolved, folder)
         kept = resume and (folder/'config.json').exists()
         if not kept: set_aside(folder, (*TRAINED, *LAUNCHED))
-        if not kept or only_searched_otherwise(folder/'config.json', resolved):
+        if not kept or _changes_only_searching(folder/'config.json', resolved):
             _write_config(folder/'config.json', resolved, settings,
                           version=name, recipe=recipe, scale=scale, data=source, seed=seed)
     return name, scale, resolved, collection, folder
@@ -299,7 +298,7 @@ def _quality(collection, result: dict, evaluation: dict) -> dict:
     context, korean = result['context'], result['korean']
     scores = {'metrics' if system == 'model' else system: contract_metrics(collection.name, rows)
               for system, rows in evaluation['systems'].items()}
-    learned = {name: evaluation[name] for name in ('learned_terms',) if name in evaluation}  # beside counted ones
+    learned = dict(learned_terms=evaluation['learned_terms']) if 'learned_terms' in evaluation else {}
     return scores | learned | dict(
         documents=len(collection.texts), index=result['index'], active_terms=evaluation['active_terms'],
         korean={key: korean[key]['mean'] for key in ('count_share', 'weight_share', 'noise')},
@@ -397,12 +396,12 @@ def close_weights(*tried: dict) -> list: # for each source of queries: weight ->
     return [*filter(close, tried[0])]
 
 def middle_weight(close: list) -> float: # of `close_weights`
-    "Their geometric mean, to three digits: nothing tells them apart, so neither end is favoured."
+    "The geometric mean of weights that validation does not tell apart, to three digits."
     return float(f'{np.exp(np.log(close).mean()):.3g}')
 
 # %% ../nbs/7_experiment.ipynb #with-counted-weight
 def _with_counted_weight(setup: TrainingSetup, group: ProcessGroup = ProcessGroup()) -> tuple:  # setup, what was tried
-    "The setup with a weight of its counted terms: that of the settings, else what validation queries leave open."
+    "The setup with the weight of its counted terms: that of the settings, else one chosen on validation queries."
     model, settings = setup.model, setup.settings
     if settings.counted_weight or not model.settings.counted_terms: return setup, {}
     tried = _weights_tried(setup, group) if setup.dev_queries else {}

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from splade_nb.config.files import DataError
 from splade_nb.cli import _texts_of
+from splade_nb.model.encode_shards import Again
 from splade_nb.data import collections as sets
 from splade_nb.data.corpus import open_corpus
-from splade_nb.data.readers import holds_own_texts, iterate_texts, load, load_collection, locate, named_queries, read_source
+from splade_nb.data.readers import iterate_texts, load, load_collection, locate, named_queries, read_source
 from splade_nb.evaluation.metrics import retrieval_metrics, without_self
 
 
@@ -277,5 +278,5 @@ def test_documents_are_read_one_by_one(tmp_path):
     (tmp_path/'own').mkdir()
     for name in 'ab': (tmp_path/'own'/f'{name}.txt').write_text('서울\n부산\n', encoding='utf-8')
     for source, first in ((tmp_path, '한복'), (tmp_path/'own', '서울')):
-        assert holds_own_texts(str(source)) and next(read_source(str(source))).text == first
-    assert not holds_own_texts('toy')
+        assert next(read_source(str(source))).text == first
+        assert isinstance(_texts_of(str(source))[0], Again), 'they are read again, and not held'

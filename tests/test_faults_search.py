@@ -102,12 +102,9 @@ def test_a_searcher_with_parts_that_are_gone_is_refused(earlier, encoder, tmp_pa
 @every
 def test_scores_are_those_of_evaluation_whatever_was_there_before(engine, encoder, server, tmp_path, monkeypatch):
     "An engine that writes texts one by one has the mean length in steps of a thousandth; the model encodes nothing again."
-    kept, true = {text.id: text.full for text in TEXTS}, searchers.encode
-    def queries_alone(model, tokenizer, texts, document=True, **options):
-        assert not document, 'a document is encoded again'
-        return true(model, tokenizer, texts, document, **options)
+    kept = {text.id: text.full for text in TEXTS}
     with build_searcher(encoder, [*TEXTS, *(Document(f'{n}', '', '배추를 절인다 ' * 60) for n in range(9))], tmp_path, engine, at(server, engine)) as searcher:
-        monkeypatch.setattr(searchers, 'encode', queries_alone)
+        monkeypatch.setattr(searchers, 'encode', None)
         searcher.delete(map(str, range(9)))
         right = retrieve(encoder.model, encoder.tokenizer, {'q': QUERIES[0]}, kept)[0]['q']
         hits = {hit.id: hit.score for hit in searcher.search(QUERIES[0], 50)}

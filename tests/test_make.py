@@ -8,6 +8,7 @@ from splade_nb import cli
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import read_overrides
 from splade_nb.config.versions import resolve
+from splade_nb.model.opened import RELEASED, model_place
 from splade_nb.training.checkpoints import set_aside
 sys.path.insert(0, str(ROOT/'docs'))
 import run_notebook
@@ -150,21 +151,18 @@ def test_what_is_empty_is_as_if_it_were_not_typed_but_in_a_notebook(workshop):
     assert 'hybrid' not in search and judged['dense'] == ''
 
 
-def test_exports_have_a_folder_of_their_own(workshop):
-    for typed in ((), ('VERSION=v23', 'TO=onnx'), ('OUT=here',)): assert workshop.make('export', *typed).returncode == 0
-    assert [(call['model'], call['out']) for call in map(options, workshop.calls())] == [
-        ('outputs/v28', 'outputs/v28/sentence-transformers'), ('outputs/v23', 'outputs/v23/onnx'), ('here', 'here/sentence-transformers')]
+def test_an_export_is_of_the_model_that_is_named_or_trained(workshop):
+    for typed in ((), ('VERSION=v23', 'TO=onnx'), ('OUT=here',), ('MODEL=mine', 'EXPORT=there')): assert workshop.make('export', *typed).returncode == 0
+    assert [(call['model'], call.get('out')) for call in map(options, workshop.calls())] == [
+        ('outputs/v28', None), ('outputs/v23', None), ('here', None), ('mine', 'there')]
 
 
 @pytest.mark.parametrize('typed, out', [('outputs/mine', 'outputs/mine/onnx'), ('outputs/mine/model', 'outputs/mine/onnx'), ('released', 'outputs/released/onnx'),
-                                        ('splade_nb/released', 'outputs/released/onnx'), ('naver/splade-v3', 'outputs/splade-v3/onnx')])
-def test_an_export_lies_in_the_folder_of_its_model(typed, out, workshop):
-    for folder in ('outputs/mine/model', 'splade_nb/released'): (workshop.folder/folder).mkdir(parents=True, exist_ok=True)
-    assert workshop.make('export', f'MODEL={typed}', 'TO=onnx').returncode == 0
-    call = options(workshop.calls()[-1])
-    assert (call['model'], call['out']) == (typed, out)
-    assert workshop.make('export', 'TO=onnx', 'EXPORT=there').returncode == 0
-    assert options(workshop.calls()[-1])['out'] == 'there'
+                                        (str(RELEASED), 'outputs/released/onnx'), ('naver/splade-v3', 'outputs/splade-v3/onnx')])
+def test_an_export_lies_in_the_folder_of_its_model(typed, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('outputs/mine/model').mkdir(parents=True)
+    assert cli._export_folder(model_place(typed), 'onnx') == Path(out)
 
 
 @pytest.mark.parametrize('target, name', [('search', 'QUERY'), ('study', 'STUDY')])
@@ -443,7 +441,7 @@ def test_a_training_that_fails_leaves_the_earlier_report(moved, desk, monkeypatc
     assert run_notebook.main(['train']) == 2 and 'no such setting' in capsys.readouterr().err
     earlier, failed = (folder/'earlier/1', folder/'train.ipynb') if moved else (folder, folder/'train.failed.ipynb')
     assert [(earlier/name).read_text() for name in ('train.ipynb', 'report.html')] == ['earlier'] * 2 and failed.read_text() == 'failed'
-    assert not (folder/'before').exists()
+    assert not (folder/'previous').exists()
 
 
 def test_a_version_is_trained_after_another_that_finished(desk):

@@ -81,7 +81,7 @@ VERSIONS = {'v22': V22, 'v23': V23, 'v24': V24, 'v25': V25, 'v26': V26, 'v27': V
                                    non_korean_penalty=1.0, language_ramp=5_000 / 280_825),
             'splade_v2': SPLADE_V2, 'splade_ko': SPLADE_KO,
             'v29': V29}
-SHIPPED = *VERSIONS,  # the package brings these; a notebook may add its own
+SHIPPED = tuple(VERSIONS)  # of this package; a notebook may register its own
 
 # %% ../../nbs/0_config/04_versions.ipynb #parents
 PARENTS = {'v23': 'v22', 'v24': 'v23', 'v25': 'v24', 'v26': 'v25', 'v27': 'v26', 'v28': 'v26', 'v28a': 'v28',

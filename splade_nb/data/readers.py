@@ -6,8 +6,7 @@
 __all__ = ['COLUMNS', 'ALONE', 'HUB', 'TEXTS', 'SOURCES', 'TEXT_FIELDS', 'TITLE_FIELDS', 'NAMED', 'metadata', 'stream_documents',
            'read_documents', 'read_queries', 'score', 'read_judgments', 'read_beir', 'read_squad', 'own_cache',
            'hub_tables', 'table_rows', 'judged_splits', 'is_snapshot', 'locate', 'Part', 'parts_of', 'load',
-           'load_collection', 'own_documents', 'read_source', 'holds_own_texts', 'iterate_texts', 'named_queries',
-           'short_queries']
+           'load_collection', 'own_documents', 'read_source', 'iterate_texts', 'named_queries', 'short_queries']
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports
 import csv, hashlib, io, os, re, sys, unicodedata
@@ -472,7 +471,7 @@ def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:
     for row in _own_rows(path, faults):
         with faults:
             document = _own_document(row, taken, faults)
-            if kind_of(path) not in ('.txt', '.md'): taken.add(document.id)  # there the number of the line is the id
+            if kind_of(path) not in ('.txt', '.md'): taken.add(document.id)  # their ids are numbers of lines
             yield replace(document, id=start + document.id)
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-files
@@ -523,11 +522,6 @@ def read_source(source: str) -> Iterator[Document]:
     for note in faults.notes(): _tell(note)
 
 # %% ../../nbs/1_data/07_readers.ipynb #iterate-texts
-def holds_own_texts(source: str) -> bool:
-    "Whether the documents of a source are read one by one: files of one's own, or the `corpus.jsonl` of a folder."
-    path = locate(source)
-    return bool(_own_files(source)) or path is not None and (path/'corpus.jsonl').is_file()
-
 def iterate_texts(source: str) -> Iterator: # id, text
     "Ids and texts of `read_source`. Raises `DataError`."
     return ((document.id, document.full) for document in read_source(source))

@@ -268,7 +268,7 @@ def with_splits(collection: Collection, share: float = 0.2) -> Collection:
 
 # %% ../../nbs/1_data/03_records.ipynb #leaks
 def _leaks(collection: Collection) -> list: # notes
-    "Texts that are asked in training and in a test: figures on them show no transfer."
+    "A note on test queries whose text is a training query too: they do not show how a model does on new queries."
     def texts(split): return [collection.queries[id].text.strip() for id in collection.split(split)]
     known, tested = {*texts('train')}, texts('test')
     same = sum(text in known for text in tested)

@@ -180,8 +180,9 @@ class _Vocabulary:
         return {*silent, *special_ids(self)}
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #names-in
-class _NamesIn: # a list of all names for each text would be long
-    def __init__(self, names: list, own: dict): self.names, self.own = names, own
+class _NamesIn:
+    "The names of all columns, those of one text's counted terms among them, without a copy of the long list."
+    def __init__(self, names: list, own: dict): self.names, self.own = names, own # own: column -> name
     def __len__(self): return len(self.names)
     def __getitem__(self, column: int) -> str: return self.own.get(column) or self.names[column]
 

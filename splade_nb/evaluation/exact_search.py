@@ -18,8 +18,8 @@ from scipy import sparse
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #imports-part-1
 from ..data.prepared import Preparation
 from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
-from ..model.encode import check_options, columns_of, encode, encode_batches, encode_queries, factor_for, most_rows
-from ..model.encode import normalize_for_scoring, prepared_decoder, unread_tokens
+from ..model.encode import MOST_WINDOWS, check_options, columns_of, encode, encode_batches, encode_queries, factor_for
+from ..model.encode import most_rows, normalize_for_scoring, prepared_decoder, unread_tokens
 from ..config.processes import ProcessGroup
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block
@@ -71,7 +71,7 @@ def _reader(model, tokenizer: SpladeTokenizer, texts: Sequence, document: bool, 
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #encoded-blocks-2
 def encoded_blocks(model, tokenizer: SpladeTokenizer, texts: Sequence,
-                   document: bool = True, most_windows: int = 8, mean_length: float = 0.0, # as in `encode`
+                   document: bool = True, most_windows: int = MOST_WINDOWS, mean_length: float = 0.0, # as in `encode`
                    cut: dict | None = None,     # collects `unread_tokens`
                    group: ProcessGroup = ProcessGroup(),
                    reader: tuple = ()           # of `_reader`, where it is there already
@@ -301,7 +301,7 @@ def exact_search(model, tokenizer: SpladeTokenizer, texts: Mapping,  # {document
                  searches: list,              # of `Search`; filled here
                  observers: Iterable[Callable] = (),  # each is called with every block as it is scored
                  group: ProcessGroup = ProcessGroup(), # each process encodes a part; all have the result
-                 most_windows: int = 8, cut: dict | None = None, # as in `encode`
+                 most_windows: int = MOST_WINDOWS, cut: dict | None = None, # as in `encode`
                  kept: Preparation | None = None # where tokens of the texts are kept and read back; None: nowhere
                 ) -> TermStatistics:          # of the documents
     "Rank all documents for the queries of all searches, in one pass over the documents."

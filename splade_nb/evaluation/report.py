@@ -275,7 +275,7 @@ def _guard_caption(run: Run) -> str:
 def history_curve(run: Run) -> tuple:  # figure, caption
     "Validation over the steps; on the development split, so BM25's value on the test split is not shown."
     points = [(row['step'], row['metrics']['ndcg@10']) for row in run.history if 'ndcg@10' in row['metrics']]
-    if not points: return nothing('The run was not validated while it trained.')
+    if len(points) < 2: return nothing('The run was not validated while it trained.')
     figure, axis = canvas(width=8, height=2.8)
     axis.plot(*zip(*points), marker='o', color=palette['blue'])
     _shade_phases(axis, run, f'nDCG@10, development split{_pool(run.summary)}')

@@ -23,7 +23,7 @@ from ..data.readers import load_collection
 from ..data.tokenizer import KINDS, SpladeTokenizer, allowed_mask, kiwi_version, masks, remembered, silent
 from ..data.tokenizer import token_kind
 from ..model.encode import counted, cut_note, encode, encode_collection, encode_queries, heaviest, input_terms
-from ..model.encode import columns_of, prepared_decoder
+from ..model.encode import MOST_WINDOWS, columns_of, prepared_decoder
 from ..model.load import named_config
 from ..model.opened import open_model
 from ..model.dense import ENCODER, check_hybrid
@@ -72,7 +72,7 @@ class SilentTexts:
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #evaluate-queries-2
 def evaluate_queries(model, tokenizer: SpladeTokenizer, collection, ids, # of the queries
-                     most_windows: int = 8, # of a document; 0: all of it is read
+                     most_windows: int = MOST_WINDOWS, # of a document; 0: all of it is read
                      k: int = 100,          # documents that are kept for each query; 1000: recall@1000 is computed too
                      others=(), observers=(), group: ProcessGroup = ProcessGroup(), kept: Preparation | None = None # as in `exact_search`
                     ) -> dict: # metrics, active_terms, dead_rows, per_query, cut, search, statistics of the documents

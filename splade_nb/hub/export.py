@@ -87,10 +87,9 @@ def limits_of(model: nn.Module) -> list[str]:
 _MARKS = 'A text without a token has the terms of its begin and end marks; in splade_nb it has none.'
 
 def collection_limits(model: nn.Module) -> list[str]: # a limit, or none
-    "What a form does otherwise that knows no collection."
-    return ['IDF and mean length are those of the training texts, so it ranks otherwise than `make search` and '
-            '`make serve`; `splade_nb.evaluation.retrieval.indexed` counts those of the collection and multiplies '
-            'queries by the ratio.'
+    "How an export without the numbers of a collection differs from a search in it."
+    return ['IDF and mean length are those of the training texts, so its ranking differs from that of `make search` and '
+            '`make serve`, which count them in the collection (`splade_nb.model.encode.encode_collection`).'
             ] * (model.settings.counted_terms > 0)
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-mlm

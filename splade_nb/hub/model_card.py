@@ -187,7 +187,7 @@ SERVED = {} # form that a server runs: what it does otherwise than the measureme
 
 def _quality_of(facts, form): # `quality`, and whose figures they are
     if form not in SERVED or 'metrics' not in facts['summary']: return quality(facts)
-    return f'{quality(facts)}\n\nThese are figures of splade_nb, not of {SERVED[form]}; Limits says more.'
+    return f'{quality(facts)}\n\nThese are figures of splade_nb, not of {SERVED[form]}; see the section Limits.'
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #card
 def card(facts: dict,                # of `facts_of`
@@ -205,7 +205,7 @@ def card(facts: dict,                # of `facts_of`
         limits.insert(-2, 'Trained to be scored by cosine: divide vectors by their length before a dot product.')
     parts = {'Use': f'```python\n{FORMATS[form][-1](name, folder)}\n```', 'Quality': _quality_of(facts, form),
              'Origin': origin(facts), 'Limits': '\n'.join(f'- {limit}' for limit in limits)}
-    body = '\n\n'.join(f'## {title}\n\n{text}' for title, text in parts.items())
+    body = '\n\n'.join(f'## {heading}\n\n{text}' for heading, text in parts.items())
     return (f'---\n{front_matter(facts, form, licence)}\n---\n\n# {title or name}\n\nKorean learned sparse retrieval (SPLADE): '
             'a text becomes weights over a vocabulary, which an inverted index searches. Made with splade_nb.\n\n'
             f'{body}\n')

@@ -26,7 +26,7 @@ from ..data.bm25 import K1
 from ..data.idf import BIGRAM_SHARE
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
-from ..model.encode import encode, encode_queries, normalize_for_scoring
+from ..model.encode import MOST_WINDOWS, encode, encode_queries, normalize_for_scoring
 from ..model.prune_vocabulary import as_config_error
 from ..model.counted_terms import learned_part
 from ..model.splade_doc import query_weights, sides_differ, uses_count_factor
@@ -409,7 +409,7 @@ def to_connector(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
                 ) -> list[str]:
     "A folder that connects OpenSearch to `make serve`; returns its limits."
     refused = too_many_tokens(model, tokenizer)
-    facts = _without_refused(measured(model, tokenizer, data, windows=8), refused)
+    facts = _without_refused(measured(model, tokenizer, data, MOST_WINDOWS), refused)
     for side in SIDES:
         write_json(folder/f'connector-{side}.json', connector_body(side))
         remote = dict(name=f'splade_nb-{side}', function_name='remote', connector_id='{connector}')

@@ -6,8 +6,7 @@
 __all__ = ['PROBES', 'SAVE_MEMORY', 'CANDIDATES', 'ADDED', 'TOGETHER', 'check_corpus', 'small', 'tiny_checkpoint', 'quiet',
            'digest', 'probe_steps', 'probe_training', 'cached_probes', 'difference', 'other_value', 'with_phase',
            'with_border', 'phase_checks', 'name_tuples', 'entry_checks', 'idle_settings', 'checks_of', 'probing',
-           'require_reproducible', 'SettingCheck', 'check_settings', 'UnusedSetting', 'checked_names',
-           'require_acting_settings']
+           'require_reproducible', 'SettingCheck', 'check_settings', 'UnusedSetting', 'require_acting_settings']
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #imports
 import contextlib, copy, functools, hashlib, math, tempfile
@@ -308,8 +307,8 @@ class UnusedSetting(ConfigError):
     "A setting that changes nothing."
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #require-acting-settings
-def checked_names(settings: Settings, changed: Iterable[str]) -> list: # names of `checks_of`, in its order
-    "The checks of some rows of `settings.flat`; of a tuple of names also those of its entries."
+def _names_to_check(settings: Settings, changed: Iterable[str]) -> list: # names of `checks_of`, in its order
+    "The checks of settings that were changed; of a tuple of names also those of its entries."
     names = [*vars(settings), *phase_checks(settings), *entry_checks(settings)]
     return [name for name in names if name in changed or name.split()[0] in changed]
 
@@ -317,7 +316,7 @@ def require_acting_settings(settings: Settings,
                             changed: Iterable[str], # rows of `flat` in which the run differs from its version
                             folder: Path | str | None = None) -> list[SettingCheck]:
     "Check what a run changes, and write it into its folder. Raises `UnusedSetting` naming what has no effect."
-    names = checked_names(settings, {*changed})
+    names = _names_to_check(settings, {*changed})
     found = check_settings(settings, names) if names else []
     if folder: write_json(Path(folder)/'settings_check.json', [asdict(check) for check in found])
     dead = [check.name for check in found if check.state == 'dead']

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 import torch
-from ..config.files import BEFORE, ConfigError, read_json, replaced, sha256_of, write_json
+from ..config.files import PREVIOUS, ConfigError, read_json, replaced, sha256_of, write_json
 from ..model.load import save_weights
 
 # %% ../../nbs/3_training/12_checkpoints.ipynb #optimizer-tensors
@@ -290,8 +290,8 @@ def set_aside(folder: Path,             # of a run that begins
     target.mkdir(parents=True)
     for name in names:
         if (folder/name).exists(): os.replace(folder/name, target/name)
-    if (folder/BEFORE).is_dir():
-        for path in (folder/BEFORE).iterdir(): os.replace(path, target/path.name)
-        (folder/BEFORE).rmdir()
+    if (folder/PREVIOUS).is_dir():
+        for path in (folder/PREVIOUS).iterdir(): os.replace(path, target/path.name)
+        (folder/PREVIOUS).rmdir()
     print(f'{folder}: held a run, which lies in {target} now', file=sys.stderr)
     return target
