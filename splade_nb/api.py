@@ -39,7 +39,8 @@ def load(name: str | Path = RELEASED, # a run or model folder, also from the pro
          runtime: str = 'auto'        # torch, onnx; auto: torch where it is installed
         ) -> SparseEncoder:
     "Open a trained model. Raises `ConfigError` where there is none, or one that is not read exactly."
-    if not isinstance(name, (str, Path)): raise ConfigError(f'name: found {type(name).__name__}; allowed: a folder, or the name of a model')
+    if not isinstance(name, (str, Path)):
+        raise ConfigError(f'name: found {type(name).__name__}; allowed: a folder, or the name of a model')
     return SparseEncoder(*open_model(name, runtime))
 
 # %% ../nbs/9_api.ipynb #vectors-of

@@ -255,7 +255,8 @@ def _add_encode_options(command) -> None:
     texts.add_argument('--queries', help=f'The queries: {TEXT_SOURCES}.')
     command.add_argument('--out', required=True, help='The folder into which shards of vectors are written.')
     command.add_argument('--collection', default='', help='The shards of the documents that --queries are for.')
-    command.add_argument('--korean', action='store_true', help='Of learned terms keep only those that are not of another language.')
+    command.add_argument('--korean', action='store_true',
+                         help='Of learned terms keep only those that are not of another language.')
     command.add_argument('--screen', nargs='?', choices=('auto', 'on', 'off'), const='on', default='auto',
                          help='Compute with the int8 filter: the same result, on a CPU only; auto: where it gains.')
     command.add_argument('--precision', choices=('auto', 'fp32', 'bf16'), default='auto',
@@ -283,7 +284,8 @@ def _check_part(what: str, evaluate: Callable, **given) -> None:  # given: optio
     "Raises `ConfigError` for an option that a part of an evaluation does not take."
     defaults = inspect.signature(evaluate).parameters
     for name, value in given.items():
-        if value != defaults[name].default: raise ConfigError(f'{name}={value}: --what {what} does not take it, leave --{name} out')
+        if value != defaults[name].default:
+            raise ConfigError(f'{name}={value}: --what {what} does not take it, leave --{name} out')
 
 def _evaluate(model: str, data: str, split: str, windows: int, what: str, hybrid: float) -> dict:
     "`evaluate_model` or one part of an evaluation, its figures as a table first. Raises `ConfigError`."
@@ -330,8 +332,8 @@ FORMS = 'onnx', 'opensearch'  # of hub.release
 def _add_export_options(command) -> None:
     "What `export_model` takes."
     command.add_argument('--model', default='', help='The folder of a run or of a model; by default that of this package.')
-    command.add_argument('--out', default='', help='The folder that is written. The default is one named after the form beside '
-                         'the model, for the packaged model outputs/released/FORM.')
+    command.add_argument('--out', default='', help='The folder that is written. The default is one named after the form '
+                         'beside the model, for the packaged model outputs/released/FORM.')
     _add_licence(command)
     command.add_argument('--to', choices=EXPORTS, default='sentence-transformers', help='The form that is written.')
     command.add_argument('--push', default='', metavar='NAME', help='The repository on the hub, user/model.')
@@ -347,8 +349,10 @@ def _add_release_options(command) -> None:
     command.add_argument('--name', default='', help='The name of the model. The default is that of the folder.')
     command.add_argument('--forms', default=','.join(FORMS), help='Forms beside the model, joined by commas, or empty.')
     command.add_argument('--rounded', action='store_true', help='Write a graph of 8-bit integers, 30 %% of the size.')
-    command.add_argument('--counted-weight', type=float, default=0, help='The weight of counted terms. The model is judged again.')
-    command.add_argument('--counted-terms', type=int, default=0, help='Columns of counted terms, a multiple of those of the run. The model is judged again.')
+    command.add_argument('--counted-weight', type=float, default=0,
+                         help='The weight of counted terms. The model is judged again.')
+    command.add_argument('--counted-terms', type=int, default=0,
+                         help='Columns of counted terms, a multiple of those of the run. The model is judged again.')
     command.add_argument('--seen-only', action='store_true',
                          help='Add only terms that some training text contains. The model is judged again.')
 

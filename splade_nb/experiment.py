@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', 'check_parameters', 'notebook_names', 'scale_of',
-           'require_parts', 'few_pairs', 'begin_run', 'rollbacks_of', 'scaled_batch', 'finished_run', 'sample_texts',
+           'require_parts', 'few_pairs', 'scaled_batch', 'begin_run', 'rollbacks_of', 'finished_run', 'sample_texts',
            'sample_terms', 'keep_samples', 'evaluate_run', 'changed_settings', 'peak_memory', 'summarise_run',
            'close_weights', 'middle_weight', 'finish_run', 'run_version', 'fit']
 
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
-from .config.files import ConfigError, check_count, check_seed, choose, machine, nearest, packages, peak_memory_mb, read_json, revision
+from .config.files import ConfigError, check_count, check_seed, choose, machine, nearest, packages
+from .config.files import peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, GONE, RUN_PARAMETERS, Settings, as_dict, flat, from_dict
 from .config.settings import needs_teacher, off, read_overrides
-from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for, shipped
+from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for
+from .config.versions import shipped
 from .config.versions import version_name
 from .data.encoders import encoder_record, fetch_encoder
 from .data.prepared import Preparation
@@ -122,6 +124,14 @@ def few_pairs(pairs: int) -> list:  # a note, or none
         'question and its document; other collections beside yours, as in DATA=yours,tydiqa_ko_goldp; or make fit, which '
         'needs none']
 
+# %% ../nbs/7_experiment.ipynb #scaled-batch
+def scaled_batch(settings: Settings,
+                 processes: int) -> dict:  # overrides of settings
+    "A batch of the version's size for each process, and the learning rate that belongs to it."
+    if processes == 1: return {}
+    return dict(batch_size=settings.batch_size * processes,
+                learning_rate=settings.learning_rate * math.sqrt(processes))
+
 # %% ../nbs/7_experiment.ipynb #write-config
 def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
@@ -180,14 +190,6 @@ def begin_run(version: str | int, recipe: str, scale: str,
 def rollbacks_of(recipe: str) -> int:
     "Rollbacks of the collapse guard: a version that is not corrected is stopped instead."
     return 3 if recipe == 'corrected' else 0
-
-# %% ../nbs/7_experiment.ipynb #scaled-batch
-def scaled_batch(settings: Settings,
-                 processes: int) -> dict:  # overrides of settings
-    "A batch of the version's size for each process, and the learning rate that belongs to it."
-    if processes == 1: return {}
-    return dict(batch_size=settings.batch_size * processes,
-                learning_rate=settings.learning_rate * math.sqrt(processes))
 
 # %% ../nbs/7_experiment.ipynb #finished-run
 GIVEN = ('version', 'recipe', 'scale', 'data', 'seed', 'overridden')  # what a run was launched with, in `config.json`
@@ -252,7 +254,8 @@ def _encoder_beside(settings: Settings, collection, ids: list, stages: Preparati
     at_hand = needs_teacher(settings) or encoder_folder(settings.teacher).is_dir()
     if settings.teacher in EMBEDDED_TEACHERS or not at_hand: return {}
     try: return encoder_systems(collection, ids, settings.teacher, settings.teacher_max_length, stages, search)
-    except Exception as error: print(f'no ranking of {settings.teacher} beside this run: {reason(error)}', file=sys.stderr)
+    except Exception as error:
+        print(f'no ranking of {settings.teacher} beside this run: {reason(error)}', file=sys.stderr)
     return {}
 
 # %% ../nbs/7_experiment.ipynb #evaluate-run

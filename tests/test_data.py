@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import real
 from splade_nb.config.files import root
-from splade_nb.data.records import DataError, collect, toy_corpus, train_triplets, with_splits
+from splade_nb.data.records import DataError, collect, ready, toy_corpus, train_triplets, with_splits
 from splade_nb.data.readers import load
 
 CORPUS = [{'_id': 'd1', 'title': '나주 배', 'text': '나주 배는 달다.'}, {'_id': 'd2', 'text': '제주로 가는 배가 떠난다.'}]
@@ -538,3 +538,13 @@ def test_toy_corpus():
     assert len([key for key, text in toy.texts.items() if re.search('[가-힣]', text)]) == 12 and len(toy.documents) == 14 and len(toy.queries) == 24
     assert {query.kind for query in toy.split('train').values()} == {query.kind for query in toy.split('test').values()} == set(KINDS)
     assert toy == toy_corpus() and all(len(query) for pair in toy.context_pairs for query in pair.queries if pair.phrase in query)
+
+
+def test_questions_that_are_asked_in_training_too_are_noted():
+    "Under another id, with spaces around: the text is the same."
+    corpus = toy_corpus()
+    train, test = (next(iter(corpus.split(split))) for split in ('train', 'test'))
+    same = replace(corpus.queries[test], text=f' {corpus.queries[train].text} ')
+    known = collect('toy', corpus.documents, dict(corpus.queries) | {test: same}, dict(corpus.qrels))
+    assert not any('training queries too' in note for note in ready(corpus).notes)
+    assert f'1 of {len(corpus.split("test"))} test query texts are training queries too' in ready(known).notes

@@ -1,9 +1,9 @@
 """The page of the designs' names: what a row points to is there, and no name of the designs is missing."""
-import ast, re
+import ast, functools, importlib, re
 from fnmatch import fnmatch
 from pathlib import Path
 import pytest
-from conftest import ROOT, real, read, text
+from conftest import ROOT, real, read, text, tracked
 
 PAGE = ROOT/'docs'/'names.md'
 LINK = re.compile(r'\[[^\]]+\]\(([^)#\s]+)\)(?:, cells? ((?:`[\w-]+`(?:, )?)+))?')
@@ -153,3 +153,24 @@ def test_the_expressions_find_names():
     made = ('class SPLADEOne:\n  def two(self):\n`src/three.py`\n├── four/\n| `five` | 1 |\n## 1. Six Loss\n'
             '```bash\nmake seven-v22\n```\n```yaml\n- eight: 1\n```\n')
     assert named(made) == {'SPLADEOne', 'two', 'src/three.py', 'four', 'five', 'Six Loss', 'make seven-v22', 'eight'}
+
+
+# What pages, notebooks and cards call by its whole name
+
+def resolves(name: str) -> bool:
+    "Whether a module, or something in one, has this dotted name."
+    for place in range(name.count('.') + 1, 0, -1):
+        parts = name.split('.')
+        try: found = importlib.import_module('.'.join(parts[:place]))
+        except ImportError: continue
+        try: return functools.reduce(getattr, parts[place:], found) is not None
+        except AttributeError: return False
+    return False
+
+
+def test_what_is_called_by_its_whole_name_is_there():
+    "In all that is written but the changelog, which tells of what went."
+    pages = [path for kind in ('**/*.md', '**/*.ipynb', '**/*.py') for path in tracked(kind) if path.name != 'CHANGELOG.md' and 'tests' not in path.parts]
+    named = {name for path in pages for name in re.findall(r'\b(splade_nb(?:[.]\w+)+)', path.read_text(encoding='utf-8'))}
+    assert len(named) > 20 and [name for name in sorted(named) if not resolves(name)] == []
+    assert resolves("splade_nb.model.encode") and not resolves('splade_nb.evaluation.retrieval.indexed')

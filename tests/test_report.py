@@ -176,3 +176,8 @@ def test_a_run_that_was_cut_is_no_seed_of_its_version(run, tmp_path):
     assert changed.loc['v28', 'nDCG@10, corrected'] == '0.664' and changed.loc['v28 max_steps 60', 'changed'] == 'max_steps 400 → 60'
     assert changed.loc['v28 max_steps 60', 'parent'] == 'v28' and compare.gains(table, 'v28', 'corrected').tolist() == [0]
     assert len(compare.version_bars(table)[0].axes[0].patches) == 3 and compare.spread_of(table) is None
+
+
+def test_a_run_that_was_validated_once_shows_no_curve(run):
+    once, caption = replace(run, history=run.history[:1]), 'was not validated while it trained'
+    assert caption in report.history_curve(once)[1] and caption not in report.history_curve(run)[1]

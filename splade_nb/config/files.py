@@ -37,8 +37,10 @@ class Damaged(ConfigError):
 
 def reason(error: BaseException) -> str:
     "What is wrong in a file, as a part of a line: where JSON or UTF-8 breaks, else the class and its message."
-    if isinstance(error, json.JSONDecodeError): return f'no JSON at line {error.lineno}, column {error.colno}: {error.msg}'
-    if isinstance(error, UnicodeDecodeError): return f'byte {error.object[error.start]:#04x} at {error.start} is no UTF-8'
+    if isinstance(error, json.JSONDecodeError):
+        return f'no JSON at line {error.lineno}, column {error.colno}: {error.msg}'
+    if isinstance(error, UnicodeDecodeError):
+        return f'byte {error.object[error.start]:#04x} at {error.start} is no UTF-8'
     if isinstance(error, KeyError): return f'{error} is not there'
     return ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
 
@@ -200,7 +202,8 @@ def read_json(path: Path | str,
     "Parse a UTF-8 JSON file. Raises `Damaged` where it is missing, no JSON, or lacks a name."
     with reading(path, **advice):
         value = json.loads(Path(path).read_text(encoding='utf-8-sig'))
-        if names and not isinstance(value, dict): raise TypeError(f'found {type(value).__name__}, an object is expected')
+        if names and not isinstance(value, dict):
+            raise TypeError(f'found {type(value).__name__}, an object is expected')
         for name in names: value[name]
         return value
 

@@ -314,7 +314,8 @@ def without_sections(values: dict) -> dict:  # name -> value
             raise ConfigError(f'{name}={part!r}: {name} is a section of a settings file, which holds settings by name'
                               + '; the collection of a run is given beside its settings' * (name == 'data'))
         for key in (name, *inside):
-            if not isinstance(key, str): raise ConfigError(f'settings: the name {key!r} is {type(key).__name__}, no text')
+            if not isinstance(key, str):
+                raise ConfigError(f'settings: the name {key!r} is {type(key).__name__}, no text')
         named = {key: FILE_NAMES.get(f'{name}.{key}' * (name in SECTIONS), FILE_NAMES.get(key, key)) for key in inside}
         pairs += [(named[key], _file_value(named[key], value)) for key, value in inside.items()]
     return no_repeats(pairs)

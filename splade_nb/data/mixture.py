@@ -226,7 +226,8 @@ def make_data(name: str = '',    # of the registry, triplets; nothing: a table o
               triplets: int = 0, # about so many; 0: of all pairs
               said: Callable = print) -> dict:  # what was made
     "List the sets, fetch one or an encoder, or make the mixture. Raises DataError, ConfigError."
-    if not name and (given or into or triplets): raise ConfigError('name is missing: which set is to be made or fetched')
+    if not name and (given or into or triplets):
+        raise ConfigError('name is missing: which set is to be made or fetched')
     if not name: return dict(sets=[dict(zip(listing()[0], row)) for row in listing()[1:]])
     if name in (*ENCODERS, *ENCODERS.values()): return dict(folder=str(fetch_encoder(name, given, into)))
     if name != 'triplets': return dict(folder=str(fetch(name, given, into)))

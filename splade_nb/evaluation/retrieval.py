@@ -74,7 +74,8 @@ class SilentTexts:
 def evaluate_queries(model, tokenizer: SpladeTokenizer, collection, ids, # of the queries
                      most_windows: int = MOST_WINDOWS, # of a document; 0: all of it is read
                      k: int = 100,          # documents that are kept for each query; 1000: recall@1000 is computed too
-                     others=(), observers=(), group: ProcessGroup = ProcessGroup(), kept: Preparation | None = None # as in `exact_search`
+                     others=(), observers=(), group: ProcessGroup = ProcessGroup(),
+                     kept: Preparation | None = None # all as in `exact_search`
                     ) -> dict: # metrics, active_terms, dead_rows, per_query, cut, search, statistics of the documents
     """Metrics of a model on some queries of a collection; `cut` says what of its documents was not read. A model with
     counted terms has `learned_terms` too; its dead rows are those without a learned term."""

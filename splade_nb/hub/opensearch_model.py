@@ -253,7 +253,8 @@ def word_queries(boosts: dict[str, float], query: str) -> list[dict]: # boosts: 
 def counted_by_server(boosts: dict[str, float], body: str) -> list[str]: # body: the file of the search; a limit, or none
     "What a card says of words that the server counts."
     return ['The server counts words itself: nori (plugin analysis-nori) and bigrams in the fields text and '
-            f'text.bigrams, which {body} adds to the learned terms. Its words are those of nori, ours those of Kiwi.'] * bool(boosts)
+            f'text.bigrams, which {body} adds to the learned terms. Its words are those of nori, ours those of '
+            'Kiwi.'] * bool(boosts)
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #pruning
 def _pruning(ratio): return dict(prune_type='max_ratio', prune_ratio=ratio) if ratio else dict(prune_type='none')

@@ -36,7 +36,8 @@ def matching_facts(folder: Path | str) -> dict:  # of `facts_of`
     rounded = is_rounded(folder/'model')
     weights = folder/'model'/('model.onnx' if rounded else 'model.safetensors')
     absent = [name for name in FACTS if not facts[name]] + [f'model/{weights.name}'] * (not weights.exists())
-    if absent: raise ConfigError(f'{folder}: no finished run: {", ".join(absent)} missing or empty; make train writes one')
+    if absent:
+        raise ConfigError(f'{folder}: no finished run: {", ".join(absent)} missing or empty; make train writes one')
     described, found = facts['summary'].get('rounded' if rounded else 'weights', 'none'), sha256_of(weights)
     if described == found: return facts
     raise ConfigError(f'{folder}: summary.json describes weights of SHA-256 {described}, {weights.name} has {found}: '
@@ -122,13 +123,19 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
 
 # %% ../../nbs/5_hub/09_release.ipynb #limits
 def _limits(settings, rounded: bool, seen_only: bool) -> list[str]: # sentences of the card
-    read, queries = ('a document', ' Queries are looked up whole.') if settings.inference_free_query else ('a document or a query', '')
-    return [f'Of {read} it reads at most eight windows of {settings.max_length} tokens.{queries}',
-            *['It adds only terms that some training text contains.'] * seen_only, *['Its weights are rounded to 8-bit integers.'] * rounded]
+    read = 'a document' if settings.inference_free_query else 'a document or a query'
+    limits = [f'Of {read} it reads at most eight windows of {settings.max_length} tokens.']
+    if settings.inference_free_query: limits[0] += ' Queries are looked up whole.'
+    if seen_only: limits.append('It adds only terms that some training text contains.')
+    if rounded: limits.append('Its weights are rounded to 8-bit integers.')
+    return limits
 
-def _command(settings, rounded: bool, seen_only: bool) -> str: # what released a model, but for its folders and its licence
-    counted = [f'--{name.replace("_", "-")} {getattr(settings, name):g}' for name in ('counted_weight', 'counted_terms')]
-    return ' '.join(['splade-nb release', *['--rounded'] * rounded, *['--seen-only'] * seen_only, *counted * bool(settings.counted_terms)])
+def _command(settings, rounded: bool, seen_only: bool) -> str:
+    "What released a model, without its folders and its licence."
+    options = ['--rounded'] * rounded + ['--seen-only'] * seen_only
+    if settings.counted_terms:
+        options += [f'--counted-weight {settings.counted_weight:g}', f'--counted-terms {settings.counted_terms}']
+    return ' '.join(['splade-nb release', *options])
 
 # %% ../../nbs/5_hub/09_release.ipynb #release
 def release(folder: Path | str,        # of a finished run

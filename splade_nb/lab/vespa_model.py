@@ -91,8 +91,8 @@ def vespa_searches(side: str # of `sides_of`: what encodes queries
 def _left_out(model): # a limit, or none
     if not model.settings.counted_terms: return []
     return ['Counted terms are left out: search-rerank.json finds by bm25(text), and ranks by learned terms alone. To '
-            f"add BM25 over the words that Vespa finds, add {model.settings.counted_weight or 1:g} * bm25(text) to the second phase of "
-            'the rank profile rerank in doc.sd.']
+            f"add BM25 over the words that Vespa finds, add {model.settings.counted_weight or 1:g} * bm25(text) to the "
+            'second phase of the rank profile rerank in doc.sd.']
 
 # %% ../../nbs/9_lab/12_vespa_model.ipynb #write-application
 def _write_application(sides, tokenizer, length, folder): # folder: does not exist yet; tokenizer: content of its file

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from ..config.files import ConfigError, Damaged, read_json, reading, replaced, texts_of, write_json, writing
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
-from .encode import check_options, columns_of, cut_note, encode, factor_for, normalize_for_scoring, precision_on
+from .encode import check_options, columns_of, cut_note, encode, factor_for, normalize_for_scoring
+from .encode import precision_on
 from .encode import prepared_decoder, screen_on
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #shard-label
@@ -167,7 +168,8 @@ def _counted_once(model, tokenizer, texts, folder, label): # from `shards.json`,
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #resolved
 def _resolved(model, folder, options): # precision and screen without `auto`
-    if not options.get('document', True) and model.settings.inference_free_query: return dict(precision='fp32', screen=False)
+    if not options.get('document', True) and model.settings.inference_free_query:
+        return dict(precision='fp32', screen=False)
     existing = (label := _label_of(folder)) and dict(precision='fp32', screen=False) | label
     def given(name): return options[name] if options.get(name, 'auto') != 'auto' else existing.get(name, 'auto')
     precision = precision_on(model.special.device, given('precision'))

@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from ..config.files import ConfigError, Damaged, device, encoder_folder, model_folder, needs, out_of_reach, read_json
+from ..config.files import ConfigError, Damaged, device, encoder_folder, model_folder, needs, out_of_reach
+from ..config.files import read_json
 from ..config.files import reading, reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
@@ -161,7 +162,8 @@ def graph_weights(folder: Path) -> dict: # name -> array
 def _as_now(found: dict, columns: int) -> dict: # name -> array; columns: of counted terms
     "The weights of a model, which in earlier revisions had entries for the columns of counted terms too."
     if not columns or len(found.get('frequencies', ())) in (0, columns + 1): return found
-    cut = {name: found[name][:-columns] for name in ('special', 'output_weight')} | dict(frequencies=found['frequencies'][-columns - 1:])
+    cut = {name: found[name][:-columns] for name in ('special', 'output_weight')}
+    cut['frequencies'] = found['frequencies'][-columns - 1:]
     return {name: value for name, value in found.items() if name != 'counted_weights'} | cut
 
 @torch.no_grad()
@@ -277,7 +279,8 @@ def _settings_of(folder: Path) -> Settings:  # raises `ConfigError` for unknown 
 # %% ../../nbs/2_model/11_load.ipynb #open-checkpoint-folder
 def _reached(source: Path | str) -> Path:  # a folder, or a hub name's files in the cache; raises `ConfigError`
     try: folder = model_folder(source)
-    except OSError as error: raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
+    except OSError as error:
+        raise ConfigError(f'{source} is no saved model. {out_of_reach("model", source)}') from error
     if any((folder/name).exists() for name in ('config.json', 'modules.json', 'splade.json')): return folder
     raise ConfigError(f'{folder} is no saved model: splade.json, modules.json and config.json are missing')
 

@@ -138,7 +138,8 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
                 mean_length: float = 0.0, lengths: list | None = None):
         "See `encode_batch`, which carries the documentation; with the tokens of each text `encode_sides`."
         rows = dict(input_ids=input_ids, attention_mask=attention_mask)
-        if lengths and not windows: return encode_sides(self, [(rows | dict(lengths=lengths), document)], mean_length)[0]
+        if lengths and not windows:
+            return encode_sides(self, [(rows | dict(lengths=lengths), document)], mean_length)[0]
         return encode_batch(self, document=document, windows=windows, mean_length=mean_length, **rows)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #weighed

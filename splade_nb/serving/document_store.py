@@ -50,7 +50,7 @@ UNION ALL SELECT 0, postings FROM changes''' # in one statement: another process
 EARLIER = '''
 BEGIN; ALTER TABLE texts ADD COLUMN slopes BLOB; ALTER TABLE texts ADD COLUMN length INTEGER;
 UPDATE texts SET columns = NULL, weights = NULL, own = NULL, placed = 0;
-DELETE FROM facts WHERE name <> 'filled'; DROP TABLE IF EXISTS changes; COMMIT;''' # weights of before hold a mean length: encoded again
+DELETE FROM facts WHERE name <> 'filled'; DROP TABLE IF EXISTS changes; COMMIT;''' # their weights hold a mean length: encoded again
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #sqlite-errors
 @contextmanager

@@ -59,7 +59,8 @@ def read_address(place: object) -> ServerAddress | None: # None for a folder
 # %% ../../nbs/6_serving/00_network.ipynb #resolved
 def _resolved(host): # the IP addresses that it means; an IPv4 address inside IPv6 as that
     try: places = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error: raise ConfigError(f'host={host}: no address of this machine ({error})') from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'host={host}: no address of this machine ({error})') from None
     found = [ipaddress.ip_address(place[0].partition('%')[0]) for *_, place in places]
     return [getattr(each, 'ipv4_mapped', None) or each for each in found]
 

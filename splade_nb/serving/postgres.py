@@ -114,5 +114,6 @@ class PostgresIndex(BackendIndex):
     engine, backend = 'postgres', PostgresBackend
 
     def __init__(self, label: Label | None, place: Path | str):
-        if not read_address(place): raise ConfigError(f'engine=postgres: a server is expected, as in {POSTGRES_ADDRESS}; found {place}')
+        if not read_address(place):
+            raise ConfigError(f'engine=postgres: a server is expected, as in {POSTGRES_ADDRESS}; found {place}')
         super().__init__(label, place)

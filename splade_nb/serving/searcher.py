@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import printable
-from ..config.files import ConfigError, Damaged, check_count, check_text, choose, in_turn, needs, read_json, write_json
+from ..config.files import ConfigError, Damaged, check_count, check_text, choose, in_turn, needs, read_json
+from ..config.files import write_json
 from ..data.idf import count_factor
 from ..data.readers import read_source
 from ..data.records import Document
@@ -485,7 +486,8 @@ def open_searcher(place: Path | str,
                  ) -> Searcher:
     "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
     path = Path(place)/'searcher.json'
-    if not path.exists(): raise NoSearcher(f'{place} holds no searcher: searcher.json is missing; build_searcher makes one')
+    if not path.exists():
+        raise NoSearcher(f'{place} holds no searcher: searcher.json is missing; build_searcher makes one')
     saved = _read_saved(path)
     encoder = open_encoder(model or saved['model'])
     given = dict(hybrid=saved['hybrid'] if hybrid is None else hybrid, dense_encoder=saved['dense_encoder'] or ENCODER)

@@ -151,7 +151,8 @@ CANDIDATES = CHOICES | dict( # the first one that differs is tried
     evaluation_documents=(5, 6), teacher_max_length=(4, 5), score_limit=(1e-3, 1e-4),
     score_spread=(1.0, 2.0), clip=(1e-4, 1.0), weight_averaging=((0.9,), (0.5,)), flops_threshold=(1000, 0),
     early_stopping=(1, 0), initial_terms=(20, 10), query_terms=(3, 40), document_terms=(3, 40),
-    expansion_df=(0.01, 0.0), most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32), counted_weight=(3.0, 1.0),
+    expansion_df=(0.01, 0.0), most_query_terms=(1, 2), most_document_terms=(1, 2), counted_terms=(16, 32),
+    counted_weight=(3.0, 1.0),
     negative_margin=(0.5, 0.2),
     language_allows=(tuple('abcdefghijklmnopqrstuvwxyz'), ()))
 ADDED = dict(margin=99, min_activation=50, steps=3, lambda_flops=1.0)

@@ -201,7 +201,8 @@ def save_checkpoint(folder: Path,   # of all checkpoints
     random = dict(cpu=torch.get_rng_state())
     if torch.cuda.is_available(): random['cuda'] = torch.cuda.get_rng_state()
     try:
-        if target.exists() and target not in checkpoints(folder): raise FileExistsError('it exists and is no checkpoint')
+        if target.exists() and target not in checkpoints(folder):
+            raise FileExistsError('it exists and is no checkpoint')
         part = new_part(target)
         save_weights(model, part/'model.safetensors')
         save_file(optimizer_tensors(optimizer), part/'optimizer.safetensors')
