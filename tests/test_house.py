@@ -197,6 +197,13 @@ def test_export_cells_are_small(notebook):
     assert len(long) <= len(sizes)/10, f'long cells: {long} of {len(sizes)}'
 
 
+@each_notebook
+def test_definitions_are_shown_in_use(notebook):
+    "At most four export cells stand one after another without a cell that shows what they give."
+    shown = ''.join('x' if 'export' in directives(cell) else ' ' for cell in code_cells(notebook))
+    assert max(map(len, shown.split()), default=0) <= 4
+
+
 def test_exported_lines_are_short():
     "At most 1 % of the library's lines exceed 120 characters."
     lines = [line for notebook in NOTEBOOKS for cell in code_cells(notebook) if 'export' in directives(cell)
