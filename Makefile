@@ -81,10 +81,10 @@ gpu: environment ; @"$(bin)/python" benchmarks/gpu.py $(options)  ## Measure wha
 # One thread a process. No check asks a hub. A tutorial's Korean twin holds the same code, as tests/test_house.py proves.
 test test-all: export OMP_NUM_THREADS = 1
 test test-all notebooks: export HF_HUB_OFFLINE = 1
-test: environment  ## Check what needs no GPU in minutes: the library's notebooks but the three longest, and tests but for slow proofs and the laboratory
+test: environment  ## Check what needs no GPU in minutes: the library's notebooks but the two longest, and tests but for slow proofs and the laboratory
 test-all: environment  ## Check all that needs no GPU, all notebooks, the site and slow proofs too, as CI does
 test-weekly: environment docs ; OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(bin)/python" -m pytest -n 2 -m weekly  ## Check the proofs of a minute of which test-all runs a part
-test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean|9_lab)' --skip_file_re '^([_.]|15_check|09_release|18_mixture)'# the longest
+test: export left_out = --skip_folder_re '^([_.]|tutorials|studies|korean|9_lab)' --skip_file_re '^([_.]|15_check|09_release)'# the longest
 test-all: export left_out = --skip_folder_re '^([_.]|tutorials|studies|[0-6]_)'# run by tests, which compare outputs
 test test-all:
 	tests/in_step.sh "$(bin)"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from splade_nb.config.files import embedded, model_folder, read_json, root, write_json
 from splade_nb.data.encoders import encoder_record, fetch_encoder, write_encoder
-from splade_nb.data.mixture import Rules, build
+from splade_nb.lab.mixture import Rules, build
 from splade_nb.data.readers import load_collection
 from splade_nb.data.tokenizer import SpladeTokenizer, load_tokenizer, train_unigram
 from splade_nb.model.load import pretrained_backbone

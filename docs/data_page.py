@@ -14,8 +14,8 @@ PAGES = {'en': ROOT/'docs'/'data.md', 'ko': ROOT/'docs'/'data_ko.md'}
 WORDS = {'en': dict(title='# Data sets', about='> Source, licence, size and hash of every set that is named here.', columns=listing()[0][:6],
   text="""`make data` lists these sets, `make data NAME=miracl_ko` fetches and checks one into `data/miracl_ko`, and `DATA=miracl_ko` finds it there.
 `FROM=folder` takes a local copy, or an address that serves one. `make data NAME=triplets` makes about a million triplets in the layout of
-the designs of the sets that may be learned from; `FROM=folder` takes a folder of [pairs](../nbs/1_data/16_pairs.ipynb), `TRIPLETS=10000`
-makes so many, `INTO=folder` puts them elsewhere, and [the rules](../nbs/1_data/18_mixture.ipynb) stand in a notebook. A set whose form below
+the designs of the sets that may be learned from; `FROM=folder` takes a folder of [pairs](../nbs/9_lab/13_pairs.ipynb), `TRIPLETS=10000`
+makes so many, `INTO=folder` puts them elsewhere, and [the rules](../nbs/9_lab/15_mixture.ipynb) stand in a notebook. A set whose form below
 is "a folder that was prepared elsewhere" cannot be fetched: it needs that folder (`FROM`), and no reader takes some others, as their remarks say. The embedded set is
 described [by itself](../data/mini/README.md). Written by `python docs/data_page.py` from `data/collections`; what is unknown says so.""",
   sets='## Sets', facts='## How each is read', note=('name', 'form', 'split', 'revision', 'sizes from', 'remarks'), hashes='## Hashes',
@@ -24,7 +24,7 @@ described [by itself](../data/mini/README.md). Written by `python docs/data_page
  'ko': dict(title='# 데이터', about='> 이름이 나오는 모든 데이터의 출처, 라이선스, 크기, 해시.', columns=('이름', '무엇', '라이선스', '문서', '질의', '출처'),
   text="""`make data`는 이 목록을 보여 주고, `make data NAME=miracl_ko`는 하나를 `data/miracl_ko`에 받아 확인합니다. 그러면 `DATA=miracl_ko`로 씁니다.
 `FROM=folder`는 로컬 사본이나 그 주소를 받습니다. `make data NAME=triplets`는 학습에 써도 되는 데이터로 설계 문서의 배치를 따른 트리플렛을 약 백만 개 만듭니다.
-`FROM`에 [쌍](../nbs/1_data/16_pairs.ipynb)의 폴더를 줄 수 있고, `TRIPLETS=10000`은 개수를, `INTO=folder`는 놓을 곳을 정합니다. [규칙](../nbs/1_data/18_mixture.ipynb)은 노트북에 있습니다.
+`FROM`에 [쌍](../nbs/9_lab/13_pairs.ipynb)의 폴더를 줄 수 있고, `TRIPLETS=10000`은 개수를, `INTO=folder`는 놓을 곳을 정합니다. [규칙](../nbs/9_lab/15_mixture.ipynb)은 노트북에 있습니다.
 아래 형식이 "a folder that was prepared elsewhere"인 데이터는 내려받을 수 없고 준비된 폴더(`FROM`)가 있어야 합니다. 읽는 코드가 없는 데이터는 비고에 적혀 있습니다.
 내장 데이터는 [따로](../data/mini/README.md) 설명합니다. 이 글은 `python docs/data_page.py`가 `data/collections`에서 씁니다.""",
   sets='## 목록', facts='## 읽는 법', note=('이름', '형식', '분할', '리비전', '크기의 출처', '비고'), hashes='## 해시',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LAB_FORMS', 'OPTIONS', 'TEXT_SOURCES', 'ENCODE_NUMBERS', 'PARTS', 'FORMATS', 'EXPORTS', 'FORMS', 'COMMANDS', 'RUNS',
            'INSTALLED_BY', 'laboratory', 'encode_texts', 'convert_shards', 'export_model', 'parse_setting', 'typed',
-           'sort_changes', 'parser', 'check_installed', 'main']
+           'sort_changes', 'parser', 'make_data', 'check_installed', 'main']
 
 # %% ../nbs/8_cli.ipynb #imports
 import importlib, inspect, itertools, json, os, sys
@@ -16,7 +16,7 @@ from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, exit_codes
-from .config.files import ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
+from .config.files import ENCODERS, ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
 from .config.settings import Settings, cast, known_setting, read_overrides
 from .config.versions import resolve, version_name
 
@@ -455,10 +455,25 @@ def _encode(model: str, data: str | None, queries: str | None, out: str, **optio
     "`encode_texts` as the command line gives it."
     return encode_texts(model, data or queries, out, queries=data is None, **options)
 
+# %% ../nbs/8_cli.ipynb #make-data
+def make_data(name: str = '',    # of the registry, an encoder, triplets; nothing: a table of all
+              given: str = '',   # a folder or an address with a copy; of triplets a folder of pairs
+              into: str = '',    # nothing: data/ of the project
+              triplets: int = 0, # about so many; 0: of all pairs
+              said: Callable = print) -> dict:  # what was made
+    "List the sets, fetch one or an encoder, or make triplets. Raises DataError, ConfigError."
+    from splade_nb.data.collections import fetch, listing
+    from splade_nb.data.encoders import fetch_encoder
+    if not name and (given or into or triplets):
+        raise ConfigError('name is missing: which set is to be made or fetched')
+    if not name: return dict(sets=[dict(zip(listing()[0], row)) for row in listing()[1:]])
+    if name == 'triplets': return laboratory('mixture').make_triplets(given, into, triplets, said)
+    known = (*ENCODERS, *ENCODERS.values())
+    return dict(folder=str(fetch_encoder(name, given, into) if name in known else fetch(name, given, into)))
+
 # %% ../nbs/8_cli.ipynb #run-data
 def _data(**options) -> dict:
     "`make_data` as the command line gives it; a table where no name is given."
-    from splade_nb.data.mixture import make_data
     made = make_data(**options, said=lambda line: print(line, file=sys.stderr, flush=True))
     if 'sets' not in made: return made
     rows = [tuple(made['sets'][0]), *(tuple(row.values()) for row in made['sets'])]

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from splade_nb.config.files import ConfigError, DataError, sha256_of
-from splade_nb.data import collections as sets, mixture as mixture_module, pairs as pairs_module
-from splade_nb.data.block_negatives import Mining
+from splade_nb.data import collections as sets
+from splade_nb.lab import mixture as mixture_module, pairs as pairs_module
+from splade_nb.lab.block_negatives import Mining
 from splade_nb.data.collections import Source, download, fetch, registered, registry
-from splade_nb.data.mixture import Rules, build, make_data
+from splade_nb.cli import make_data
+from splade_nb.lab.mixture import Rules, build
 from splade_nb.lab.passages import text_files
 from splade_nb.data.readers import load_collection
 sys.path.append(str(ROOT/'docs'))

@@ -10,7 +10,7 @@ from splade_nb.config.files import ConfigError, DataError, encoder_folder, model
 from splade_nb.data import collections, encoders
 from splade_nb.data.encoders import encoder_record, fetch_encoder, packaged_file
 from splade_nb.config.versions import resolve_quietly
-from splade_nb.data.mixture import make_data
+from splade_nb.cli import make_data
 from splade_nb.data.readers import load_collection
 from splade_nb.data.tokenizer import load_tokenizer, train_unigram
 from splade_nb.evaluation.validation import make_validator
