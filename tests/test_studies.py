@@ -79,7 +79,7 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     fit(str(source), tmp_path/'own', dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=1024))
     shutil.copytree(EXAMPLE, other := tmp_path/'other')
     write_json(other/'config.json', dict(version='v28', recipe='corrected', scale='mini', data='mini', seed=42, overridden={}) | read_json(EXAMPLE/'config.json'))
-    given = dict(models=str(tmp_path/'own'), tried=str(other), english=str(source), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
+    given = dict(models=str(tmp_path/'own'), tried=str(other), english=str(source), typed=str(source), collections=str(source), encoder=tiny_encoder, results=str(tmp_path/'kept'))
     study = run_cells('studies/one_index.ipynb', **given, measure=True)
     [name], [run] = study['beside'], study['tries']
     history = read_json(EXAMPLE/'training_history.json')
@@ -92,6 +92,8 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     assert study['GAINS']['unseen', 'model', 'own']['mean'] == pytest.approx(own - floor)
     assert study['values']('counted', name, 'own').mean() == pytest.approx(study['values']('kiwi+bigrams', name).mean(), abs=0.1)
     assert study['english_row']('model', 'own')['ndcg@10'] == study['percent'](own) and study['owners'] == ['own']
+    spaced = study['typed_values']('model', 'own', name, 'no_spaces')
+    assert len(spaced) == len(study['values']('model', name, 'own')) and study['TYPED']['by_ear']('돼요 있는 괜찮다') == '되요 잇는 괸찬다'
     before = (tmp_path/'kept'/'own'/f'{name}.json').read_bytes()
     run_cells('studies/one_index.ipynb', **given, measure=True)
     assert (tmp_path/'kept'/'own'/f'{name}.json').read_bytes() == before, 'measured once'
@@ -105,7 +107,7 @@ def test_the_study_of_one_index_judges_a_model_and_its_parts(tmp_path, tiny_enco
     (tmp_path/'kept'/'own').rename(tmp_path/'kept'/'released')
     ways = run_cells('studies/ways.ipynb', collections=str(source), encoder=tiny_encoder, settings='{"max_length": 48, "initial_terms": 20, "counted_terms": 1024}',
                      work=str(tmp_path/'work'), index=str(tmp_path/'kept'), results=str(tmp_path/'ways'), measure=True)
-    assert ways['names'] == [name] and ways['cell']('trained', name) == ('not judged', 'not judged'), 'the trained models have not seen it'
+    assert ways['names'] == [name] and ways['cell']('trained', name) == 'not judged', 'the trained models have not seen it'
     assert ways['values']('fitted', name).mean() == pytest.approx(own) == ways['values']('released', name).mean(), 'the same texts give the same model'
     assert [row['way'] for row in ways['cost_rows'](name)] == ['as released', 'fitted to the texts']
     assert ways['gains']['fitted', name]['mean'] == pytest.approx(own - floor)
