@@ -40,7 +40,7 @@ from .model.splade_doc import SpladeDoc
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
-from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside, verify
+from .training.checkpoints import LAUNCHED, TRAINED, checkpoints, new_part, put_in_place, set_aside, tidy, verify
 from .training.dataset import AFTER_TRAINING, TrainingSetup, as_searched, prepare, save_model_folder
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
@@ -165,7 +165,7 @@ def begin_run(version: str | int, recipe: str, scale: str,
               seed: int, out: str,   # run folder; '': outputs/<version>
               settings: dict | str,  # overrides: names and values, JSON text, or a JSON or YAML file
               rank: int = 0,         # only the first process writes
-              resume: bool = False,  # keep the `config.json` that is there, but for what acts after training
+              resume: bool = False,  # where a checkpoint is, keep `config.json`, but for what acts after training
               batches: int = 1,      # how many batches of the version's size make one, see `scaled_batch`
               max_steps: int = 0     # only checked here: training takes it
              ) -> tuple:             # name, scale, settings, collection, folder
@@ -179,7 +179,8 @@ def begin_run(version: str | int, recipe: str, scale: str,
     if rank: return name, scale, resolved, collection, folder
     with alone(folder):
         require_parts(resolved, folder)
-        kept = resume and (folder/'config.json').exists()
+        tidy(folder/'checkpoints')
+        kept = resume and checkpoints(folder/'checkpoints') and (folder/'config.json').exists()
         if not kept: set_aside(folder, (*TRAINED, *LAUNCHED))
         if not kept or _changes_only_searching(folder/'config.json', resolved):
             _write_config(folder/'config.json', resolved, settings,

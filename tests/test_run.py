@@ -115,6 +115,18 @@ def test_what_cannot_be_gone_on_with_is_refused_before_any_work(tmp_path):
     assert not (tmp_path/'run').exists()
 
 
+def test_what_begins_anew_where_no_checkpoint_is_says_what_it_was_launched_with(tmp_path):
+    def began(seed: int, **options) -> dict:
+        begin_run('v28', 'corrected', 'mini', 'toy', seed, str(tmp_path/'run'), dict(steps=seed), **options)
+        return json.loads((tmp_path/'run/config.json').read_text(encoding='utf-8'))
+    began(1)  # and dies before its first checkpoint
+    found = began(2, resume=True)
+    assert (found['seed'], found['settings']['steps'], found['overridden']) == (2, 2, dict(steps=2))
+    (tmp_path/'run/checkpoints/step-0').mkdir(parents=True)
+    (tmp_path/'run/checkpoints/step-0/manifest.json').touch()
+    assert began(3, resume=True) == found, 'a checkpoint is there: training compares it, and refuses'
+
+
 @pytest.fixture(scope='module')
 def page(run) -> Path:
     subprocess.run([sys.executable, 'docs/report_html.py', str(run/'train.ipynb'), str(run/'report.html')], cwd=ROOT, check=True)
