@@ -289,6 +289,32 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
     assert any(event['name'] == 'disk' and 'step-6' in event['message'] for event in found.events)
 
 
+def test_factors_that_steer_follow_the_weights_that_they_were_found_with(tmp_path):
+    data, model = TRUE_TOY()
+    settings = faults.settings_of(steps=12, query_terms=3, document_terms=3, document_share=1.0, keep_checkpoints=9)
+    found = training.train(model, data, settings, tmp_path, quiet=True, max_steps=4, save_every=2)
+    at_step_4, steered = dict(found.damping), ('flops query', 'flops document')
+    assert all(at_step_4[name] > 1 for name in steered)
+    found.training_data = replace(data, penalty=torch.full((60,), float('nan')))
+    assert found.step == 4 and training.train_step(found)['loss'] != 0 and found.damping == at_step_4, 'a step that is skipped steers nothing'
+    found.damping = dict.fromkeys(steered, 0.01) | dict(language=0.1)  # of weights that collapse
+    training.roll_back(found, dict(name='dense', message='dense', level='fatal'), dict(step=6, parts={}))
+    assert found.step == 4 and found.damping == at_step_4 | dict(language=0.1, flops=10.0)
+
+
+NO_LOSS = dict.fromkeys('lambda_infonce lambda_margin lambda_self lambda_positive lambda_flops lambda_language lambda_min_act lambda_kd'.split(), 0.0)
+
+
+def test_a_run_without_any_loss_says_so_and_one_whose_only_loss_begins_at_zero_trains(tmp_path):
+    data, model = TRUE_TOY()
+    data.teacher = np.eye(24, 8, dtype=np.float32), np.eye(12, 8, dtype=np.float32)
+    settings = faults.settings_of(steps=4, phases=(), epochs=4, **NO_LOSS)
+    with pytest.raises(ConfigError, match='no loss to train with: .*lambda_infonce.*extra_losses must be above 0'):
+        training.train(model, data, settings, tmp_path, quiet=True)
+    training.train(model, data, settings.but(lambda_kd=1.0, lambda_context_kd=0.0, kd_warmup_epochs=2), tmp_path, quiet=True)
+    assert [[*row['parts']] for row in lines(tmp_path/'metrics.jsonl')] == [[], ['kd'], ['kd'], ['kd']]
+
+
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):
     settings = resolve_quietly('v29', scale='mini', steps=12, hidden=64, layers=1, vocabulary=300, batch_size=8,
                                validations=6, weight_averaging=[0.0], learning_rate=0.01)
