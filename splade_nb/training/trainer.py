@@ -529,7 +529,7 @@ def train(model: torch.nn.Module, training_data: TrainingData, settings: Setting
               process_group, quiet, patience, rollbacks)
     start = initial_weights(model) if any(settings.weight_averaging) else {}
     torch.manual_seed(seed + process_group.rank)
-    with alone(folder) if main else nullcontext(), interrupts() as received, accumulated_rows(model):
+    with alone(folder, again=True) if main else nullcontext(), interrupts() as received, accumulated_rows(model):
         start_or_resume(run, resume, resume_from)
         start = began_with(run, start)
         if run.step < steps: plan_passes(run)
