@@ -302,6 +302,15 @@ def test_factors_that_steer_follow_the_weights_that_they_were_found_with(tmp_pat
     assert found.step == 4 and found.damping == at_step_4 | dict(language=0.1, flops=10.0)
 
 
+def test_validations_after_the_checkpoint_that_a_run_goes_back_to_are_removed(tmp_path):
+    data, model = TRUE_TOY()
+    settings, judged = faults.settings_of(steps=12, validations=6, keep_checkpoints=9), {'metrics': {'ndcg@10': 0.5}, 'active_terms': {}}
+    found = training.train(model, data, settings, tmp_path, lambda model: judged, quiet=True, max_steps=5, save_every=3)
+    assert [row['step'] for row in read_json(tmp_path/'training_history.json')] == [0, 2, 4]
+    training.restore(found, tmp_path/'checkpoints'/'step-3')
+    assert [row['step'] for row in read_json(tmp_path/'training_history.json')] == [0, 2]
+
+
 NO_LOSS = dict.fromkeys('lambda_infonce lambda_margin lambda_self lambda_positive lambda_flops lambda_language lambda_min_act lambda_kd'.split(), 0.0)
 
 

@@ -321,6 +321,7 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     folder = run.folder/'checkpoints'
     truncate_log(run.folder/'metrics.jsonl', run.step)
     _replace_lines(run.folder/'guard.jsonl', run.events)
+    write_json(run.folder/'training_history.json', run.history)
     for later in checkpoints(folder):
         if step_of(later) > run.step: discard(later)
     link_best(folder, best_checkpoint(folder, state))
