@@ -311,6 +311,18 @@ def test_validations_after_the_checkpoint_that_a_run_goes_back_to_are_removed(tm
     assert [row['step'] for row in read_json(tmp_path/'training_history.json')] == [0, 2]
 
 
+def test_a_run_that_was_cut_has_no_summary_while_it_goes_on(tmp_path):
+    def trained(**options) -> bool:
+        data, model = TRUE_TOY()
+        training.train(model, data, faults.settings_of(steps=4), tmp_path, quiet=True, **options)
+        return (tmp_path/'summary.json').exists()
+    trained(max_steps=2)
+    (tmp_path/'summary.json').write_text('{}')
+    assert not trained(resume=True), 'its numbers are those of step 2'
+    (tmp_path/'summary.json').write_text('{}')
+    assert trained(resume=True), 'all steps are done: nothing that it says changes'
+
+
 NO_LOSS = dict.fromkeys('lambda_infonce lambda_margin lambda_self lambda_positive lambda_flops lambda_language lambda_min_act lambda_kd'.split(), 0.0)
 
 

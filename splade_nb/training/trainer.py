@@ -318,6 +318,7 @@ def restore(run: Run, path: Path) -> dict: # the checkpoint's state
     for name in SAVED: setattr(run, name, state.get(name, getattr(run, name)))
     run.seconds = spent
     if run.process_group.rank: return state
+    if run.step < run.steps: (run.folder/'summary.json').unlink(missing_ok=True)  # of a run that was cut: it goes on
     folder = run.folder/'checkpoints'
     truncate_log(run.folder/'metrics.jsonl', run.step)
     _replace_lines(run.folder/'guard.jsonl', run.events)
