@@ -258,6 +258,18 @@ def test_a_run_that_was_never_validated_keeps_its_last_weights(tmp_path):
     assert (run.step, run.model_step) == (4, None) and not all(value.equal(before[name]) for name, value in model.named_parameters())
 
 
+def test_a_run_that_the_guard_stops_takes_its_best_validation_where_that_is_asked_for(tmp_path):
+    settings, scores = faults.settings_of(steps=12, validations=6, learning_rate=1e6, weight_averaging=(0.5,)), iter(SCORES * 2)
+    def stopped(take_best: bool) -> training.Run:
+        data, model = TRUE_TOY()
+        return training.train(model, data, settings.but(take_best=take_best), tmp_path/str(take_best),
+                              lambda model: {'metrics': {'ndcg@10': next(scores)}, 'active_terms': {}}, quiet=True, rollbacks=0, patience=1)
+    last, best = stopped(False), stopped(True)
+    assert last.stopped == best.stopped and not last.stopped.startswith('early') and 0 < last.step < 12
+    assert last.model_step is None and best.model_step == best.best['step'] < best.step
+    assert torch.equal(weights(best), stored(tmp_path/'True/checkpoints'/f'step-{best.model_step}')), 'and no average'
+
+
 def test_without_any_checkpoint_the_trained_weights_stay(tmp_path, monkeypatch):
     found = stopping(tmp_path, SCORES, monkeypatch, refused=range(13))
     assert found.step == 10 and not saved_checkpoints(tmp_path) and 'weights of step 10' in found.events[-1]['message']

@@ -442,12 +442,11 @@ def _take_best(run: Run) -> None:
 
 # %% ../../nbs/3_training/14_trainer.ipynb #finish
 def _finish(run: Run, start: dict, validator: Callable | None) -> None:
-    """The final weights: of the best validation where the run stopped early or `take_best` asks for it, then averaged
-    with the initial ones."""
-    early = run.stopped.startswith('early stopping')
-    complete = early or (run.step == run.steps and not run.stopped)
-    if early or complete and run.settings.take_best and run.settings.validations: _take_best(run)
-    if complete and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
+    """The final weights: of the best validation where the run stopped early or `take_best` asks for it, also where the
+    guard stopped it; then averaged with the initial ones where it did not."""
+    early, over = run.stopped.startswith('early stopping'), bool(run.stopped) or run.step == run.steps
+    if early or over and run.settings.take_best and run.settings.validations: _take_best(run)
+    if (early or over and not run.stopped) and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
     run.model.eval()
 
 # %% ../../nbs/3_training/14_trainer.ipynb #plan-passes
