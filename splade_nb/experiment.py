@@ -10,7 +10,7 @@ __all__ = ['PARAMETERS', 'SETTINGS', 'FEW', 'GIVEN', 'COUNTED_WEIGHTS', 'FIT', '
 
 # %% ../nbs/7_experiment.ipynb #imports
 import io, math, shutil, sys, time
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ from .model.splade_doc import SpladeDoc
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
-from .training.checkpoints import LAUNCHED, TRAINED, new_part, put_in_place, set_aside, verify
+from .training.checkpoints import LAUNCHED, TRAINED, checkpoints, new_part, put_in_place, set_aside, tidy, verify
 from .training.dataset import AFTER_TRAINING, TrainingSetup, as_searched, prepare, save_model_folder
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
@@ -160,16 +160,19 @@ def _changes_only_searching(path: Path, settings: Settings) -> bool: # path: of 
     return bool(changed) and changed <= AFTER_TRAINING.keys()
 
 # %% ../nbs/7_experiment.ipynb #begin-run
+_HELD = ExitStack()  # the lock of the folder of a run, from `begin_run` to the end of `finish_run`
+
 def begin_run(version: str | int, recipe: str, scale: str,
               source: str,           # data: `mini`, `toy`, a path, a hub name, or several joined by commas
               seed: int, out: str,   # run folder; '': outputs/<version>
               settings: dict | str,  # overrides: names and values, JSON text, or a JSON or YAML file
               rank: int = 0,         # only the first process writes
-              resume: bool = False,  # keep the `config.json` that is there, but for what acts after training
+              resume: bool = False,  # where a checkpoint is, keep `config.json`, but for what acts after training
               batches: int = 1,      # how many batches of the version's size make one, see `scaled_batch`
               max_steps: int = 0     # only checked here: training takes it
              ) -> tuple:             # name, scale, settings, collection, folder
-    "Check everything that can be wrong before any work, then write `config.json`. Raises `ConfigError`, `DataError`."
+    """Check everything that can be wrong before any work, then write `config.json` and hold the folder until the end of
+    `finish_run`. Raises `ConfigError`, `DataError`."""
     check_seed(seed)
     check_count(max_steps, 'max_steps', 0)
     name, recipe, scale = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale)
@@ -177,13 +180,17 @@ def begin_run(version: str | int, recipe: str, scale: str,
     resolved, settings = resolved.but(**scaled_batch(resolved, batches)), settings | scaled_batch(resolved, batches)
     collection, folder = _for_training(source), Path(out) if out else root()/'outputs'/name
     if rank: return name, scale, resolved, collection, folder
-    with alone(folder):
+    _HELD.close()  # of a run before, in this process
+    with ExitStack() as held:
+        held.enter_context(alone(folder))
         require_parts(resolved, folder)
-        kept = resume and (folder/'config.json').exists()
+        tidy(folder/'checkpoints')
+        kept = resume and checkpoints(folder/'checkpoints') and (folder/'config.json').exists()
         if not kept: set_aside(folder, (*TRAINED, *LAUNCHED))
         if not kept or _changes_only_searching(folder/'config.json', resolved):
             _write_config(folder/'config.json', resolved, settings,
                           version=name, recipe=recipe, scale=scale, data=source, seed=seed)
+        _HELD.push(held.pop_all())
     return name, scale, resolved, collection, folder
 
 # %% ../nbs/7_experiment.ipynb #rollbacks-of
@@ -422,7 +429,7 @@ def finish_run(name: str, recipe: str, scale: str, run: Run, setup: TrainingSetu
     where the disk refuses to write."""
     first, memory, stages = group.rank == 0, peak_memory(group), stages or Stages()
     with stages('judging'): setup, weights = _with_counted_weight(as_searched(setup), group)
-    with writable(run.folder) if first else nullcontext():
+    with _HELD, writable(run.folder) if first else nullcontext():
         if first:
             with stages('writing'): save_model_folder(setup, run.folder)
             keep_samples(setup, samples, shown, run.folder)
@@ -450,18 +457,19 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
         name, scale, resolved, collection, folder = begin_run(
             version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
             group.number if scale_batch else 1, max_steps)
-    first = group.rank == 0
-    with stages('checking settings'):
-        if first: require_acting_settings(resolved, changed_settings(shipped(name), recipe, scale, resolved), folder)
-    with stages('preparing'), _printed_once(group):
-        setup = prepare(resolved, collection, seed, group=group, stages=stages)
-    validator = make_validator(setup)
-    with stages('judging'): before, samples, shown = _before_training(setup, validator, group)
-    with stages('training'):
-        run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
-                    torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
-                    rollbacks=rollbacks_of(recipe), process_group=group)
-    return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, group, stages)
+    with _HELD:
+        with stages('checking settings'):
+            changed = changed_settings(shipped(name), recipe, scale, resolved)
+            if not group.rank: require_acting_settings(resolved, changed, folder)
+        with stages('preparing'), _printed_once(group):
+            setup = prepare(resolved, collection, seed, group=group, stages=stages)
+        validator = make_validator(setup)
+        with stages('judging'): before, samples, shown = _before_training(setup, validator, group)
+        with stages('training'):
+            run = train(setup.model, setup.training_data, resolved, folder, stages('judging')(validator),
+                        torch.tensor(setup.masks['korean']), seed, resume, resume_from, max_steps, save_every,
+                        rollbacks=rollbacks_of(recipe), process_group=group)
+        return finish_run(name, recipe, scale, run, setup, validator, before, samples, shown, group, stages)
 
 # %% ../nbs/7_experiment.ipynb #fit-documents
 def _documents_alone(source: str) -> Collection:

@@ -258,6 +258,18 @@ def test_a_run_that_was_never_validated_keeps_its_last_weights(tmp_path):
     assert (run.step, run.model_step) == (4, None) and not all(value.equal(before[name]) for name, value in model.named_parameters())
 
 
+def test_a_run_that_the_guard_stops_takes_its_best_validation_where_that_is_asked_for(tmp_path):
+    settings, scores = faults.settings_of(steps=12, validations=6, learning_rate=1e6, weight_averaging=(0.5,)), iter(SCORES * 2)
+    def stopped(take_best: bool) -> training.Run:
+        data, model = TRUE_TOY()
+        return training.train(model, data, settings.but(take_best=take_best), tmp_path/str(take_best),
+                              lambda model: {'metrics': {'ndcg@10': next(scores)}, 'active_terms': {}}, quiet=True, rollbacks=0, patience=1)
+    last, best = stopped(False), stopped(True)
+    assert last.stopped == best.stopped and not last.stopped.startswith('early') and 0 < last.step < 12
+    assert last.model_step is None and best.model_step == best.best['step'] < best.step
+    assert torch.equal(weights(best), stored(tmp_path/'True/checkpoints'/f'step-{best.model_step}')), 'and no average'
+
+
 def test_without_any_checkpoint_the_trained_weights_stay(tmp_path, monkeypatch):
     found = stopping(tmp_path, SCORES, monkeypatch, refused=range(13))
     assert found.step == 10 and not saved_checkpoints(tmp_path) and 'weights of step 10' in found.events[-1]['message']
@@ -287,6 +299,53 @@ def test_the_guard_goes_back_past_a_broken_checkpoint(tmp_path):
     assert last.name == 'step-6' and found.step == checkpoints.step_of(before)
     assert not found.stopped and found.rollbacks == 1 and found.events[-1]['level'] == 'rollback'
     assert any(event['name'] == 'disk' and 'step-6' in event['message'] for event in found.events)
+
+
+def test_factors_that_steer_follow_the_weights_that_they_were_found_with(tmp_path):
+    data, model = TRUE_TOY()
+    settings = faults.settings_of(steps=12, query_terms=3, document_terms=3, document_share=1.0, keep_checkpoints=9)
+    found = training.train(model, data, settings, tmp_path, quiet=True, max_steps=4, save_every=2)
+    at_step_4, steered = dict(found.damping), ('flops query', 'flops document')
+    assert all(at_step_4[name] > 1 for name in steered)
+    found.training_data = replace(data, penalty=torch.full((60,), float('nan')))
+    assert found.step == 4 and training.train_step(found)['loss'] != 0 and found.damping == at_step_4, 'a step that is skipped steers nothing'
+    found.damping = dict.fromkeys(steered, 0.01) | dict(language=0.1)  # of weights that collapse
+    training.roll_back(found, dict(name='dense', message='dense', level='fatal'), dict(step=6, parts={}))
+    assert found.step == 4 and found.damping == at_step_4 | dict(language=0.1, flops=10.0)
+
+
+def test_validations_after_the_checkpoint_that_a_run_goes_back_to_are_removed(tmp_path):
+    data, model = TRUE_TOY()
+    settings, judged = faults.settings_of(steps=12, validations=6, keep_checkpoints=9), {'metrics': {'ndcg@10': 0.5}, 'active_terms': {}}
+    found = training.train(model, data, settings, tmp_path, lambda model: judged, quiet=True, max_steps=5, save_every=3)
+    assert [row['step'] for row in read_json(tmp_path/'training_history.json')] == [0, 2, 4]
+    training.restore(found, tmp_path/'checkpoints'/'step-3')
+    assert [row['step'] for row in read_json(tmp_path/'training_history.json')] == [0, 2]
+
+
+def test_a_run_that_was_cut_has_no_summary_while_it_goes_on(tmp_path):
+    def trained(**options) -> bool:
+        data, model = TRUE_TOY()
+        training.train(model, data, faults.settings_of(steps=4), tmp_path, quiet=True, **options)
+        return (tmp_path/'summary.json').exists()
+    trained(max_steps=2)
+    (tmp_path/'summary.json').write_text('{}')
+    assert not trained(resume=True), 'its numbers are those of step 2'
+    (tmp_path/'summary.json').write_text('{}')
+    assert trained(resume=True), 'all steps are done: nothing that it says changes'
+
+
+NO_LOSS = dict.fromkeys('lambda_infonce lambda_margin lambda_self lambda_positive lambda_flops lambda_language lambda_min_act lambda_kd'.split(), 0.0)
+
+
+def test_a_run_without_any_loss_says_so_and_one_whose_only_loss_begins_at_zero_trains(tmp_path):
+    data, model = TRUE_TOY()
+    data.teacher = np.eye(24, 8, dtype=np.float32), np.eye(12, 8, dtype=np.float32)
+    settings = faults.settings_of(steps=4, phases=(), epochs=4, **NO_LOSS)
+    with pytest.raises(ConfigError, match='no loss to train with: .*lambda_infonce.*extra_losses must be above 0'):
+        training.train(model, data, settings, tmp_path, quiet=True)
+    training.train(model, data, settings.but(lambda_kd=1.0, lambda_context_kd=0.0, kd_warmup_epochs=2), tmp_path, quiet=True)
+    assert [[*row['parts']] for row in lines(tmp_path/'metrics.jsonl')] == [[], ['kd'], ['kd'], ['kd']]
 
 
 def test_the_best_checkpoint_is_the_model_that_was_validated(tmp_path, capsys):

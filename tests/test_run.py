@@ -11,6 +11,7 @@ from splade_nb.config.files import ConfigError
 from splade_nb.config.versions import resolve
 from splade_nb.evaluation.report import run_source
 from splade_nb.model.load import load_encoder
+from splade_nb import experiment
 from splade_nb.experiment import begin_run, run_version
 from splade_nb.cli import main
 from splade_nb.training.checkpoints import CheckpointError
@@ -113,6 +114,43 @@ def test_what_cannot_be_gone_on_with_is_refused_before_any_work(tmp_path):
     with pytest.raises(CheckpointError, match='nosuch: there is no checkpoint'):
         run_version('v28', scale='mini', source='toy', out=str(tmp_path/'run'), resume_from=str(tmp_path/'nosuch'))
     assert not (tmp_path/'run').exists()
+
+
+def test_what_begins_anew_where_no_checkpoint_is_says_what_it_was_launched_with(tmp_path):
+    def began(seed: int, **options) -> dict:
+        begin_run('v28', 'corrected', 'mini', 'toy', seed, str(tmp_path/'run'), dict(steps=seed), **options)
+        return json.loads((tmp_path/'run/config.json').read_text(encoding='utf-8'))
+    began(1)  # and dies before its first checkpoint
+    found = began(2, resume=True)
+    assert (found['seed'], found['settings']['steps'], found['overridden']) == (2, 2, dict(steps=2))
+    (tmp_path/'run/checkpoints/step-0').mkdir(parents=True)
+    (tmp_path/'run/checkpoints/step-0/manifest.json').touch()
+    assert began(3, resume=True) == found, 'a checkpoint is there: training compares it, and refuses'
+
+
+def begin_twice(folder: Path) -> None:
+    try: begin_run('v28', 'corrected', 'mini', 'toy', 2, str(folder), {})
+    except ConfigError as error: folder.with_name('refused').write_text(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('during', ('prepare', 'evaluate_run'))
+def test_a_second_process_is_refused_while_a_run_prepares_and_while_it_is_judged(during, tmp_path, monkeypatch):
+    folder, true = tmp_path/'run', getattr(experiment, during)
+    def with_a_second(*arguments, **options):
+        exit_code_of(start(begin_twice, folder))
+        return true(*arguments, **options)
+    monkeypatch.setattr(experiment, during, with_a_second)
+    monkeypatch.setattr(experiment, 'require_acting_settings', lambda *arguments: ())
+    run = dict(scale='mini', source='toy', seed=1, out=str(folder), settings=dict(steps=1, hidden=32, layers=1, vocabulary=300, batch_size=4))
+    summary = run_version(**run)
+    told = re.sub(r'process \d+', 'process N', (tmp_path/'refused').read_text().replace(str(folder), 'run'))
+    assert told == 'run: process N is training into this folder; choose another with out='
+    assert summary['seed'] == json.loads((folder/'config.json').read_text(encoding='utf-8'))['seed'] == 1
+    monkeypatch.setattr(experiment, during, true)
+    (tmp_path/'refused').unlink()
+    start(begin_twice, folder).join()
+    assert not (tmp_path/'refused').exists(), 'a run that has ended holds nothing'
 
 
 @pytest.fixture(scope='module')

@@ -269,15 +269,18 @@ def no_empty_folders(folder: Path):
 
 # %% ../../nbs/0_config/01_files.ipynb #alone
 @contextmanager
-def alone(folder: Path, busy: str = 'is training into this folder; choose another with out='):
+def alone(folder: Path, busy: str = 'is training into this folder; choose another with out=',
+          again: bool = False): # whether this process may hold the lock already
     "Lock a run folder. Raises `ConfigError` where another process holds the lock, or where nobody can write."
     with writable(folder), open(folder/'.lock', 'a+') as file:
         try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ConfigError(f'{folder}: process {file.read().strip() or "?"} {busy}') from None
-        file.truncate(0)
-        print(os.getpid(), file=file, flush=True)
+            holder = file.read().strip() or '?'
+            if not again or holder != str(os.getpid()): raise ConfigError(f'{folder}: process {holder} {busy}') from None
+        else:
+            file.truncate(0)
+            print(os.getpid(), file=file, flush=True)
         yield
 
 # %% ../../nbs/0_config/01_files.ipynb #locked

@@ -19,7 +19,7 @@ from .exact_search import Search, normalize_for_scoring
 from .figures import canvas, label, nothing, palette, shorten
 from .metrics import FLOORS, is_self, judged_terms
 from .report import Run, ends, launched, made_by, marks_of, number_of, spell
-from .report import steps_of_cut
+from .report import rows_of_infonce, steps_of_cut
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #lacking
 def lacking(query, document, names: list # [1, V], [1, V], [V]
@@ -222,10 +222,12 @@ def _lost_in_training(run: Run) -> float: # nDCG@10 of the initial model minus t
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures-2
 def _infonce_at_chance(run: Run) -> float:
-    return ends(run.metrics['loss_infonce'])[1] / ends(run.metrics['chance_loss'])[1]
+    rows = rows_of_infonce(run)
+    return ends(rows['loss_infonce'])[1] / ends(rows['chance_loss'])[1] if len(rows) else math.nan
 
 def _infonce_deviation(run: Run) -> float: # from its trend, as a share of its mean
-    values = run.metrics['loss_infonce']
+    rows = rows_of_infonce(run)
+    values = rows['loss_infonce'] if len(rows) else pd.Series(dtype=float)
     return float((values - values.rolling(9, center=True, min_periods=1).mean()).std() / values.mean())
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures-3

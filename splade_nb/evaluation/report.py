@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PARTS', 'COLUMNS', 'RunError', 'read_part', 'metrics_table', 'numbers', 'Run', 'read_run', 'steps_of_cut', 'made_by',
            'launched', 'run_source', 'ends', 'number_of', 'loss_curves', 'sparsity_curves', 'collapse', 'korean_curve',
-           'sparsity_table', 'guard_timeline', 'history_curve', 'spell', 'marks_of', 'against_bm25', 'quality_bars',
-           'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table', 'settings_table',
-           'quality_table', 'criteria_table']
+           'sparsity_table', 'rows_of_infonce', 'guard_timeline', 'history_curve', 'spell', 'marks_of', 'against_bm25',
+           'quality_bars', 'kind_bars', 'term_change', 'term_bars', 'text_distance', 'context_pairs', 'summary_table',
+           'settings_table', 'quality_table', 'criteria_table']
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #imports
 import json, math, shlex
@@ -247,10 +247,15 @@ def sparsity_table(run: Run) -> tuple:  # DataFrame, a row for each kind of text
         f'the others are {whole["mean_weight"]:.2f} on average.')
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #guard-timeline
+def rows_of_infonce(run: Run):  # DataFrame; a loss without a weight has no column
+    "The logged steps in which InfoNCE has a weight, and a query more than one document to choose from."
+    return run.metrics[run.metrics['chance_loss'] > 0]
+
 def guard_timeline(run: Run) -> tuple:  # figure, caption
     "InfoNCE against the loss at chance; the events of the collapse guard at its foot."
     figure, axis = canvas(height=3)
-    _curve(axis, run, 'loss_infonce', 'blue', 'InfoNCE, weighted', title='InfoNCE against chance')
+    if 'loss_infonce' in run.metrics: _curve(axis, run, 'loss_infonce', 'blue', 'InfoNCE, weighted')
+    _shade_phases(axis, run, 'InfoNCE against chance')
     axis.plot(run.metrics['step'], run.metrics['chance_loss'], color=palette['red'], linestyle='--',
               drawstyle='steps-post', label='chance')
     for level, colour in (('warn', 'orange'), ('fatal', 'red'), ('rollback', 'green')):
@@ -262,9 +267,11 @@ def guard_timeline(run: Run) -> tuple:  # figure, caption
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #guard-timeline-3
 def _guard_caption(run: Run) -> str:
-    last, chance = ends(run.metrics['loss_infonce'])[1], ends(run.metrics['chance_loss'])[1]
-    verdict = 'the documents of a batch are distinguished' if last < 0.95 * chance else 'nothing was learned'
-    caption = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of its value at chance, {chance:.3g}: {verdict}'
+    caption, rows = 'InfoNCE has no weight, or one document to choose from', rows_of_infonce(run)
+    if len(rows):
+        last, chance = ends(rows['loss_infonce'])[1], ends(rows['chance_loss'])[1]
+        verdict = 'the documents of a batch are distinguished' if last < 0.95 * chance else 'nothing was learned'
+        caption = f'InfoNCE ends at {last:.3g}, {last / chance:.0%} of its value at chance, {chance:.3g}: {verdict}'
     if not run.events: return f'{caption}; the collapse guard reported no event.'
     first, fatal = run.events[0], sum(event['level'] == 'fatal' for event in run.events)
     told = f'{number_of(len(run.events), "event")}, {fatal} of them fatal, the first at'

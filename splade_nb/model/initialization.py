@@ -151,7 +151,8 @@ def _largest_logits(model: Splade, documents):  # yields [B, V]
 def logit_moments(model: Splade,
                   documents          # iterable of batches: input_ids, attention_mask [B, L]
                  ) -> tuple:         # [V], [V]
-    "Mean and standard deviation of each term's largest logit over documents."
+    """Mean and standard deviation of each term's largest logit over documents. Raises `ConfigError` where no term
+    differs: then nothing tells how far above its mean one is."""
     was_training, number, sums, squares = model.training, 0, 0.0, 0.0
     model.eval()
     for largest in _largest_logits(model, documents):
@@ -159,7 +160,11 @@ def logit_moments(model: Splade,
         squares = squares + largest.double().square().sum(0)
     model.train(was_training)
     mean = sums / number
-    return mean.float(), (squares / number - mean.square()).clamp(min=0).sqrt().float()
+    variance = (squares / number - mean.square()).clamp(min=0)
+    if not (variance > 1e-9 * (1 + mean.square())).any():  # more than rounding
+        raise ConfigError(f'documents: found {number}, no two of which the encoder tells apart; at least 2 that differ '
+                          'are needed to start a decoder')
+    return mean.float(), variance.sqrt().float()
 
 
 # %% ../../nbs/2_model/14_initialization.ipynb #deviations-for

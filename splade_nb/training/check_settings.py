@@ -98,7 +98,7 @@ def probe_steps(setup: TrainingSetup, every: bool) -> dict[str, list]: # batch, 
         model.zero_grad()
         rows, saved = batch_at(step, steps, 0, training_data, settings, SEED), SavedBytes()
         with saved: loss, _, _ = step_loss(model, rows, step, steps, training_data, settings)
-        loss.backward()
+        if loss.requires_grad: loss.backward()
         seen['batch'].append(digest(*rows['query'].values(), *rows['document'].values()))
         seen['loss'].append(digest(loss))
         seen['gradient'].append(digest(*(p.grad for p in model.parameters() if p.grad is not None)))

@@ -184,7 +184,7 @@ def weighted(terms: dict,   # name -> scalar
              ) -> tuple:    # total, {name: weighted value as a tensor without gradient}
     "Weighted sum and its parts. Raises `KeyError` for a term without a weight."
     parts = {name: weights[name] * value for name, value in terms.items()}
-    return sum(parts.values()), {name: value.detach() for name, value in parts.items()}
+    return sum(parts.values(), torch.zeros(())), {name: value.detach() for name, value in parts.items()}
 
 def as_floats(values: dict) -> dict:  # name -> scalar tensor or number
     "The same as Python numbers, read from the device at once."

@@ -100,7 +100,7 @@ def _in_chunks(model, rows, measure, settings, passes, group):
     out = as_encoded(model, rows, leaves)
     with torch.autocast(model.special.device.type, enabled=False):
         loss, parts = measure(out)
-        loss.backward()
+        if loss.requires_grad: loss.backward()  # no part has a weight while all of them still grow from 0
         _backward_through(last, kept, leaves)
         del kept, outputs
         for chunk in chunks: _backward_through(chunk, chunk.outputs(model, settings), leaves)  # the same once more
