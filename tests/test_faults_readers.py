@@ -63,6 +63,8 @@ def test_grades_are_whole_numbers():
     assert retrieval_metrics({'q': {'d': 1.0}}, {'q': {'d': 2.0}})['ndcg@10'].iloc[0] == 1
     with pytest.raises(ValueError, match='0.9'): retrieval_metrics({'q': {'d': 0.9}}, {'q': {'d': 2.0}})
     assert load(beir('floats', ('1.0', '2.0'))).qrels == {'q0': {'d0': 1}, 'q1': {'d1': 2}}
+    spam = retrieval_metrics({'q': {'d': -2}, 'r': {'d': -2, 'e': 1}}, {'q': {'d': 2.0}, 'r': {'d': 2.0, 'e': 1.0}})
+    assert spam['mrr@10'].tolist() == [0, 0.5], 'grades below -1, as TREC has them, ended the process'
 
 
 def test_no_query_finds_itself():
@@ -191,6 +193,23 @@ def test_a_table_without_a_text_column_names_its_columns():
 def test_a_table_says_by_its_first_line_what_parts_its_columns(name, mark):
     Path(name).write_text(f'제목{mark}내용\n"환불, 또는 교환"{mark}사흘\n', encoding='utf-8')
     assert [document.full for document in read_source(name)] == ['환불, 또는 교환 사흘']
+
+
+@pytest.mark.parametrize('before, mark', [('sep=;', ';'), ('"sep=,"', ','), ('sep=\t', '\t'), ('sep=|', '|')])
+def test_the_line_in_which_excel_names_the_mark_is_none_of_the_table(before, mark):
+    Path('a.csv').write_text(f'{before}\r\n제목{mark}내용\r\n환불{mark}사흘\r\n', encoding='utf-8-sig')
+    assert [(document.id, document.full) for document in read_source('a.csv')] == [('3', '환불 사흘')]
+
+
+def test_a_mark_inside_a_quoted_name_parts_no_columns():
+    Path('a.csv').write_text('"내용";"분류, 작성자"\n사흘, 또는 나흘;가\n', encoding='utf-8')
+    assert [document.full for document in read_source('a.csv')] == ['사흘, 또는 나흘']
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_a_line_and_an_id_never_name_two_documents(order):
+    rows('a.jsonl', *[{'id': 2 if order == 1 else 1, 'text': '환불'}, {'text': '교환'}][::order])
+    with pytest.raises(DataError, match=f"a.jsonl, line 2, id: found '{2 if order == 1 else 1}' a second time"): [*read_source('a.jsonl')]
 
 
 def test_a_quotation_mark_that_is_never_closed_swallows_nothing():

@@ -231,7 +231,7 @@ def own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
     "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
     import datasets
     files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
-    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files]
     label = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return {'cache_dir': str(Path(datasets.config.HF_DATASETS_CACHE)/f'snapshot-{label}')} if files else {}
 
@@ -403,7 +403,7 @@ def _own_lines(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:
 # %% ../../nbs/1_data/07_readers.ipynb #read-csv
 def _delimiter(path: Path, heading: str) -> str:
     "That of its kind, or the one that its first line has instead: Excel writes semicolons in some languages."
-    usual = '\t' if kind_of(path) == '.tsv' else ','
+    usual, heading = '\t' if kind_of(path) == '.tsv' else ',', re.sub('"[^"]*"', '', heading)
     return usual if usual in heading else next((mark for mark in ';\t,' if mark in heading), usual)
 
 def _check_columns(path: Path, names: list) -> None:
@@ -418,7 +418,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
     names, line = None, 1
     with _opened_text(path, newline='') as file:
         heading = file.readline()
-        reader = csv.reader(chain([heading], file), delimiter=_delimiter(path, heading), strict=True)
+        told = re.match('"?sep=(.)', heading)  # Excel's way to name the delimiter, in a line before the table
+        lines, delimiter = (['\n', file.readline()], told[1]) if told else ([heading], _delimiter(path, heading))
+        reader = csv.reader(chain(lines, file), delimiter=delimiter, strict=True)
         try:
             for cells in reader:
                 if any(cells) and names and len(cells) != len(names):
@@ -460,9 +462,9 @@ def _own_document(row: Row, taken: set, faults: Faults) -> Document:
         raise row.fault('columns', show(', '.join(row.values)), f'a column for the text: {", ".join(TEXT_FIELDS)}')
     heading = row.text(title, '')
     faults.ignore(row, {id, text, title, names.get('metadata')})
-    named = replace(row, values={'id': row.values[id]} if id else {})
+    named = replace(row, values={'id': row.line if row.values.get(id) is None else row.values[id]})
     body = row.text(text, '' if heading else None) if text else ''
-    return Document(new_id(named, taken, str(row.line)), heading, body)
+    return Document(new_id(named, taken), heading, body)
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents-of-file
 def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:  # start: of their ids
