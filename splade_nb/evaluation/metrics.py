@@ -75,7 +75,7 @@ def retrieval_metrics(qrels: dict,  # {query: {document: grade}}; a grade above 
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #trec-eval
 def _whole(grade) -> int:
-    if grade == int(grade): return int(grade)
+    if grade == int(grade): return max(0, int(grade))  # trec_eval's C code ends the process where all are below -1
     raise ValueError(f'grade {grade!r}: grades are whole numbers, above 0 for a relevant document')
 
 def _trec_eval(qrels: dict, run: dict, measures: dict, k: int, ties: str = 'hash') -> pd.DataFrame:
