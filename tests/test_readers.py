@@ -187,6 +187,19 @@ def test_hashes_of_files_are_kept(tmp_path, monkeypatch):
     with pytest.raises(TypeError): file_hash(path)
 
 
+def test_a_change_that_keeps_size_and_time_is_read(tmp_path):
+    "As `rsync --times --inplace` and `cp -p` leave it."
+    import os
+    path = write(tmp_path/'train.jsonl', line('질문', '답'))
+    os.utime(path, (1e9, 1e9))
+    before, known = path.stat(), file_hash(path)
+    with open(path, 'r+', encoding='utf-8') as file: file.write(path.read_text(encoding='utf-8').replace('답', '말'))
+    while path.stat().st_ctime_ns == before.st_ctime_ns: os.utime(path, (1e9, 1e9))  # until the clock of the disk goes on
+    os.utime(path, (1e9, 1e9))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns) and file_hash(path) != known
+
+
 def test_the_hash_names_content(tmp_path):
     rows = [line('질문', '답', '남'), line('물음', '답 2')]
     first = load(write(tmp_path/'a/train.jsonl', *rows)).hash

@@ -91,7 +91,8 @@ def prepared_folder(stage: str,                        # such as tokens, negativ
 def file_hash(path: Path) -> str:
     "sha256 of a file's content."
     path, about = path.resolve(), path.stat()
-    place = prepared_folder('sha256', path=str(path), size=about.st_size, node=about.st_ino, changed=about.st_mtime_ns)
+    changed = about.st_mtime_ns, about.st_ctime_ns  # the second also where a copy keeps the first
+    place = prepared_folder('sha256', path=str(path), size=about.st_size, node=about.st_ino, changed=changed)
     if (place/'sha256').exists(): return (place/'sha256').read_text()
     digest = sha256_of(path)
     if time.time() - about.st_mtime > 2:
