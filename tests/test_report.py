@@ -153,6 +153,8 @@ def test_the_worst_queries_went_wrong(setup, run):
     assert miss['rank'] == 1 and error_analysis.why(miss)[0] == 'partly' and miss['first']['text'] != miss['right']['text']
     found = worst(setup, replace(with_twin, qrels={first: {'zz': 1}}), [first])
     assert found == [], 'found first but for itself: nothing went wrong'
+    every, = worst(setup, replace(collection, documents=dict([*with_twin.documents.items()][1:2]), queries={'q': Query('q', '😀', split='test')}, qrels={'q': {other: 1}}), ['q'])
+    assert every['first'] == dict(text='-', score=0.0, terms=[]), 'a right document stood there as the best wrong one'
     well = dict(miss, ndcg=dict(model=1.0, bm25=1.0))
     said = error_analysis.worst_table(replace(run, evaluation=run.evaluation | dict(worst=[well, miss])))
     assert len(said[0]) == 1 and said[1] == 'Worst queries: 1, with another right document ranked late 1; BM25 ranks 0 of them better.'
