@@ -123,6 +123,18 @@ def test_beside_judged_collections(seeds):
     assert mixed.kinds(rows[-1:])[0] == 'travel_ferry' and mixed.query_texts(rows[:1])[:] == mini.query_texts(mini.split_rows('train')[:1])[:]
 
 
+def test_where_one_source_judges_no_training_query_of_another_is_drawn(tmp_path):
+    "Triplets beside a judged set with test queries lost a fifth of themselves to its test split, and the other way round."
+    taught = write(tmp_path/'own/train.jsonl', *(line(f'질문 {n}', f'답 {n}') for n in range(10)))
+    mixed = load(f'mini,{taught}')
+    assert [*mixed.split('test')] == [f'mini/{id}' for id in load('mini').split('test')] and len(load(str(taught)).split('test')) > 0
+    write(tmp_path/'set/corpus.jsonl', *({'_id': f'd{n}', 'text': f'글 {n}'} for n in range(10)))
+    write(tmp_path/'set/queries.jsonl', *({'_id': f'q{n}', 'text': f'물음 {n}'} for n in range(10)))
+    (tmp_path/'set/qrels_train.tsv').write_text(''.join(f'q{n}\td{n}\t1\n' for n in range(10)))
+    judging = write(tmp_path/'own/test.jsonl', line('시험', '답 1'))
+    assert len(load(f'{tmp_path}/set,{judging}').split('test')) == 1 and len(load(f'{tmp_path}/set,{taught}').split('test')) > 2
+
+
 # ---- the same arrays as lists of triplets gave
 
 def to_indices(collection, queries: dict) -> tuple:  # pairs, relevant, given

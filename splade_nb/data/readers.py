@@ -26,7 +26,7 @@ from .lines import show, visible
 from .merge import merge
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
 from .records import collect, given_triplets, ready, toy_corpus
-from .triplets import holds_documents, is_triplets, read_triplets, split_of
+from .triplets import holds_documents, is_triplets, read_triplets, split_of, triplet_files
 
 # %% ../../nbs/1_data/07_readers.ipynb #metadata
 def metadata(row: Row) -> Row:
@@ -231,7 +231,8 @@ def own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
     "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
     import datasets
     files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
-    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files]
+    facts = [(str(path.resolve()), *(getattr(path.stat(), f'st_{name}') for name in ('size', 'mtime_ns', 'ctime_ns')))
+             for path in files]
     label = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return {'cache_dir': str(Path(datasets.config.HF_DATASETS_CACHE)/f'snapshot-{label}')} if files else {}
 
@@ -348,13 +349,11 @@ def _of_triplets(part: Part) -> bool:
 
 # %% ../../nbs/1_data/07_readers.ipynb #judged-parts
 def _judged(parts: list[Part], strict: bool, pair_types) -> list[Collection]:
-    "The judged collections among the sources, with their splits settled."
+    "The judged collections among the sources, with the splits that these name."
     several = sum(part.path is not None and kind_of(part.path) == '.json' for part in parts) > 1
-    found = [collection for part in parts
-             for collection in _read_part(part, Faults(strict, pair_types),
-                                          part.split or (split_of(part.path) if several and part.path else ''))]
-    named = any(query.split in ('dev', 'test') for each in found for query in each.queries.values())
-    return [ready(each, alone=not named) for each in found]
+    return [collection for part in parts
+            for collection in _read_part(part, Faults(strict, pair_types),
+                                         part.split or (split_of(part.path) if several and part.path else ''))]
 
 # %% ../../nbs/1_data/07_readers.ipynb #load
 def load(source: Path | str,
@@ -366,9 +365,12 @@ def load(source: Path | str,
     Raises DataError at the first fault; with `strict=False` faulty lines are skipped and counted in `notes`."""
     parts = parts_of(str(source))
     triplets = [part for part in parts if _of_triplets(part)]
-    collections = _judged([part for part in parts if part not in triplets], strict, pair_types)
+    found = _judged([part for part in parts if part not in triplets], strict, pair_types)
     places = [(part.path, part.split) for part in triplets]
-    if places: collections.append(read_triplets(places, Faults(strict, pair_types)))
+    named = {query.split for each in found for query in each.queries.values()}
+    alone = not {'dev', 'test'} & named.union(split for place in places for _, split in triplet_files(*place))
+    collections = [ready(each, alone) for each in found]
+    if places: collections.append(read_triplets(places, Faults(strict, pair_types), alone))
     return collections[0] if len(collections) == 1 else merge(collections)
 
 # %% ../../nbs/1_data/07_readers.ipynb #collect
