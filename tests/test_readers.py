@@ -1,5 +1,5 @@
 """Triplets in the layout of the design documents: one collection of many files, read once, at any size."""
-import json, subprocess, sys
+import json, shutil, subprocess, sys
 from collections import Counter
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from splade_nb.config.files import DataError, root
 from splade_nb.data import lines, triplets
-from splade_nb.data.prepared import file_hash
+from splade_nb.data.prepared import clean_prepared, file_hash
 from splade_nb.data.readers import load, load_collection, short_queries
 from splade_nb.data.records import toy_corpus
 
@@ -210,6 +210,23 @@ def test_a_change_that_keeps_size_and_time_is_read(tmp_path):
     os.utime(path, (1e9, 1e9))
     after = path.stat()
     assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns) and file_hash(path) != known
+
+
+def test_a_cleaning_that_is_interrupted_leaves_no_half_of_a_stage(tmp_path, prepared, monkeypatch):
+    "Triplets whose tables were gone but for their summary could not be opened again."
+    path = write(tmp_path/'train.jsonl', line('질문', '답', '남'), line('물음', '답 2'))
+    first = load(path).hash
+    shutil.rmtree(prepared/'sha256')
+    def interrupted(folder):
+        for name in ('documents.arrow', 'of.json'): (folder/name).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr('shutil.rmtree', interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt): clean_prepared()
+    assert load(path).hash == first
+    clean_prepared()
+    assert not [*prepared.glob('*/*')]
 
 
 def test_the_hash_names_content(tmp_path):
