@@ -63,6 +63,8 @@ def test_grades_are_whole_numbers():
     assert retrieval_metrics({'q': {'d': 1.0}}, {'q': {'d': 2.0}})['ndcg@10'].iloc[0] == 1
     with pytest.raises(ValueError, match='0.9'): retrieval_metrics({'q': {'d': 0.9}}, {'q': {'d': 2.0}})
     assert load(beir('floats', ('1.0', '2.0'))).qrels == {'q0': {'d0': 1}, 'q1': {'d1': 2}}
+    for order in ('abc', 'bca'):  # the order decided where b stood
+        with pytest.raises(ValueError, match='NaN'): retrieval_metrics({'q': {'a': 1}}, {'q': {doc: dict(a=1.0, b=float('nan'), c=2.0)[doc] for doc in order}})
     spam = retrieval_metrics({'q': {'d': -2}, 'r': {'d': -2, 'e': 1}}, {'q': {'d': 2.0}, 'r': {'d': 2.0, 'e': 1.0}})
     assert spam['mrr@10'].tolist() == [0, 0.5], 'grades below -1, as TREC has them, ended the process'
 
@@ -182,6 +184,18 @@ def test_what_a_folder_holds_and_is_not_read_is_said(capsys):
     Path('own/notes.txt').write_text('글', encoding='utf-8')
     assert [document.text for document in read_source('own')] == ['글']
     assert 'own: not read: letter.hwp, older/, table.xlsx; ' in capsys.readouterr().err
+
+
+def test_names_of_files_are_spelled_alike_on_every_machine():
+    "macOS writes 한글 in its parts: ids, collections and their hashes were others there."
+    def made(form):
+        name = unicodedata.normalize(form, '한글')
+        Path(form, name).mkdir(parents=True)
+        for ending in ('txt', 'md'): Path(form, name, f'{name}.{ending}').write_text('글\n', encoding='utf-8')
+        sources = [beir(f'{form}/{name} 1'), squad(f'{form}/{name} 2.json', 'a'), rows(f'{form}/{name} 3.jsonl', *({'query': f'질문 {n}', 'positive': f'답 {n}', 'negative': []} for n in range(9)))]
+        both = load(','.join(map(str, sources)))
+        return [*iterate_texts(f'{form}/{name}')], both.name, both.hash, [*both.documents]
+    assert made('NFD') == made('NFC')
 
 
 def test_a_table_without_a_text_column_names_its_columns():

@@ -171,7 +171,7 @@ def read_beir(folder: Path, faults: Faults) -> Collection:
         return (row for name in names if (folder/name).is_file() for row in read_rows(folder/name, faults))
     judged = {split: read_rows(path, faults) if path.suffix == '.jsonl' else _read_tsv(path, faults)
               for split, path in _judgment_files(folder).items()}
-    return _assemble(folder.resolve().name, rows('corpus.jsonl'), rows('queries.jsonl'), judged, faults,
+    return _assemble(normalise(folder.resolve().name), rows('corpus.jsonl'), rows('queries.jsonl'), judged, faults,
                      rows('negatives.jsonl', 'train_triplets.jsonl'), rows('context_pairs.jsonl'))
 
 # %% ../../nbs/1_data/07_readers.ipynb #text-id
@@ -211,7 +211,7 @@ def read_squad(path: Path, faults: Faults, split: str = '') -> Collection:
                     queries[query.id], qrels[query.id] = query, {document.id: 1}
     if not queries: raise faults.nothing(path, 'questions')
     notes = [f'{left:,} questions marked is_impossible are left out'] if left else []
-    return collect(path.stem, documents, queries, qrels, notes=[*faults.notes(), *notes])
+    return collect(normalise(path.stem), documents, queries, qrels, notes=[*faults.notes(), *notes])
 
 # %% ../../nbs/1_data/07_readers.ipynb #hub-missing
 def _hub_missing(name: str, error: Exception) -> DataError:
@@ -277,7 +277,7 @@ def _read_hub(name: str, faults: Faults) -> Collection:
     tables = hub_tables(name)
     def every(table): return (row for split in tables[table] for row in table_rows(name, tables, table, split))
     judged = {SPLITS[split]: table_rows(name, tables, 'qrels', split) for split in judged_splits(name, tables)}
-    return _assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
+    return _assemble(normalise(Path(name).name), every('corpus'), every('queries'), judged, faults)
 
 # %% ../../nbs/1_data/07_readers.ipynb #locate
 TEXTS = '.txt', '.md', '.csv', '.tsv', '.jsonl'  # kinds of files with texts of one's own
@@ -446,7 +446,7 @@ def _own_rows(path: Path, faults: Faults) -> Iterator[Row]:
     texts = [text for _, text in lines]
     heading = next((text for text in texts if text.startswith('#')), '')
     rest = '\n'.join(text for text in texts if text is not heading)
-    return iter([Row(str(path), 1, {'title': heading.lstrip('# ') or path.stem, 'text': rest})] if texts else [])
+    return iter([Row(str(path), 1, {'title': heading.lstrip('# ') or normalise(path.stem), 'text': rest})] if texts else [])
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents
 TEXT_FIELDS = 'text', 'content', 'contents', 'body', 'passage', 'answer', '본문', '내용', '텍스트', '답변'
@@ -500,8 +500,8 @@ def _own_files(source: str) -> dict[str, Path]:  # what ids begin with: file; no
         if not all(map(_is_own, here)): return {}
         files += here
     if len(files) == 1 and locate(source) == files[0]: return {'': files[0]}
-    names = [file.name for file in files]
-    return {f'{file.name if names.count(file.name) == 1 else file}:': file for file in files}
+    names = [normalise(file.name) for file in files]
+    return {f'{name if names.count(name) == 1 else file}:': file for name, file in zip(names, files)}
 
 # %% ../../nbs/1_data/07_readers.ipynb #say-passed-over
 def _say_passed_over(folder: Path, files: dict) -> None:  # files: of `_own_files`

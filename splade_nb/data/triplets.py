@@ -17,7 +17,7 @@ import numpy as np
 # %% ../../nbs/1_data/05_triplets.ipynb #imports-library
 from tqdm import tqdm
 from ..config.files import DataError, in_turn, read_json, replaced, write_json
-from .lines import Faults, Row, kind_of, pair_type, read_rows, row_texts, visible
+from .lines import Faults, Row, kind_of, normalise, pair_type, read_rows, row_texts, visible
 from .prepared import file_hash, prepared_folder, write_rows
 from .records import CODES, SPLITS, settle_splits
 from .stored import DistinctTexts, StoredCollection, open_stored, write_table
@@ -203,4 +203,4 @@ def read_triplets(sources: list,  # [(path, split)]: files and folders; split: s
     folder = prepare_triplets(files, faults, alone)
     if drawn := read_json(folder/'summary.json')['drawn']: print(drawn, file=sys.stderr)
     names = dict.fromkeys(path.stem if path.is_file() else path.resolve().name for path, _ in sources)
-    return open_stored('+'.join(names), folder)
+    return open_stored(normalise('+'.join(names)), folder)
