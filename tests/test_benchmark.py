@@ -134,6 +134,7 @@ def test_the_notebook_judges_all_three(stand_ins, model, tmp_path):
     shown = json.loads((tmp_path/'evaluate_full.ipynb').read_text(encoding='utf-8'))
     page = json.dumps([cell['outputs'] for cell in shown['cells'] if cell['cell_type'] == 'code'], ensure_ascii=False)
     assert 'not comparable with the whole collection' in page and 'nDCG@10 over BM25' in page and 'MIRACL-ko, 10,000 documents, published' in page
+    assert f'make evaluate-full MODEL={model} COLLECTIONS=' in page and 'SAMPLE=150 DENSE=lsa`' in page and page.count('data as published') == 1
     stamps = [path.stat().st_mtime_ns for path in files]
     files[1].unlink()
     evaluate_all(*gather(str(model), named, 150, 'lsa'), tmp_path/'full')
@@ -144,6 +145,15 @@ def test_without_the_hub_everything_that_is_missing_is_named_at_once(tmp_path):
     done = papermill(tmp_path, model=tmp_path/'no-run', out=tmp_path/'full')
     assert done.returncode == 1 and '5 cannot be had' in done.stderr and not (tmp_path/'full').exists()
     assert all(f'hf download {name}' in done.stderr for name in (*(known.source for known in STANDARD.values()), 'BAAI/bge-m3')) and 'no-run is no saved model' in done.stderr
+
+
+def test_the_words_of_another_corpus_are_not_ranked_by():
+    "Where a result of the first corpus was there already, its words stood for those of the next corpus with the same ids."
+    from splade_nb.lab.systems import bm25_systems
+    words, both = bm25_systems()
+    words.index({'d0': '사과 나무', 'd1': '배 나무'}, None)
+    texts = {'d0': '바다 물결', 'd1': '산 바람'}
+    assert both.index(texts, None).run({'q': '바다'}) == bm25_systems()[1].index(texts, None).run({'q': '바다'})
 
 
 def test_a_misspelt_parameter_stops_it():

@@ -253,6 +253,9 @@ def test_other_rules_need_another_folder(tmp_path):
     pairs = pairs_folder(tmp_path/'pairs', 1, 30)
     build(pairs, tmp_path/'out', RULES, said=lambda line: None)
     with pytest.raises(ConfigError, match='other rules'): build(pairs, tmp_path/'out', Rules(), said=lambda line: None)
+    lines = (pairs/'source0.jsonl').read_text(encoding='utf-8').splitlines(True)
+    (pairs/'source0.jsonl').write_text(''.join(lines[::-1]), encoding='utf-8')  # as large as before
+    with pytest.raises(ConfigError, match='other rules'): build(pairs, tmp_path/'out', RULES, said=lambda line: None)
 
 
 @pytest.mark.slow

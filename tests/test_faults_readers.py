@@ -63,6 +63,10 @@ def test_grades_are_whole_numbers():
     assert retrieval_metrics({'q': {'d': 1.0}}, {'q': {'d': 2.0}})['ndcg@10'].iloc[0] == 1
     with pytest.raises(ValueError, match='0.9'): retrieval_metrics({'q': {'d': 0.9}}, {'q': {'d': 2.0}})
     assert load(beir('floats', ('1.0', '2.0'))).qrels == {'q0': {'d0': 1}, 'q1': {'d1': 2}}
+    for order in ('abc', 'bca'):  # the order decided where b stood
+        with pytest.raises(ValueError, match='NaN'): retrieval_metrics({'q': {'a': 1}}, {'q': {doc: dict(a=1.0, b=float('nan'), c=2.0)[doc] for doc in order}})
+    spam = retrieval_metrics({'q': {'d': -2}, 'r': {'d': -2, 'e': 1}}, {'q': {'d': 2.0}, 'r': {'d': 2.0, 'e': 1.0}})
+    assert spam['mrr@10'].tolist() == [0, 0.5], 'grades below -1, as TREC has them, ended the process'
 
 
 def test_no_query_finds_itself():
@@ -182,6 +186,18 @@ def test_what_a_folder_holds_and_is_not_read_is_said(capsys):
     assert 'own: not read: letter.hwp, older/, table.xlsx; ' in capsys.readouterr().err
 
 
+def test_names_of_files_are_spelled_alike_on_every_machine():
+    "macOS writes 한글 in its parts: ids, collections and their hashes were others there."
+    def made(form):
+        name = unicodedata.normalize(form, '한글')
+        Path(form, name).mkdir(parents=True)
+        for ending in ('txt', 'md'): Path(form, name, f'{name}.{ending}').write_text('글\n', encoding='utf-8')
+        sources = [beir(f'{form}/{name} 1'), squad(f'{form}/{name} 2.json', 'a'), rows(f'{form}/{name} 3.jsonl', *({'query': f'질문 {n}', 'positive': f'답 {n}', 'negative': []} for n in range(9)))]
+        both = load(','.join(map(str, sources)))
+        return [*iterate_texts(f'{form}/{name}')], both.name, both.hash, [*both.documents]
+    assert made('NFD') == made('NFC')
+
+
 def test_a_table_without_a_text_column_names_its_columns():
     Path('a.csv').write_text('번호,질문\n1,환불\n', encoding='utf-8')
     with pytest.raises(DataError, match='a.csv, line 2, columns: found .번호, 질문.*내용'): [*read_source('a.csv')]
@@ -191,6 +207,23 @@ def test_a_table_without_a_text_column_names_its_columns():
 def test_a_table_says_by_its_first_line_what_parts_its_columns(name, mark):
     Path(name).write_text(f'제목{mark}내용\n"환불, 또는 교환"{mark}사흘\n', encoding='utf-8')
     assert [document.full for document in read_source(name)] == ['환불, 또는 교환 사흘']
+
+
+@pytest.mark.parametrize('before, mark', [('sep=;', ';'), ('"sep=,"', ','), ('sep=\t', '\t'), ('sep=|', '|')])
+def test_the_line_in_which_excel_names_the_mark_is_none_of_the_table(before, mark):
+    Path('a.csv').write_text(f'{before}\r\n제목{mark}내용\r\n환불{mark}사흘\r\n', encoding='utf-8-sig')
+    assert [(document.id, document.full) for document in read_source('a.csv')] == [('3', '환불 사흘')]
+
+
+def test_a_mark_inside_a_quoted_name_parts_no_columns():
+    Path('a.csv').write_text('"내용";"분류, 작성자"\n사흘, 또는 나흘;가\n', encoding='utf-8')
+    assert [document.full for document in read_source('a.csv')] == ['사흘, 또는 나흘']
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_a_line_and_an_id_never_name_two_documents(order):
+    rows('a.jsonl', *[{'id': 2 if order == 1 else 1, 'text': '환불'}, {'text': '교환'}][::order])
+    with pytest.raises(DataError, match=f"a.jsonl, line 2, id: found '{2 if order == 1 else 1}' a second time"): [*read_source('a.jsonl')]
 
 
 def test_a_quotation_mark_that_is_never_closed_swallows_nothing():

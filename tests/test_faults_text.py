@@ -71,6 +71,13 @@ def test_what_matched_is_marked_in_the_text_that_is_shown(form):
     assert [text.clean_text(part).strip() for part, marked in shown if marked] == ['경복궁']
 
 
+@pytest.mark.parametrize('shown', ['재밌다ㅋㅠㅠ 경복궁', 'ㅎㅏㄴ복', 'ﾊﾞｽ 정류장', 'ￄￂ나다'])
+def test_letters_that_join_are_aligned_together(shown):
+    "NFKC makes one syllable of 자모 that touch, and one letter of a kana and its mark."
+    cleaned, places = text.aligned(shown)
+    assert cleaned == text.clean_text(shown) and len(places) == len(cleaned) + 1 and list(places) == sorted(places)
+
+
 def test_another_table_is_another_vocabulary(unigram, monkeypatch):
     def keys(): return [name(SpladeTokenizer(unigram, segment)) for name in (vocabulary_hash, tokenizer_key) for segment in ('none', 'kiwi')]
     before = keys()

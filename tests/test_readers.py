@@ -1,5 +1,5 @@
 """Triplets in the layout of the design documents: one collection of many files, read once, at any size."""
-import json, subprocess, sys
+import json, shutil, subprocess, sys
 from collections import Counter
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from splade_nb.config.files import DataError, root
 from splade_nb.data import lines, triplets
-from splade_nb.data.prepared import file_hash
+from splade_nb.data.prepared import clean_prepared, file_hash
 from splade_nb.data.readers import load, load_collection, short_queries
 from splade_nb.data.records import toy_corpus
 
@@ -123,6 +123,18 @@ def test_beside_judged_collections(seeds):
     assert mixed.kinds(rows[-1:])[0] == 'travel_ferry' and mixed.query_texts(rows[:1])[:] == mini.query_texts(mini.split_rows('train')[:1])[:]
 
 
+def test_where_one_source_judges_no_training_query_of_another_is_drawn(tmp_path):
+    "Triplets beside a judged set with test queries lost a fifth of themselves to its test split, and the other way round."
+    taught = write(tmp_path/'own/train.jsonl', *(line(f'질문 {n}', f'답 {n}') for n in range(10)))
+    mixed = load(f'mini,{taught}')
+    assert [*mixed.split('test')] == [f'mini/{id}' for id in load('mini').split('test')] and len(load(str(taught)).split('test')) > 0
+    write(tmp_path/'set/corpus.jsonl', *({'_id': f'd{n}', 'text': f'글 {n}'} for n in range(10)))
+    write(tmp_path/'set/queries.jsonl', *({'_id': f'q{n}', 'text': f'물음 {n}'} for n in range(10)))
+    (tmp_path/'set/qrels_train.tsv').write_text(''.join(f'q{n}\td{n}\t1\n' for n in range(10)))
+    judging = write(tmp_path/'own/test.jsonl', line('시험', '답 1'))
+    assert len(load(f'{tmp_path}/set,{judging}').split('test')) == 1 and len(load(f'{tmp_path}/set,{taught}').split('test')) > 2
+
+
 # ---- the same arrays as lists of triplets gave
 
 def to_indices(collection, queries: dict) -> tuple:  # pairs, relevant, given
@@ -185,6 +197,36 @@ def test_hashes_of_files_are_kept(tmp_path, monkeypatch):
     assert file_hash(path) == young
     os.utime(path)
     with pytest.raises(TypeError): file_hash(path)
+
+
+def test_a_change_that_keeps_size_and_time_is_read(tmp_path):
+    "As `rsync --times --inplace` and `cp -p` leave it."
+    import os
+    path = write(tmp_path/'train.jsonl', line('질문', '답'))
+    os.utime(path, (1e9, 1e9))
+    before, known = path.stat(), file_hash(path)
+    with open(path, 'r+', encoding='utf-8') as file: file.write(path.read_text(encoding='utf-8').replace('답', '말'))
+    while path.stat().st_ctime_ns == before.st_ctime_ns: os.utime(path, (1e9, 1e9))  # until the clock of the disk goes on
+    os.utime(path, (1e9, 1e9))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns) and file_hash(path) != known
+
+
+def test_a_cleaning_that_is_interrupted_leaves_no_half_of_a_stage(tmp_path, prepared, monkeypatch):
+    "Triplets whose tables were gone but for their summary could not be opened again."
+    path = write(tmp_path/'train.jsonl', line('질문', '답', '남'), line('물음', '답 2'))
+    first = load(path).hash
+    shutil.rmtree(prepared/'sha256')
+    def interrupted(folder):
+        for name in ('documents.arrow', 'of.json'): (folder/name).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr('shutil.rmtree', interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt): clean_prepared()
+    assert load(path).hash == first
+    clean_prepared()
+    assert not [*prepared.glob('*/*')]
 
 
 def test_the_hash_names_content(tmp_path):

@@ -119,6 +119,9 @@ def test_sentences_follow_the_marks_of_their_table(run):
     assert 'not distinguishable from BM25' in said(many)[0] and said(many)[1] == '≈'
     assert 'above BM25 by 0.020' in said(one)[0] and said(one)[1] == '▲'
     assert 'more than chance (Holm): 0 of 3' in report.kind_bars(many)[1]
+    single = dict(original=by_kind['original'])  # all queries: the same comparison as in the table of the systems
+    for whole, level in ((many, 'not distinguishable from BM25'), (one, 'above BM25 by 0.020')):
+        assert level in report.kind_bars(replace(whole, evaluation=whole.evaluation | dict(by_kind=single)))[1]
     weakest, = (seen for seen in error_analysis.next_steps(many)[0].index if 'gains least' in seen)
     assert weakest == 'original gains least: 0.020 [0.001, 0.039], not distinguishable from BM25'
 
@@ -126,7 +129,7 @@ def test_sentences_follow_the_marks_of_their_table(run):
 def test_one_of_a_kind_is_said_in_the_singular(run):
     alone = dict(original=run.evaluation['by_kind']['original'])
     event = dict(step=30, level='fatal', name='dead_rows', value=.6, message='rows without a term')
-    one = replace(run, events=[event], evaluation=run.evaluation | dict(by_kind=alone))
+    one = replace(run, events=[event], evaluation=run.evaluation | dict(by_kind=alone, differences=dict(bm25=alone['original']['difference'])))
     assert report.kind_bars(one)[1] == 'All 60 queries are of kind original: the model is below BM25 by 0.040 [0.020, 0.060].'
     assert report.guard_timeline(one)[1].endswith('reported 1 fatal event, at step 30: rows without a term.')
     assert error_analysis.guard_log(one)[1] == '1 event: dead_rows 1.' and error_analysis.parent_table(one)[1].endswith('overridden for this run: 1.')
@@ -153,6 +156,8 @@ def test_the_worst_queries_went_wrong(setup, run):
     assert miss['rank'] == 1 and error_analysis.why(miss)[0] == 'partly' and miss['first']['text'] != miss['right']['text']
     found = worst(setup, replace(with_twin, qrels={first: {'zz': 1}}), [first])
     assert found == [], 'found first but for itself: nothing went wrong'
+    every, = worst(setup, replace(collection, documents=dict([*with_twin.documents.items()][1:2]), queries={'q': Query('q', '😀', split='test')}, qrels={'q': {other: 1}}), ['q'])
+    assert every['first'] == dict(text='-', score=0.0, terms=[]), 'a right document stood there as the best wrong one'
     well = dict(miss, ndcg=dict(model=1.0, bm25=1.0))
     said = error_analysis.worst_table(replace(run, evaluation=run.evaluation | dict(worst=[well, miss])))
     assert len(said[0]) == 1 and said[1] == 'Worst queries: 1, with another right document ranked late 1; BM25 ranks 0 of them better.'

@@ -167,6 +167,6 @@ def open_corpus(source: str,    # a short name, `name=folder` for a snapshot of 
     here = (root()/'data'/name).is_dir()  # where `make data` puts it
     place = given or (STANDARD[name].source if name in STANDARD and not here else name)
     path = locate(place)
-    if path is None or path.is_dir() and is_snapshot(path): corpus = _of_tables(Path(name).name, str(path or place))
+    if path is None or path.is_dir() and is_snapshot(path): corpus = _of_tables(normalise(Path(name).name), str(path or place))
     else: corpus = of_collection(load(place))
     return _size_note(sampled(replace(corpus, name=name) if given else corpus, sample))

@@ -91,7 +91,8 @@ def prepared_folder(stage: str,                        # such as tokens, negativ
 def file_hash(path: Path) -> str:
     "sha256 of a file's content."
     path, about = path.resolve(), path.stat()
-    place = prepared_folder('sha256', path=str(path), size=about.st_size, node=about.st_ino, changed=about.st_mtime_ns)
+    changed = about.st_mtime_ns, about.st_ctime_ns  # the second also where a copy keeps the first
+    place = prepared_folder('sha256', path=str(path), size=about.st_size, node=about.st_ino, changed=changed)
     if (place/'sha256').exists(): return (place/'sha256').read_text()
     digest = sha256_of(path)
     if time.time() - about.st_mtime > 2:
@@ -228,9 +229,10 @@ class Preparation(_StageLists):
 
 # %% ../../nbs/1_data/02_prepared.ipynb #remove-stage
 def _remove(folder: Path) -> int:  # bytes freed
-    "Remove the folder of a stage."
-    freed = sum(path.stat().st_size for path in folder.iterdir())
-    shutil.rmtree(folder)
+    "Remove the folder of a stage, all of it at once: when this is interrupted, no part stays under its name."
+    gone = folder.rename(folder.with_name(f'{folder.name}.{os.getpid()}'))
+    freed = sum(path.stat().st_size for path in gone.iterdir())
+    shutil.rmtree(gone)
     return freed
 
 # %% ../../nbs/1_data/02_prepared.ipynb #clean-prepared
@@ -238,5 +240,6 @@ def clean_prepared(days: float = 0) -> tuple:  # folders removed, bytes freed; 0
     "Remove the stages that nothing has used for so many days. Raises `ConfigError` for a number below 0."
     if not days >= 0: raise ConfigError(f'days={days}: must be at least 0, which removes all')
     oldest = time.time() - days * 86_400
-    unused = [about.parent for about in prepared_root().glob('*/*/of.json') if about.stat().st_mtime <= oldest]
+    def used(folder): return next(path for path in (folder/'of.json', folder) if path.exists()).stat().st_mtime
+    unused = [folder for folder in prepared_root().glob('*/*') if used(folder) <= oldest]
     return len(unused), sum(map(_remove, unused))

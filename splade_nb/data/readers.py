@@ -26,7 +26,7 @@ from .lines import show, visible
 from .merge import merge
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
 from .records import collect, given_triplets, ready, toy_corpus
-from .triplets import holds_documents, is_triplets, read_triplets, split_of
+from .triplets import holds_documents, is_triplets, read_triplets, split_of, triplet_files
 
 # %% ../../nbs/1_data/07_readers.ipynb #metadata
 def metadata(row: Row) -> Row:
@@ -171,7 +171,7 @@ def read_beir(folder: Path, faults: Faults) -> Collection:
         return (row for name in names if (folder/name).is_file() for row in read_rows(folder/name, faults))
     judged = {split: read_rows(path, faults) if path.suffix == '.jsonl' else _read_tsv(path, faults)
               for split, path in _judgment_files(folder).items()}
-    return _assemble(folder.resolve().name, rows('corpus.jsonl'), rows('queries.jsonl'), judged, faults,
+    return _assemble(normalise(folder.resolve().name), rows('corpus.jsonl'), rows('queries.jsonl'), judged, faults,
                      rows('negatives.jsonl', 'train_triplets.jsonl'), rows('context_pairs.jsonl'))
 
 # %% ../../nbs/1_data/07_readers.ipynb #text-id
@@ -211,7 +211,7 @@ def read_squad(path: Path, faults: Faults, split: str = '') -> Collection:
                     queries[query.id], qrels[query.id] = query, {document.id: 1}
     if not queries: raise faults.nothing(path, 'questions')
     notes = [f'{left:,} questions marked is_impossible are left out'] if left else []
-    return collect(path.stem, documents, queries, qrels, notes=[*faults.notes(), *notes])
+    return collect(normalise(path.stem), documents, queries, qrels, notes=[*faults.notes(), *notes])
 
 # %% ../../nbs/1_data/07_readers.ipynb #hub-missing
 def _hub_missing(name: str, error: Exception) -> DataError:
@@ -231,7 +231,8 @@ def own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
     "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
     import datasets
     files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
-    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    facts = [(str(path.resolve()), *(getattr(path.stat(), f'st_{name}') for name in ('size', 'mtime_ns', 'ctime_ns')))
+             for path in files]
     label = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return {'cache_dir': str(Path(datasets.config.HF_DATASETS_CACHE)/f'snapshot-{label}')} if files else {}
 
@@ -276,7 +277,7 @@ def _read_hub(name: str, faults: Faults) -> Collection:
     tables = hub_tables(name)
     def every(table): return (row for split in tables[table] for row in table_rows(name, tables, table, split))
     judged = {SPLITS[split]: table_rows(name, tables, 'qrels', split) for split in judged_splits(name, tables)}
-    return _assemble(Path(name).name, every('corpus'), every('queries'), judged, faults)
+    return _assemble(normalise(Path(name).name), every('corpus'), every('queries'), judged, faults)
 
 # %% ../../nbs/1_data/07_readers.ipynb #locate
 TEXTS = '.txt', '.md', '.csv', '.tsv', '.jsonl'  # kinds of files with texts of one's own
@@ -348,13 +349,11 @@ def _of_triplets(part: Part) -> bool:
 
 # %% ../../nbs/1_data/07_readers.ipynb #judged-parts
 def _judged(parts: list[Part], strict: bool, pair_types) -> list[Collection]:
-    "The judged collections among the sources, with their splits settled."
+    "The judged collections among the sources, with the splits that these name."
     several = sum(part.path is not None and kind_of(part.path) == '.json' for part in parts) > 1
-    found = [collection for part in parts
-             for collection in _read_part(part, Faults(strict, pair_types),
-                                          part.split or (split_of(part.path) if several and part.path else ''))]
-    named = any(query.split in ('dev', 'test') for each in found for query in each.queries.values())
-    return [ready(each, alone=not named) for each in found]
+    return [collection for part in parts
+            for collection in _read_part(part, Faults(strict, pair_types),
+                                         part.split or (split_of(part.path) if several and part.path else ''))]
 
 # %% ../../nbs/1_data/07_readers.ipynb #load
 def load(source: Path | str,
@@ -366,9 +365,12 @@ def load(source: Path | str,
     Raises DataError at the first fault; with `strict=False` faulty lines are skipped and counted in `notes`."""
     parts = parts_of(str(source))
     triplets = [part for part in parts if _of_triplets(part)]
-    collections = _judged([part for part in parts if part not in triplets], strict, pair_types)
+    found = _judged([part for part in parts if part not in triplets], strict, pair_types)
     places = [(part.path, part.split) for part in triplets]
-    if places: collections.append(read_triplets(places, Faults(strict, pair_types)))
+    named = {query.split for each in found for query in each.queries.values()}
+    alone = not {'dev', 'test'} & named.union(split for place in places for _, split in triplet_files(*place))
+    collections = [ready(each, alone) for each in found]
+    if places: collections.append(read_triplets(places, Faults(strict, pair_types), alone))
     return collections[0] if len(collections) == 1 else merge(collections)
 
 # %% ../../nbs/1_data/07_readers.ipynb #collect
@@ -403,7 +405,7 @@ def _own_lines(path: Path, faults: Faults) -> Iterator[tuple[int, str]]:
 # %% ../../nbs/1_data/07_readers.ipynb #read-csv
 def _delimiter(path: Path, heading: str) -> str:
     "That of its kind, or the one that its first line has instead: Excel writes semicolons in some languages."
-    usual = '\t' if kind_of(path) == '.tsv' else ','
+    usual, heading = '\t' if kind_of(path) == '.tsv' else ',', re.sub('"[^"]*"', '', heading)
     return usual if usual in heading else next((mark for mark in ';\t,' if mark in heading), usual)
 
 def _check_columns(path: Path, names: list) -> None:
@@ -418,7 +420,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
     names, line = None, 1
     with _opened_text(path, newline='') as file:
         heading = file.readline()
-        reader = csv.reader(chain([heading], file), delimiter=_delimiter(path, heading), strict=True)
+        told = re.match('"?sep=(.)', heading)  # Excel's way to name the delimiter, in a line before the table
+        lines, delimiter = (['\n', file.readline()], told[1]) if told else ([heading], _delimiter(path, heading))
+        reader = csv.reader(chain(lines, file), delimiter=delimiter, strict=True)
         try:
             for cells in reader:
                 if any(cells) and names and len(cells) != len(names):
@@ -442,7 +446,7 @@ def _own_rows(path: Path, faults: Faults) -> Iterator[Row]:
     texts = [text for _, text in lines]
     heading = next((text for text in texts if text.startswith('#')), '')
     rest = '\n'.join(text for text in texts if text is not heading)
-    return iter([Row(str(path), 1, {'title': heading.lstrip('# ') or path.stem, 'text': rest})] if texts else [])
+    return iter([Row(str(path), 1, {'title': heading.lstrip('# ') or normalise(path.stem), 'text': rest})] if texts else [])
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents
 TEXT_FIELDS = 'text', 'content', 'contents', 'body', 'passage', 'answer', '본문', '내용', '텍스트', '답변'
@@ -460,9 +464,9 @@ def _own_document(row: Row, taken: set, faults: Faults) -> Document:
         raise row.fault('columns', show(', '.join(row.values)), f'a column for the text: {", ".join(TEXT_FIELDS)}')
     heading = row.text(title, '')
     faults.ignore(row, {id, text, title, names.get('metadata')})
-    named = replace(row, values={'id': row.values[id]} if id else {})
+    named = replace(row, values={'id': row.line if row.values.get(id) is None else row.values[id]})
     body = row.text(text, '' if heading else None) if text else ''
-    return Document(new_id(named, taken, str(row.line)), heading, body)
+    return Document(new_id(named, taken), heading, body)
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents-of-file
 def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:  # start: of their ids
@@ -496,8 +500,8 @@ def _own_files(source: str) -> dict[str, Path]:  # what ids begin with: file; no
         if not all(map(_is_own, here)): return {}
         files += here
     if len(files) == 1 and locate(source) == files[0]: return {'': files[0]}
-    names = [file.name for file in files]
-    return {f'{file.name if names.count(file.name) == 1 else file}:': file for file in files}
+    names = [normalise(file.name) for file in files]
+    return {f'{name if names.count(name) == 1 else file}:': file for name, file in zip(names, files)}
 
 # %% ../../nbs/1_data/07_readers.ipynb #say-passed-over
 def _say_passed_over(folder: Path, files: dict) -> None:  # files: of `_own_files`

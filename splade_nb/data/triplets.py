@@ -17,7 +17,7 @@ import numpy as np
 # %% ../../nbs/1_data/05_triplets.ipynb #imports-library
 from tqdm import tqdm
 from ..config.files import DataError, in_turn, read_json, replaced, write_json
-from .lines import Faults, Row, kind_of, pair_type, read_rows, row_texts, visible
+from .lines import Faults, Row, kind_of, normalise, pair_type, read_rows, row_texts, visible
 from .prepared import file_hash, prepared_folder, write_rows
 from .records import CODES, SPLITS, settle_splits
 from .stored import DistinctTexts, StoredCollection, open_stored, write_table
@@ -144,11 +144,12 @@ def _given(lines: dict, negatives: np.ndarray, query: np.ndarray, queries: dict,
 # %% ../../nbs/1_data/05_triplets.ipynb #write-tables
 FILES = ('documents', 'texts', 'queries', 'pairs', 'relevant', 'given')
 
-def _write_tables(out: dict, lines: Lines) -> tuple:  # out: name -> open file; returns hash, notes, note of a lot
+def _write_tables(out: dict,  # name -> open file
+                  lines: Lines, alone: bool) -> tuple:  # hash, notes, note of a lot
     "Everything that follows from the lines."
     (columns, negatives), documents = lines.arrays(), len(lines.documents)
     places = np.frombuffer(lines.queries.keys(), '>u8')[::2] / 2**64
-    columns['split'], notes, drawn = settle_splits(columns['split'], places[columns['text']])
+    columns['split'], notes, drawn = settle_splits(columns['split'], places[columns['text']], alone=alone)
     columns, negatives, dropped = _without_leaks(columns, negatives)
     queries, pairs, query = _query_table(columns, documents, len(lines.kinds))
     relevant = _relevant(columns, documents)
@@ -166,35 +167,40 @@ def _write_tables(out: dict, lines: Lines) -> tuple:  # out: name -> open file; 
 def _label(path: Path) -> str: return f'{path.resolve().parent.name}/{path.name}'
 
 # %% ../../nbs/1_data/05_triplets.ipynb #fill
-def _fill(folder: Path, files: list, faults: Faults) -> None:
+def _fill(folder: Path, files: list, faults: Faults, alone: bool) -> None:
     "Read the files into a folder; all of its files appear together."
     with ExitStack() as stack:
         out = {name: stack.enter_context(replaced(folder/f'{name}.arrow', binary=True)) for name in FILES}
         lines = Lines(DistinctTexts(out['texts']), DistinctTexts(out['documents']))
         read_files(files, lines, faults)
         for texts in (lines.queries, lines.documents): texts.close()
-        digest, notes, drawn = _write_tables(out, lines)
+        digest, notes, drawn = _write_tables(out, lines, alone)
     write_json(folder/'summary.json', dict(hash=digest, notes=faults.notes() + notes, drawn=drawn,
                                            kinds=list(lines.kinds), files=[_label(path) for path, _ in files]))
 
 # %% ../../nbs/1_data/05_triplets.ipynb #prepare
 def prepare_triplets(files: list,           # [(path, split)]
-                     faults: Faults) -> Path:
+                     faults: Faults,
+                     alone: bool = True     # see `records.settle_splits`
+                    ) -> Path:
     "The folder with the tables of these files, which are read if it is not there."
     about = [[_label(path), split, path.stat().st_size, file_hash(path)] for path, split in files]
     allowed = faults.pair_types and sorted(faults.pair_types)
-    folder = prepared_folder('triplets', form=2, files=about, strict=faults.strict, pair_types=allowed)
+    folder = prepared_folder('triplets', form=2, files=about, strict=faults.strict, pair_types=allowed,
+                             alone=alone)
     if (folder/'summary.json').exists(): return folder
     with in_turn(folder, 'reading the triplets'):
-        if not (folder/'summary.json').exists(): _fill(folder, files, faults)
+        if not (folder/'summary.json').exists(): _fill(folder, files, faults, alone)
     return folder
 
 # %% ../../nbs/1_data/05_triplets.ipynb #open-triplets
 def read_triplets(sources: list,  # [(path, split)]: files and folders; split: see `triplet_files`
-                  faults: Faults) -> StoredCollection:
+                  faults: Faults,
+                  alone: bool = True  # see `records.settle_splits`
+                 ) -> StoredCollection:
     "All triplets of the sources as one collection. Raises DataError."
     files = [file for path, split in sources for file in triplet_files(path, split)]
-    folder = prepare_triplets(files, faults)
+    folder = prepare_triplets(files, faults, alone)
     if drawn := read_json(folder/'summary.json')['drawn']: print(drawn, file=sys.stderr)
     names = dict.fromkeys(path.stem if path.is_file() else path.resolve().name for path, _ in sources)
-    return open_stored('+'.join(names), folder)
+    return open_stored(normalise('+'.join(names)), folder)

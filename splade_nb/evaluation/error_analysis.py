@@ -41,7 +41,8 @@ def examine(query: str, vector, # [1, V]
                                      terms=matched(vector, doc_vectors[[place]], names)[:5])
     missing, share = lacking(vector, doc_vectors[[right]], names)
     rank = 1 + int((scores > scores[right]).sum()) if scores[right] > 0 else None
-    return dict(query=query, terms=heaviest(vector, names), rank=rank, right=describe(right), first=describe(wrong),
+    first = dict(text='-', score=0.0, terms=[]) if relevant.all() else describe(wrong)
+    return dict(query=query, terms=heaviest(vector, names), rank=rank, right=describe(right), first=first,
                 missing=missing, missing_share=share)
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #worst-queries

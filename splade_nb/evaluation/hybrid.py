@@ -27,7 +27,7 @@ def dense_run(asked: np.ndarray,  # [Q, D] vectors of the queries
               documents,          # [N, D] vectors of the documents, in memory or on disk; 4,096 are read at a time
               queries: list, ids: list,  # names of both
               k: int = 1000) -> dict:    # {query: {document: score}}, best first
-    "The `k` documents of each query with the largest products."
+    "The `k` documents of each query with the largest products above 0."
     found = BestLists(len(queries), k, tie_order(ids))
     for first in range(0, len(ids), 4096):
         rows = np.arange(first, min(len(ids), first + 4096))

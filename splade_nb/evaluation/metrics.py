@@ -48,9 +48,10 @@ def first(results: dict,     # {document: score}
           grades: dict,      # {document: grade}
           ties: str = 'hash', # hash; best: relevant ones first; worst: relevant ones last
           k: int = 10) -> dict:  # {document: k, k - 1, ...}
-    "The `k` best documents with strictly falling scores, equal scores ordered by `ties`."
+    "The `k` best documents with strictly falling scores, equal scores ordered by `ties`. Raises ValueError on NaN."
     orders = {'hash': tie_key, 'best': lambda doc: -grades.get(doc, 0), 'worst': lambda doc: grades.get(doc, 0)}
     if ties not in orders: raise ValueError(f'ties: {ties!r} is not one of {list(orders)}')
+    if np.isnan([*results.values()]).any(): raise ValueError('a score is NaN: it has no place in a ranking')
     least = sorted(results.values())[-k:][0] if results else 0.0
     kept = [doc for doc, score in results.items() if not score < least]
     ranked = sorted(kept, key=lambda doc: (-results[doc], orders[ties](doc)))[:k]
@@ -67,7 +68,7 @@ def retrieval_metrics(qrels: dict,  # {query: {document: grade}}; a grade above 
                       ties: str = 'hash'
                      ) -> pd.DataFrame:  # a row for each judged query: ndcg@10, success@1, recall@1, recall@10, mrr@10
     """The metrics of trec_eval; a query without results counts 0. Raises ValueError when run and qrels share no query,
-    and for a grade that is no whole number."""
+    for a grade that is no whole number, and for a score that is NaN."""
     if qrels and run and not qrels.keys() & run.keys():
         raise ValueError(f'run and qrels share no query: {next(iter(run))!r} is in the run, '
                          f'{next(iter(qrels))!r} in the qrels')
@@ -75,7 +76,7 @@ def retrieval_metrics(qrels: dict,  # {query: {document: grade}}; a grade above 
 
 # %% ../../nbs/4_evaluation/01_metrics.ipynb #trec-eval
 def _whole(grade) -> int:
-    if grade == int(grade): return int(grade)
+    if grade == int(grade): return max(0, int(grade))  # trec_eval's C code ends the process where all are below -1
     raise ValueError(f'grade {grade!r}: grades are whole numbers, above 0 for a relevant document')
 
 def _trec_eval(qrels: dict, run: dict, measures: dict, k: int, ties: str = 'hash') -> pd.DataFrame:

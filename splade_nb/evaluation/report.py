@@ -375,15 +375,16 @@ def kind_bars(run: Run) -> tuple:  # figure, caption
     figure, axis = canvas(height=3.5)
     _grouped_bars(axis, table[[system for system in SYSTEMS if system in table]])
     axis.set_ylabel('nDCG@10')
-    return figure, _kind_caption(kinds)
+    return figure, _kind_caption(kinds, _marks(run.evaluation)['bm25'])
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #kind-bars-2
-def _kind_caption(kinds: dict) -> str:  # best first
+def _kind_caption(kinds: dict,  # best first
+                  mark: str) -> str:  # of all queries, which one kind alone has too
     spelled = [f'{kind} ({spell(row["difference"], "+")}, n = {row["queries"]})' for kind, row in kinds.items()]
     marks = [*marks_of({kind: row['difference'] for kind, row in kinds.items()}).values()]
     if len(kinds) == 1:
         (kind, row), = kinds.items()
-        level = against_bm25(row['difference'], *marks)
+        level = against_bm25(row['difference'], mark)
         return f'All {row["queries"]} queries are of kind {kind}: the model is {level}.'
     return (f'Kinds of query above BM25 by more than chance (Holm): {marks.count("▲")} of {len(kinds)}; below: '
             f'{marks.count("▼")}. They differ from BM25 from {spelled[0]} to {spelled[-1]}.')

@@ -18,6 +18,7 @@ import numpy as np
 # %% ../../nbs/9_lab/15_mixture.ipynb #imports-library
 from ..config.files import SEED, ConfigError, embedded, read_json, replaced, root, sha256_of, write_json
 from ..data.collections import registry
+from ..data.prepared import file_hash
 from ..data.text import clean_text
 from .pairs import LEFT_OUT, SPLIT, judged_keys, read_pairs, registered_pairs, sources, survey
 from .block_negatives import Block, Mining, Negatives, words
@@ -145,8 +146,8 @@ def _join(out: Path, split: str) -> None:
 def _begin(out: Path, files: dict, rules: Rules, blocked: int) -> None:
     "Folders and a note of the rules. Raises ConfigError where a mixture of other rules was begun."
     for part in ('.parts', 'v24.0', 'v27.0'): (out/part).mkdir(parents=True, exist_ok=True)
-    sizes, known = {name: path.stat().st_size for name, path in files.items()}, out/'.parts'/'rules.json'
-    made = dict(rules=asdict(rules), blocked=blocked, files=sizes)
+    hashes, known = {name: file_hash(path) for name, path in files.items()}, out/'.parts'/'rules.json'
+    made = dict(rules=asdict(rules), blocked=blocked, files=hashes)
     if known.exists() and read_json(known) != made:
         raise ConfigError(f'{out} holds triplets of other rules, sources or judged sets: remove {out}/.parts, v24.0 '
                           'and v27.0, or choose another folder')

@@ -144,11 +144,11 @@ def bm25_systems() -> list: # [System]
     "BM25 over Kiwi morphemes, and the same with a bigram field; the texts are analysed once for both."
     label, analysed = f'kiwi {kiwi_version()}', {}
     def words(texts, folder):
-        analysed['words'] = BM25(texts)
-        return _WordIndex(analysed['words'])
+        analysed['words'] = texts, BM25(texts)
+        return _WordIndex(analysed['words'][1])
     def words_and_bigrams(texts, folder):
-        first = analysed.pop('words', None)
-        return _WordIndex(BigramBM25(texts, words=first if first and first.ids == list(texts) else None))
+        same, first = analysed.pop('words', (None, None))
+        return _WordIndex(BigramBM25(texts, words=first if same is texts else None))
     return [System('bm25', label, words), System('bm25_bigrams', label, words_and_bigrams)]
 
 # %% ../../nbs/9_lab/02_systems.ipynb #dense-system
