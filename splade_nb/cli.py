@@ -16,7 +16,8 @@ from pathlib import Path
 
 # %% ../nbs/8_cli.ipynb #imports-library
 from .config.command_line import CommandLine, exit_codes
-from .config.files import ENCODERS, ConfigError, choose, installed, needs, no_repeats, plain, read_json, writing
+from .config.files import ENCODERS, ConfigError, check_count, choose, installed, needs, no_repeats, plain
+from .config.files import read_json, writing
 from .config.settings import Settings, cast, known_setting, read_overrides
 from .config.versions import resolve, version_name
 
@@ -76,9 +77,12 @@ def _on_ray(*arguments) -> int:  # of `encode_on_ray`
     needs('torch', 'cluster')
     return laboratory('encode_cluster').encode_on_ray(*arguments)
 
-def _check_shares(part: int, parts: int, engine: str) -> None:
-    "Raises `ConfigError` for a share that there is not."
-    if not 0 <= part < parts: raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
+def _check_shares(part: int, parts: int, engine: str, **cluster) -> None:  # cluster: address, workers
+    "Raises `ConfigError` for a share that there is not, and for options of a cluster where there is none."
+    if not 0 <= part < check_count(parts, 'parts'):
+        raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
+    given = {name: value for name, value in cluster.items() if value not in ('local', 0)}
+    if engine == 'process' and given: raise ConfigError(f'{", ".join(given)}: of a cluster; add --engine ray, or leave it out')
     if choose('engine', engine, ('process', 'ray')) == 'ray' and parts > 1:
         raise ConfigError('parts: engine=ray divides the work itself; leave --part and --parts out')
 
@@ -95,7 +99,7 @@ def encode_texts(folder: str, source: str, out: str,
     "Encode texts into shards and save the tokenizer; continues where it stopped. Raises `ConfigError`, `DataError`."
     from splade_nb.data.tokenizer import save_tokenizer
     from splade_nb.model.encode_shards import encode_shards, shard_notes
-    _check_shares(part, parts, engine)
+    _check_shares(part, parts, engine, address=address, workers=workers)
     folder, source, collection = map(_absolute, (folder, source, collection))  # the same on every machine
     opened = partial(_opened, folder, source, queries, collection=collection, **options)
     here = model, tokenizer, texts, ids, options = opened()
@@ -478,7 +482,8 @@ def _data(**options) -> dict:
     if 'sets' not in made: return made
     rows = [tuple(made['sets'][0]), *(tuple(row.values()) for row in made['sets'])]
     widths = [min(44, max(map(len, column))) for column in zip(*rows)]
-    for row in rows: print('  '.join(text[:width].ljust(width) for text, width in zip(row, widths)).rstrip())
+    def cut(text, width): return text if len(text) <= width else f'{text[:width - 1]}…'
+    for row in rows: print('  '.join(cut(text, width).ljust(width) for text, width in zip(row, widths)).rstrip())
     return {}
 
 # %% ../nbs/8_cli.ipynb #run-command

@@ -132,14 +132,14 @@ def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == r"query '한\udcff': half of a surrogate pair, '\udcff'; UTF-8 cannot hold it"
 
 
-@pytest.mark.parametrize('options, said', [(['--query', '배', '--results', '0'], 'results=0: found int; allowed: a whole number from 1 on'),
+@pytest.mark.parametrize('options, said', [(['--query', '배', '--results', '0'], 'results: found 0; allowed: a whole number from 1 on'),
                                            (['--query', ''], "query '': a text is expected, and not an empty one"), (['--query', ' \t'], r"query ' \t': a text is expected")])
 def test_a_search_that_cannot_be_is_refused_before_texts_are_encoded(options, said, tmp_path, capsys):
     (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
     assert main(['search', '--data', str(tmp_path/'texts.txt'), *options]) == 2
     assert capsys.readouterr().err.splitlines() == [said]
     query, k = options[1], int(options[3]) if len(options) > 2 else 10
-    with pytest.raises(ConfigError, match='k=0' if k == 0 else 'query'): splade_nb.search('', str(tmp_path/'texts.txt'), query, k)
+    with pytest.raises(ConfigError, match='k: found 0' if k == 0 else 'query'): splade_nb.search('', str(tmp_path/'texts.txt'), query, k)
 
 
 def test_the_filter_of_pytorch_is_refused_in_words_that_the_command_has(tmp_path, capsys):

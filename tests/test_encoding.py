@@ -252,7 +252,8 @@ def test_an_evaluation_says_what_of_its_documents_was_cut(models, source, tmp_pa
 
 
 WRONG = {'size=0': ['--size', 0], 'top_k=-1': ['--top-k', -1], 'threshold=-1.0': ['--threshold', -1],
-         'most_windows=-1': ['--windows', -1], 'screen=True makes float32 exact': ['--screen', '--precision', 'bf16']}
+         'most_windows=-1': ['--windows', -1], 'screen=True makes float32 exact': ['--screen', '--precision', 'bf16'],
+         'parts: found 0': ['--parts', 0], 'workers: of a cluster': ['--workers', 3], 'address: of a cluster': ['--address', 'auto']}
 
 
 @pytest.mark.parametrize('told', WRONG)
@@ -331,7 +332,7 @@ def test_converted_shards_keep_ids_and_take_only_their_own_texts(models, source,
     rows = (other/'corpus.jsonl').read_text(encoding='utf-8').splitlines()
     (other/'corpus.jsonl').write_text('\n'.join(reversed(rows)), encoding='utf-8')
     given = ['convert', '--vectors', documents, '--format', 'jsonl', '--out', tmp_path/'wrong', '--data', other]
-    assert 'made of other texts, or under other ids' in refused(capsys, *given)
+    assert 'made of other texts, or under other ids' in refused(capsys, *given) and not (tmp_path/'wrong').exists()
     (other/'corpus.jsonl').write_text('\n'.join(rows).replace('"_id": "', '"_id": "x'), encoding='utf-8')
     again = ['encode', '--model', model, '--data', other, '--out', documents, '--size', SIZE]
     assert 'made under other ids than are there now' in refused(capsys, *again)

@@ -78,6 +78,14 @@ def test_no_password_is_shown(typed):
 def test_an_address_keeps_its_parts(address, parts): assert read_address(address) == ServerAddress(address.partition('+')[0] if '+' in address else '', *parts)
 
 
+@pytest.mark.parametrize('engine, place, said', [
+    ('postgres', 'postgresql:///db/t', 'postgresql://host/database/my_texts'), ('postgres', 'postgresql://host:99999/db/t', 'postgresql://host/database/my_texts'),
+    ('postgres', 'postgresql://host//t', 'postgresql://host/database/my_texts'), ('opensearch', 'http://host', 'https://host:9200/my-index'),
+    ('postgres', 'http://host/t', "found http://; allowed for engine 'postgres': postgresql://"), ('opensearch', 'opensearch+postgresql://host/db/t', "found postgresql://; allowed for engine 'opensearch': http://")])
+def test_what_is_expected_of_an_address_is_of_its_engine(engine, place, said):
+    with pytest.raises(ConfigError, match=re.escape(said)): check_address(engine, place)
+
+
 # Addresses to listen on
 
 @pytest.mark.parametrize('host', ['', '*', '0', '00', '0x0', '0.0', '0.0.0', '0.0.0.0', '000.0.0.0', '::', '::0', '0::0', '::0.0.0.0', '::ffff:0.0.0.0', '::ffff:0:0', '0:0:0:0:0:0:0:0'])

@@ -59,7 +59,7 @@ def listens(process, port: int) -> bool:
 def served(project):
     "The service as a person starts it: its process and its address."
     process, port = started(project)
-    while process.poll() is not None and 'address already in use' in (project/'log.txt').read_text():
+    while process.poll() is not None and 'Address already in use' in (project/'log.txt').read_text():
         process, port = started(project)
     assert process.poll() is None, (project/'log.txt').read_text()
     yield psutil.Process(process.pid), f'http://127.0.0.1:{port}'
@@ -218,6 +218,8 @@ def test_a_text_typed_in_is_expanded(served, browser):
 def test_the_keyboard_is_enough(served, browser):
     browser.open(f'{served[1]}?q=%EA%B2%BD%EB%B3%B5%EA%B6%81') # 경복궁
     browser.wait('document.querySelectorAll(".hit").length > 0')
+    browser.value('document.querySelector(".hit .row > .link").click()')
+    assert browser.value('document.activeElement.id') == 'tab-expand', 'the button is gone, and the keyboard goes on where its text is shown'
     browser.value('document.activeElement.blur()')
     browser.key('/', text='/')
     assert browser.value('document.activeElement.id') == 'query'
@@ -259,7 +261,7 @@ class GivenAnswers:
 
 
 KIMCHI = Term('김치', 'word', 1.0, False)
-ADDED = [Term('김치', 'word', .5, True, True), Term('kimchi', 'word', .5, True, True), Term('배추', 'word', .25, True, True)]
+ADDED = [Term('김치', 'word', .5, True, True), Term('kimchi', 'word', .5, True, True), Term('배추', 'word', .25, False, True)]
 HIT = Hit('kimchi', 2.25, '김치', '배추를 소금에 절여 김치를 담근다.', [KIMCHI, *ADDED])
 
 
@@ -327,6 +329,19 @@ def test_a_body_that_is_no_object_is_told_what_is_expected(path, name, body):
     assert 'Field required' not in said and (name in said or 'text' in said), said
 
 
+def test_a_sign_is_no_word_of_another_language():
+    terms = [Term(name, 'word', 1.0, True, True) for name in ('▶', '♥', '24.', '▁URL', '-說', '김치')]
+    assert [term['foreign'] for term in web.search_json('', [Hit('a', 1.0, '', '', terms)])['hits'][0]['terms']] == [False, False, False, True, True, False]
+
+
+def test_a_port_that_is_taken_is_refused_before_texts_are_read(capsys):
+    from splade_nb.cli import main
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(['serve', '--model', 'nowhere', '--data', 'nowhere', '--port', str(port)]) == 2
+    assert capsys.readouterr().err == f'port={port}: cannot be opened on 127.0.0.1 (Address already in use); take another\n'
+
+
 def test_the_number_of_texts_is_that_of_the_request():
     answers = GivenAnswers(HIT)
     async def asked() -> list:
@@ -371,7 +386,7 @@ def test_a_part_is_chosen_and_an_example_asked(failing, given, browser, width):
     browser.value('document.querySelector("#examples button").click()')
     browser.wait('document.querySelectorAll(".hit").length === 1')
     names = 'JSON.stringify([...document.querySelectorAll(".hit .name")].map(name => name.textContent))'
-    assert browser.value(names) == '["김치","＋kimchi외국어 · 질문에 보탬","＋배추질문에 보탬"]', 'another token of the same letters is no other word'
+    assert browser.value(names) == '["김치","＋kimchi외국어 · 질문과 글에 보탬","＋배추질문에 보탬"]', 'another token of the same letters is no other word'
     assert '점수의 33%는 모델이 보탠 말, 외국어 22%' in browser.value('document.querySelector(".note").textContent')
     assert browser.value('document.querySelectorAll(".hit .foreign").length') == 1 and not browser.value('document.getElementById("search-foreign").hidden')
     assert browser.value('document.documentElement.scrollWidth <= innerWidth')
@@ -384,6 +399,9 @@ def test_a_part_is_chosen_and_an_example_asked(failing, given, browser, width):
     browser.wait('document.querySelectorAll(".hit").length === 1')
     assert given.asked[-1] == ('보쌈', 'counted') and browser.value('document.querySelector("#parts input:checked").value') == 'counted'
     assert httpx.get(f'{failing}/api/search', params=dict(query='김치', part='dense')).status_code == 422
+    browser.open(f'{failing}?q={"a" * 1500}')
+    browser.wait('document.querySelectorAll(".hit").length === 1')
+    assert given.asked[-1][0] == 'a' * 1000, 'a link brings no more letters than the field holds'
 
 
 def test_an_index_that_fails_is_said_and_older_hits_do_not_stand_for_an_answer(failing, browser, capsys):

@@ -111,7 +111,7 @@ def check_count(value: int, name: str, least: int = 1, most: float = math.inf) -
     "Raises `ConfigError` for what is no whole number, and for a smaller or a larger one."
     if not hasattr(value, '__index__') or isinstance(value, bool) or not least <= value <= most:
         allowed = f'from {least} on' if most == math.inf else f'from {least} to {most}'
-        raise ConfigError(f'{name}={value!r}: found {type(value).__name__}; allowed: a whole number {allowed}')
+        raise ConfigError(f'{name}: found {value!r}; allowed: a whole number {allowed}')
     return operator.index(value)
 
 def check_seed(value: int) -> int:

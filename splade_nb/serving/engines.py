@@ -25,8 +25,11 @@ def address(place: Path | str,
     "Split an address into engine and place. Raises `ConfigError` for an engine that has no server."
     found = read_address(place)
     if not found: return '', place
-    choose('engine of an address', found.engine or engine, SERVERS)
-    return found.engine or engine, str(place).removeprefix(f'{found.engine}+')
+    name = choose('engine of an address', found.engine or engine, SERVERS)
+    allowed = ('postgresql', 'postgres') if name == 'postgres' else ('http', 'https')
+    if found.scheme in allowed: return name, str(place).removeprefix(f'{found.engine}+')
+    raise ConfigError(f'{without_password(place)}: found {found.scheme}://; allowed for engine {name!r}: '
+                      + ' or '.join(f'{scheme}://' for scheme in allowed))
 
 # %% ../../nbs/6_serving/05_engines.ipynb #new-index
 def _located(engine, place): # class, place without the engine's name

@@ -322,9 +322,11 @@ def write_vectors(rows: Iterable | sparse.csr_matrix, # [N, V], whole or in part
     """Write a file for each matrix; an interrupted conversion goes on.
     Raises `ConfigError` for a folder of other vectors, `DataError` for invalid rows."""
     form, folder, seen = FORMATS[choose('format', format, FORMATS)], Path(place), np.empty(0, np.int64)
-    check_folder(folder, {**(label or {}), 'vocabulary': vocabulary_hash(tokenizer), 'format': format})
-    keys, record, number = form.keys(tokenizer), _recorded(folder), -1
+    keys = form.keys(tokenizer)
     stream = _parts(rows, ids, texts, len(keys))
+    stream = itertools.chain([*itertools.islice(stream, 1)], stream)  # other texts are refused before the folder is taken
+    check_folder(folder, {**(label or {}), 'vocabulary': vocabulary_hash(tokenizer), 'format': format})
+    record, number = _recorded(folder), -1
     for number, part in enumerate(tqdm(stream, desc=format, unit=' parts', mininterval=10, disable=None)):
         path = part_path(folder, number, form)
         part = check_part(path, part, len(keys))

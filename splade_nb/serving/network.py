@@ -45,16 +45,17 @@ class ServerAddress:
 def read_address(place: object) -> ServerAddress | None: # None for a folder
     """The parts of an address. Raises `ConfigError`, without the password, for one that does not name a server and
     one index."""
-    if not re.match(r'(\w+\+)?(https?|postgres(ql)?)://', str(place)): return None
-    found = ADDRESS.fullmatch(str(place))
-    if found and NAME.fullmatch(unquote(found[7])) and int(found[5] or 1) in range(1, 65_536):
+    if not (scheme := re.match(r'(\w+\+)?(https?|postgres(?:ql)?)://', str(place))): return None
+    found, database = ADDRESS.fullmatch(str(place)), scheme[2][0] == 'p'
+    whole = found and ((found[6] or '').strip('/') or not database)
+    if whole and NAME.fullmatch(unquote(found[7])) and int(found[5] or 1) in range(1, 65_536):
         engine, scheme, secret, host, port, folders, name = found.groups('')
         user, password = map(unquote, secret.partition(':')[::2])
-        if scheme[:4] != 'http':
-            if not folders.strip('/'): raise ConfigError(f'{without_password(place)}: expected postgresql://host/database/my_texts, a database and a table')
-            engine = engine or 'postgres'
+        engine = engine or 'postgres' * database
         return ServerAddress(engine, scheme, host, int(port) if port else None, folders.rstrip('/'), unquote(name), user, password)
-    raise ConfigError(f'{without_password(place)}: expected https://host:9200/my-index, a server and the name of one index')
+    expected = ('postgresql://host/database/my_texts, a database and a table' if database
+                else 'https://host:9200/my-index, a server and the name of one index')
+    raise ConfigError(f'{without_password(place)}: expected {expected}')
 
 # %% ../../nbs/6_serving/00_network.ipynb #resolved
 def _resolved(host): # the IP addresses that it means; an IPv4 address inside IPv6 as that

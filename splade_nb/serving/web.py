@@ -8,7 +8,7 @@ __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'PATIENCE', 'HEAD', 'CLIENT', 'ALL',
            'serve', 'serve_texts']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
-import asyncio, base64, hashlib, os, re, sys
+import asyncio, base64, hashlib, os, re, socket, sys
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -71,7 +71,9 @@ def passage(text: str, terms: list[Term],
     return [('… ', False)] * (first > 0) + runs + [(' …', False)] * (first + width < len(text))
 
 # %% ../../nbs/6_serving/10_web.ipynb #json
-def _is_foreign(term): return term.kind != 'dense' and token_kind(term.name.lstrip('-')) in ('english', 'other')
+def _is_foreign(term): # words of another language: no signs
+    name = term.name.lstrip('-')
+    return term.kind != 'dense' and any(map(str.isalpha, name)) and token_kind(name) in ('english', 'other')
 
 def _terms_json(terms):
     return [asdict(term) | dict(weight=round(term.weight, 4), foreign=_is_foreign(term)) for term in terms]
@@ -249,9 +251,13 @@ def application(searcher: Searcher,
     return app
 
 # %% ../../nbs/6_serving/10_web.ipynb #check-port
-def check_port(port: int) -> None:
-    "Raises `ConfigError` for a number that is no port."
+def check_port(port: int, host: str = '127.0.0.1') -> None:
+    "Raises `ConfigError` for a number that is no port, and for a port on which the host lets nothing answer."
     if not 0 < port < 65_536: raise ConfigError(f'port={port}: must be from 1 to 65535')
+    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try: socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(f'port={port}: cannot be opened on {host} ({os.strerror(error.errno)}); take another') from None
 
 # %% ../../nbs/6_serving/10_web.ipynb #make-room
 HEAD, CLIENT, ALL = 10, 256, 512 # seconds; connections of one address, of all
@@ -307,12 +313,13 @@ def http_server(app, host: str = '127.0.0.1', port: int = 8000): # uvicorn.Serve
 def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000,
           examples: tuple[str, ...] = ()) -> None: # questions that the page offers
     "Answer requests until Ctrl-C. Raises `ConfigError`."
-    check_port(port)
+    names = served_names(host)
+    check_port(port, host)
     token = os.environ.get('SPLADE_NB_TOKEN', '')
-    app = application(searcher, served_names(host), token=token, examples=examples)
+    app = application(searcher, names, token=token, examples=examples)
     warning = f'warning: everyone who reaches {host} can search these texts; there is no password'
-    if served_names(host): print(warning, file=sys.stderr)
-    if served_names(host) and not token:
+    if names: print(warning, file=sys.stderr)
+    if names and not token:
         print('no connector for OpenSearch: SPLADE_NB_TOKEN is not set', file=sys.stderr)
     searcher.search('처음', 1)  # loads the morpheme analyser
     print(f'http://{f"[{host}]" if ":" in host else host}:{port}  (Ctrl-C ends it)', file=sys.stderr)
@@ -321,6 +328,6 @@ def serve(searcher: Searcher, host: str = '127.0.0.1', port: int = 8000,
 # %% ../../nbs/6_serving/10_web.ipynb #main
 def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: # options: of `saved_searcher`
     "Serve a saved searcher. Raises `ConfigError`, `DataError`."
-    check_port(port)  # before a model is read
-    served_names(host)
+    served_names(host)  # before a model is read
+    check_port(port, host)
     with saved_searcher(**options) as searcher: serve(searcher, host, port, short_queries(options['data']))
