@@ -79,11 +79,11 @@ def test_papermill_ends_where_the_notebook_stops(tmp_path):
 
 
 @pytest.mark.parametrize('wrong, told', [(dict(settings={'lambda_flop': 1}), "did you mean 'lambda_flops'"), (dict(version='v88'), "did you mean 'v28'"), (dict(recipe='corected'), "did you mean 'corrected'"), (dict(source='./nowhere'), './nowhere'),
-                                         (dict(seed=-1), 'seed=-1.*from 0 to'), (dict(seed='a'), 'a whole number'), (dict(settings={'gate_form': 'signed'}), 'is gone.*d39bf7a5')])
+                                         (dict(seed=-1), 'seed: found -1.*from 0 to'), (dict(seed='a'), 'a whole number'), (dict(settings={'gate_form': 'signed'}), 'is gone.*d39bf7a5')])
 def test_a_run_stops_at_what_is_misspelt(wrong, told, tmp_path):
     given = dict(version='v28', recipe='corrected', scale='mini', source='toy', seed=42, out=str(tmp_path/'run'), settings={})
     with pytest.raises((ConfigError, DataError), match=told): begin_run(**given | wrong)
-    with pytest.raises(ConfigError, match='max_steps=-5'): run_version(**given, max_steps=-5)
+    with pytest.raises(ConfigError, match='max_steps: found -5'): run_version(**given, max_steps=-5)
     assert not (tmp_path/'run').exists()
 
 
