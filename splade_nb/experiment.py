@@ -19,7 +19,7 @@ import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.files import ConfigError, check_count, check_seed, choose, machine, nearest, packages
-from .config.files import peak_memory_mb, read_json, revision
+from .config.files import peak_memory_mb, read_json, revision, typed_command
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, GONE, RUN_PARAMETERS, Settings, as_dict, flat, from_dict
@@ -121,8 +121,8 @@ def few_pairs(pairs: int) -> list:  # a note, or none
     "What helps where training pairs are few."
     return [] if pairs >= FEW else [
         f'{pairs} training pairs are few: expect little or no gain over the start. What helps: some hundred pairs of a '
-        'question and its document; other collections beside yours, as in DATA=yours,tydiqa_ko_goldp; or make fit, which '
-        'needs none']
+        'question and its document; other collections beside yours, as in DATA=yours,tydiqa_ko_goldp; or '
+        f'{typed_command("fit")}, which needs none']
 
 # %% ../nbs/7_experiment.ipynb #scaled-batch
 def scaled_batch(settings: Settings,

@@ -174,3 +174,11 @@ def test_an_unknown_setting_of_a_version_is_told_what_there_is():
     with pytest.raises(ConfigError, match="unknown setting 'banana': Known: negatives"): resolve('v28', banana=1)
 
 
+
+
+def test_what_to_type_is_there_where_it_is_said(tmp_path, monkeypatch):
+    "An installed package has no Makefile."
+    from splade_nb.config import files
+    assert files.typed_command('data', name='a b', from_='x') == "make data NAME='a b' FROM=x" and files.typed_command('fit') == 'make fit'
+    monkeypatch.setattr(files, 'embedded', tmp_path.joinpath)
+    assert files.typed_command('data', name='a b', from_='x') == "splade-nb data --name 'a b' --from x" and files.typed_command('clean-search') == 'splade-nb clean-search'

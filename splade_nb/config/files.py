@@ -7,12 +7,12 @@ __all__ = ['DISK_ERRORS', 'SEED', 'PREVIOUS', 'ENCODERS', 'PROMPTS', 'RESULTS', 
            'reading', 'disk_fault', 'writing', 'clear_errors', 'check_text', 'check_count', 'check_seed', 'texts_of',
            'root', 'embedded', 'replaced', 'plain', 'write_json', 'read_json', 'sha256_of', 'nearest', 'alternatives',
            'choose', 'listed', 'no_repeats', 'writable', 'no_empty_folders', 'alone', 'in_turn', 'released_folder',
-           'encoder_folder', 'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder', 'versions_of',
-           'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
+           'encoder_folder', 'typed_command', 'out_of_reach', 'installed', 'needs', 'folder_of', 'model_folder',
+           'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
-import re, resource, shutil, subprocess, sys
+import re, resource, shlex, shutil, subprocess, sys
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version as package_version
@@ -321,10 +321,18 @@ def encoder_folder(source: Path | str) -> Path:
     name = next((name for name, hub in ENCODERS.items() if str(source) in (name, hub)), '')
     return root()/'data'/'encoders'/name if name and not Path(source).is_dir() else Path(source)
 
+# %% ../../nbs/0_config/01_files.ipynb #typed-command
+def typed_command(command: str, /, **options) -> str:  # options by name; `from_` where Python has the word
+    "What to type: `make fit DATA=a.txt` in the repository, `splade-nb fit --data a.txt` with an installed package."
+    given = {option.rstrip('_'): shlex.quote(str(value)) for option, value in options.items()}
+    if embedded('Makefile').is_file():
+        return ' '.join(['make', command, *(f'{option.upper()}={value}' for option, value in given.items())])
+    return ' '.join(['splade-nb', command, *(f'--{option} {value}' for option, value in given.items())])
+
 # %% ../../nbs/0_config/01_files.ipynb #out-of-reach
 def out_of_reach(what: str, source, instead: str = '') -> str:
     "The message for a model that is neither a local folder nor reachable on the hub."
-    if (name := encoder_folder(source).name) in ENCODERS: instead = f'type make data NAME={name}'
+    if (name := encoder_folder(source).name) in ENCODERS: instead = f'type {typed_command("data", name=name)}'
     return (f'{what}={str(source)!r}: neither a local folder with its files nor reachable on the hub. Fetch it where '
             f'there is a network (`hf download {source}`) and pass the folder{f", or {instead}" if instead else ""}.')
 

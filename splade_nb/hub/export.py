@@ -88,8 +88,8 @@ _MARKS = 'A text without a token has the terms of its begin and end marks; in sp
 
 def collection_limits(model: nn.Module) -> list[str]: # a limit, or none
     "How an export without the numbers of a collection differs from a search in it."
-    return ['IDF and mean length are those of the training texts, so its ranking differs from that of `make search` and '
-            '`make serve`, which count them in the collection (`splade_nb.model.encode.encode_collection`).'
+    return ['IDF and mean length are those of the training texts, so its ranking differs from that of `splade-nb search` and '
+            '`splade-nb serve`, which count them in the collection (`splade_nb.model.encode.encode_collection`).'
             ] * (model.settings.counted_terms > 0)
 
 # %% ../../nbs/5_hub/03_export.ipynb #to-mlm
@@ -354,7 +354,7 @@ def register_export(form: str, measured: bool = False): # decorator of a functio
 
 # %% ../../nbs/5_hub/03_export.ipynb #write-form-cell
 FROM_INTEGERS = ('The weights come from the 8-bit integers of the model and are computed in floats here. `load()` and '
-                 '`make search` compute in integers too, so vectors differ a little from theirs, and so does the order '
+                 '`splade-nb search` compute in integers too, so vectors differ a little from theirs, and so does the order '
                  'of close texts.')
 
 def write_form(model: nn.Module, tokenizer: SpladeTokenizer,

@@ -11,7 +11,7 @@ import hashlib, json, os, re, shutil, sys
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from ..config.files import ConfigError, alone, read_json, root, write_json
+from ..config.files import ConfigError, alone, read_json, root, typed_command, write_json
 from ..data.readers import parts_of
 from .index import Label, try_lock
 from .network import without_password
@@ -101,7 +101,7 @@ def report_old_copies() -> None:
     "One line on standard error where there are outdated copies."
     copies = old_copies()
     size = f'{sum(folder_size(place) for place, _ in copies):,} bytes'
-    line = f'{len(copies)} old copies in {copies_folder()}, {size}: `make clean-search` removes them'
+    line = f'{len(copies)} old copies in {copies_folder()}, {size}: `{typed_command("clean-search")}` removes them'
     if copies: print(line, file=sys.stderr)
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #remove-copy

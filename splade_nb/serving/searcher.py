@@ -8,7 +8,7 @@ __all__ = ['STEP', 'PARTS', 'Encoder', 'open_encoder', 'Term', 'terms_of', 'full
            'build_searcher', 'NoSearcher', 'open_searcher', 'saved_searcher', 'search_texts']
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports
-import math, shlex, shutil, sys, threading
+import math, shutil, sys, threading
 from collections.abc import Iterable
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +23,7 @@ from tqdm import tqdm
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import printable
 from ..config.files import ConfigError, Damaged, check_count, check_text, choose, in_turn, needs, read_json
-from ..config.files import write_json
+from ..config.files import typed_command, write_json
 from ..data.idf import count_factor
 from ..data.readers import read_source
 from ..data.records import Document
@@ -541,7 +541,7 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
         message = '{:,} new or changed, {:,} taken out; kept for the next search'.format(*searcher.changed)
         if Path(encoder.folder) == RELEASED.resolve() and Path(data).exists():
             message += ('\nThe model that the package brings has learned from other texts. A model of these texts: '
-                        f'`make fit DATA={shlex.quote(data)}`, then search with `MODEL=outputs/fit`.')
+                        f'`{typed_command("fit", data=data)}`; then search with the model outputs/fit.')
     print(f'{len(searcher):,} texts in {place}: {message}', file=sys.stderr)
     report_old_copies()
     return searcher
