@@ -145,7 +145,7 @@ def test_a_second_process_is_refused_while_a_run_prepares_and_while_it_is_judged
     run = dict(scale='mini', source='toy', seed=1, out=str(folder), settings=dict(steps=1, hidden=32, layers=1, vocabulary=300, batch_size=4))
     summary = run_version(**run)
     told = re.sub(r'process \d+', 'process N', (tmp_path/'refused').read_text().replace(str(folder), 'run'))
-    assert told == 'run: process N is training into this folder; choose another with out='
+    assert told == 'run: process N is training into this folder; choose another with out=, or end it (a notebook holds its folder until its kernel ends)'
     assert summary['seed'] == json.loads((folder/'config.json').read_text(encoding='utf-8'))['seed'] == 1
     monkeypatch.setattr(experiment, during, true)
     (tmp_path/'refused').unlink()
