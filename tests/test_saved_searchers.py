@@ -1,5 +1,5 @@
 """Saved searchers follow their source, stay apart on a server, survive interruptions, and are removed when outdated."""
-import json, os, shlex, signal
+import json, os, signal
 from pathlib import Path
 import numpy as np
 import pytest
@@ -350,18 +350,6 @@ def test_a_damaged_copy_is_made_again_and_named(name, encoder, project, capsys):
     assert name == 'paths.json' or f'{place}/{name}' in capsys.readouterr().err.replace(str(place.resolve()), str(place))
     searchers.saved_searcher('model', 'texts.txt').close()
     assert 'nothing to encode' in capsys.readouterr().err
-
-
-def test_the_model_of_the_package_is_said_not_to_know_own_texts(encoder, project, monkeypatch, capsys):
-    "Once, as its copy of own texts is made; not of any other model."
-    said = []
-    for released, name in ((project/'elsewhere', 'texts.txt'), (Path(encoder.folder), "my 'texts'.txt"), (Path(encoder.folder), "my 'texts'.txt")):
-        if not (project/name).exists(): (project/name).write_text('제주 가는 배편\n', encoding='utf-8')
-        monkeypatch.setattr(searchers, 'RELEASED', released)
-        searchers.saved_searcher('model', name).close()
-        said.append(capsys.readouterr().err)
-    assert ['make fit' in each for each in said] == [False, True, False]
-    assert shlex.split(said[1].partition('DATA=')[2].partition('`')[0]) == ["my 'texts'.txt"]
 
 
 def test_a_local_copy_that_was_lost_does_not_leave_texts_at_the_server(encoder, server, project):

@@ -23,7 +23,7 @@ from tqdm import tqdm
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-library
 from ..config.command_line import printable
 from ..config.files import ConfigError, Damaged, check_count, check_text, choose, in_turn, needs, read_json
-from ..config.files import typed_command, write_json
+from ..config.files import write_json
 from ..data.idf import count_factor
 from ..data.readers import read_source
 from ..data.records import Document
@@ -31,7 +31,7 @@ from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names
 from ..data.tokenizer import morphemes, remembered
 from ..model.encode import MOST_WINDOWS, columns_of, counted, cut_note, encode, encode_queries, factor_for
 from ..model.encode import input_terms, normalize_for_scoring, prepared_decoder
-from ..model.opened import RELEASED, model_place, open_model
+from ..model.opened import model_place, open_model
 from ..model.dense import ENCODER, check_hybrid, dense_queries
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving
@@ -539,9 +539,6 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
         raise ConfigError(f'data={data}: found no text; at least one is needed')
     if hasattr(searcher, 'changed'):
         message = '{:,} new or changed, {:,} taken out; kept for the next search'.format(*searcher.changed)
-        if Path(encoder.folder) == RELEASED.resolve() and Path(data).exists():
-            message += ('\nThe model that the package brings has learned from other texts. A model of these texts: '
-                        f'`{typed_command("fit", data=data)}`; then search with the model outputs/fit.')
     print(f'{len(searcher):,} texts in {place}: {message}', file=sys.stderr)
     report_old_copies()
     return searcher
