@@ -14,6 +14,7 @@ from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
 from splade_nb.hub.model_card import facts_of, origin
+from splade_nb.model.opened import RELEASED
 from splade_nb.serving import searcher as searchers
 from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
@@ -109,7 +110,7 @@ def test_a_model_of_the_hub_keeps_its_name(monkeypatch):
     monkeypatch.setattr(searchers, 'open_model', lambda name: ('model', 'tokenizer'))
     monkeypatch.setattr(searchers, 'label_of', lambda *of: 'label')
     assert searchers.open_encoder('someone/model').folder == 'someone/model'
-    assert searchers.open_encoder('').folder == str(searchers.RELEASED.resolve())
+    assert searchers.open_encoder('').folder == str(RELEASED.resolve())
 
 
 def test_shards_are_made_of_what_has_a_name(v28, tmp_path):
