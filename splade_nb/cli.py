@@ -82,7 +82,7 @@ def _check_shares(part: int, parts: int, engine: str, **cluster) -> None:  # clu
     if not 0 <= part < check_count(parts, 'parts'):
         raise ConfigError(f'part={part}: of {parts} parts there are 0 to {parts - 1}')
     given = {name: value for name, value in cluster.items() if value not in ('local', 0)}
-    if engine == 'process' and given: raise ConfigError(f'{", ".join(given)}: of a cluster; add --engine ray, or leave it out')
+    if engine == 'process' and given: raise ConfigError(f'{", ".join(given)}: for a Ray cluster alone; add --engine ray, or leave it out')
     if choose('engine', engine, ('process', 'ray')) == 'ray' and parts > 1:
         raise ConfigError('parts: engine=ray divides the work itself; leave --part and --parts out')
 

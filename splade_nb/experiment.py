@@ -19,14 +19,13 @@ import torch
 
 # %% ../nbs/7_experiment.ipynb #imports-library
 from .config.files import ConfigError, check_count, check_seed, choose, machine, nearest, packages
-from .config.files import peak_memory_mb, read_json, revision, typed_command
+from .config.files import peak_memory_mb, read_json, revision
 from .config.files import ENCODERS, alone, encoder_folder, reason, root, sha256_of, writable, write_json
 from .config.stages import Stages, write_stages
 from .config.settings import EMBEDDED_TEACHERS, GONE, RUN_PARAMETERS, Settings, as_dict, flat, from_dict
 from .config.settings import needs_teacher, off, read_overrides
 from .config.versions import RECIPES, SCALES, VERSIONS, differences, resolve, resolve_quietly, scale_for
-from .config.versions import shipped
-from .config.versions import version_name
+from .config.versions import shipped, version_name
 from .data.encoders import encoder_record, fetch_encoder
 from .data.prepared import Preparation
 from .data.readers import load_collection, read_source
@@ -53,8 +52,7 @@ from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search, exact_search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
 from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
-from .evaluation.retrieval import learned_columns
-from .evaluation.retrieval import part_searches, query_ms, search_metrics, sparsity_result
+from .evaluation.retrieval import learned_columns, part_searches, query_ms, search_metrics, sparsity_result
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
@@ -122,7 +120,7 @@ def few_pairs(pairs: int) -> list:  # a note, or none
     return [] if pairs >= FEW else [
         f'{pairs} training pairs are few: expect little or no gain over the start. What helps: some hundred pairs of a '
         'question and its document; other collections beside yours, as in DATA=yours,tydiqa_ko_goldp; or '
-        f'{typed_command("fit")}, which needs none']
+        'the packaged model, which needs none']
 
 # %% ../nbs/7_experiment.ipynb #scaled-batch
 def scaled_batch(settings: Settings,

@@ -253,7 +253,7 @@ def test_an_evaluation_says_what_of_its_documents_was_cut(models, source, tmp_pa
 
 WRONG = {'size=0': ['--size', 0], 'top_k=-1': ['--top-k', -1], 'threshold=-1.0': ['--threshold', -1],
          'most_windows=-1': ['--windows', -1], 'screen=True makes float32 exact': ['--screen', '--precision', 'bf16'],
-         'parts: found 0': ['--parts', 0], 'workers: of a cluster': ['--workers', 3], 'address: of a cluster': ['--address', 'auto']}
+         'parts: found 0': ['--parts', 0], 'workers: for a Ray cluster': ['--workers', 3], 'address: for a Ray cluster': ['--address', 'auto']}
 
 
 @pytest.mark.parametrize('told', WRONG)

@@ -20,10 +20,10 @@ from pathlib import Path
 # %% ../../nbs/1_data/07_readers.ipynb #imports-library
 from ..config.files import DataError, embedded, listed, root
 from .lines import IDS, Faults, Row, children, file_encoding, is_blank, kind_of, known_id, known_ids
-from .lines import new_id
-from .lines import normalise, one_of, open_bytes, pair_type, parse_row, read_lines, read_rows, row_texts
-from .lines import show, visible
+from .lines import new_id, normalise, one_of, open_bytes, pair_type, parse_row, read_lines, read_rows
+from .lines import row_texts, show, visible
 from .merge import merge
+from .prepared import file_state
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
 from .records import collect, given_triplets, ready, toy_corpus
 from .triplets import holds_documents, is_triplets, read_triplets, split_of, triplet_files
@@ -231,9 +231,7 @@ def own_cache(name: str) -> dict:  # an option of `datasets.load_dataset`
     "A snapshot's cache by its files: `datasets` tells folders apart by their last name and card alone."
     import datasets
     files = sorted(path for path in Path(name).rglob('*') if path.is_file()) if Path(name).is_dir() else []
-    facts = [(str(path.resolve()), *(getattr(path.stat(), f'st_{name}') for name in ('size', 'mtime_ns', 'ctime_ns')))
-             for path in files]
-    label = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    label = hashlib.sha256(repr([(str(path.resolve()), *file_state(path)) for path in files]).encode()).hexdigest()[:16]
     return {'cache_dir': str(Path(datasets.config.HF_DATASETS_CACHE)/f'snapshot-{label}')} if files else {}
 
 # %% ../../nbs/1_data/07_readers.ipynb #hub-tables

@@ -30,7 +30,7 @@ def fold_text(text: str) -> str:
     return ' '.join(clean_text(text).lower().split())
 
 # %% ../../nbs/1_data/00_text.ipynb #aligned
-_JOINS = '\u0300-\u036f\u1160-\u11ff\u3099\u309a\u314f-\u3163\ud7b0-\ud7fb\uff9e\uff9f\uffc2-\uffdc'  # the letter before
+_JOINS = '\u0300-\u036f\u1160-\u11ff\u3099\u309a\u314f-\u3163\ud7b0-\ud7fb\uff9e\uff9f\uffc2-\uffdc'  # NFKC may join these with the letter before them
 _CLUSTER = re.compile(f'.[{_JOINS}{REPLACED[""]}]*', re.S)
 
 def aligned(text: str) -> tuple:  # the cleaned text, and for each of its letters and the end the place in `text`

@@ -19,8 +19,7 @@ from scipy import sparse
 from ..data.prepared import Preparation
 from ..data.tokenizer import SpladeTokenizer, document_bags, token_rows
 from ..model.encode import MOST_WINDOWS, check_options, columns_of, encode, encode_batches, encode_queries
-from ..model.encode import factor_for
-from ..model.encode import most_rows, normalize_for_scoring, prepared_decoder, unread_tokens
+from ..model.encode import factor_for, most_rows, normalize_for_scoring, prepared_decoder, unread_tokens
 from ..config.processes import ProcessGroup
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #block

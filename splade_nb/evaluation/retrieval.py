@@ -29,14 +29,11 @@ from ..model.opened import open_model
 from ..model.dense import ENCODER, check_hybrid
 from ..config.processes import ProcessGroup
 from ..training.teacher import teacher_vectors
-from .exact_search import Block, Search, TermStatistics, exact_search
-from .exact_search import sparsity_of, summed
-from .hybrid import DensePart, dense_run
-from .hybrid import relative_score_fusion
+from .exact_search import Block, Search, TermStatistics, exact_search, sparsity_of, summed
+from .hybrid import DensePart, dense_run, relative_score_fusion
 from .metrics import context_discrimination, index_bytes, interval, is_self, language_values
 from .metrics import paired_difference, rank, recall_at, recall_criterion, retrieval_metrics
-from .metrics import dead_share, summarise
-from .metrics import without_self
+from .metrics import dead_share, summarise, without_self
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #retrieve
 def retrieve(model, tokenizer: SpladeTokenizer, queries: dict,  # {query: text}

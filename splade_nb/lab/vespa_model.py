@@ -19,8 +19,7 @@ from ..model.counted_terms import learned_part
 from .elasticsearch_model import sides_of
 from ..hub.export import register_export, write_graph
 from ..hub.model_card import FORMATS, SERVED
-from ..hub.opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, djl_limits
-from ..hub.opensearch_model import outside_network
+from ..hub.opensearch_model import EXAMPLE, HEAVIEST, SERVER_TOKENS, djl_limits, outside_network
 from ..hub.opensearch_model import served_tokenizers, token_names, write_script
 
 # %% ../../nbs/9_lab/12_vespa_model.ipynb #vespa-model

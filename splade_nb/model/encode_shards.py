@@ -18,8 +18,7 @@ from ..config.files import ConfigError, Damaged, read_json, reading, replaced, t
 from ..data.idf import Frequencies, keep as keep_counts, kept
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from .encode import check_options, columns_of, cut_note, encode, factor_for, normalize_for_scoring
-from .encode import precision_on
-from .encode import prepared_decoder, screen_on
+from .encode import precision_on, prepared_decoder, screen_on
 
 # %% ../../nbs/2_model/09_encode_shards.ipynb #shard-label
 def shard_description(model, tokenizer: SpladeTokenizer, **options) -> dict:

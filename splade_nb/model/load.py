@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from ..config.files import ConfigError, Damaged, device, encoder_folder, model_folder, needs, out_of_reach
-from ..config.files import read_json
-from ..config.files import reading, reason, write_json
+from ..config.files import read_json, reading, reason, write_json
 from ..config.settings import ModelSettings, Settings, further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
 from .encode import columns_of, is_rounded, require_finite, require_size

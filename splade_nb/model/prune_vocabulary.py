@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
 from ..config.files import ConfigError, choose, listed, no_empty_folders, out_of_reach, read_json, reading
-from ..config.files import reason
-from ..config.files import write_json, writing
+from ..config.files import reason, write_json, writing
 from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer

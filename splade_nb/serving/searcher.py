@@ -27,8 +27,7 @@ from ..config.files import write_json
 from ..data.idf import count_factor
 from ..data.readers import read_source
 from ..data.records import Document
-from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names
-from ..data.tokenizer import morphemes, remembered
+from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names, morphemes, remembered
 from ..model.encode import MOST_WINDOWS, columns_of, counted, cut_note, encode, encode_queries, factor_for
 from ..model.encode import input_terms, normalize_for_scoring, prepared_decoder
 from ..model.opened import model_place, open_model
@@ -42,8 +41,7 @@ from .postgres import POSTGRES_ADDRESS
 from .index import REBUILD, Index, Label, MemoryIndex, check_label, label_of, try_lock
 from .network import without_password
 from .saved_copies import copy_folder, empty_copy, file_stamp, record_use, report_old_copies
-from .saved_copies import open_locked, write_lock
-from .saved_copies import source_name, source_paths
+from .saved_copies import open_locked, write_lock, source_name, source_paths
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #encoder
 @dataclass(frozen=True)

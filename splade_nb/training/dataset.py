@@ -22,8 +22,7 @@ from torch import Tensor
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-library
 from ..config.files import ConfigError, device, in_turn, model_folder
 from ..config.stages import Stages
-from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, every_phase
-from ..config.settings import needs_teacher, off
+from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, every_phase, needs_teacher, off
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports-data
 from ..data.bm25 import word_rows

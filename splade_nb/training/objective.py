@@ -19,9 +19,8 @@ from ..model.term_weights import scatter_counts
 from .curriculum import distillation_factor, phase_at, ramp
 from .dataset import TrainingData
 from .losses import LossInputs, as_floats, distillation, expansion, extra_losses, flops, idf_flops
-from .losses import info_nce, l0_mask, language_penalty, minimum_activation
-from .losses import positive_activation, scaled_scores, score, self_reconstruction, triplet_margin
-from .losses import weighted
+from .losses import info_nce, l0_mask, language_penalty, minimum_activation, positive_activation
+from .losses import scaled_scores, score, self_reconstruction, triplet_margin, weighted
 
 # %% ../../nbs/3_training/10_objective.ipynb #own-pieces
 def input_tokens(rows: dict,     # input_ids and attention_mask [B, L]

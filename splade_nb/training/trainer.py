@@ -176,7 +176,7 @@ def mean_row(rows: list[dict]) -> dict: # loss, parts and measurements of a step
 
 # %% ../../nbs/3_training/14_trainer.ipynb #train-step
 def train_step(run: Run) -> dict: # a row of metrics
-    "One optimizer step. Weights and factors stay as they are where loss or gradient is not finite."
+    "One optimizer step. Weights and FLOPS factors (`steer`) stay where loss or gradient is not finite."
     settings, model, group, at = run.settings, run.model, run.process_group, (run.step, run.steps)
     rate = set_rate(run)
     run.optimizer.zero_grad(set_to_none=False)
@@ -444,9 +444,11 @@ def _take_best(run: Run) -> None:
 def _finish(run: Run, start: dict, validator: Callable | None) -> None:
     """The final weights: of the best validation where the run stopped early or `take_best` asks for it, also where the
     guard stopped it; then averaged with the initial ones where it did not."""
-    early, over = run.stopped.startswith('early stopping'), bool(run.stopped) or run.step == run.steps
-    if early or over and run.settings.take_best and run.settings.validations: _take_best(run)
-    if (early or over and not run.stopped) and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
+    settings, early = run.settings, run.stopped.startswith('early stopping')
+    by_guard, ended = bool(run.stopped) and not early, run.step == run.steps
+    if early or (ended or by_guard) and settings.take_best and settings.validations: _take_best(run)
+    if (early or ended and not by_guard) and any(settings.weight_averaging):
+        run.shares = choose_average(run, start, validator)
     run.model.eval()
 
 # %% ../../nbs/3_training/14_trainer.ipynb #plan-passes
