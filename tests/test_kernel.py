@@ -222,3 +222,12 @@ def test_it_compiles_for_cards_that_are_not_here(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != 'TRITON_INTERPRET'} | dict(TRITON_CACHE_DIR=str(tmp_path))
     done = subprocess.run([sys.executable, '-c', COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and done.stdout.split()[-1] == 'compiled', done.stderr[-3000:]
+
+
+def test_where_triton_was_imported_before_it_is_told_to_interpret_nothing_is_interpreted():
+    "Its own functions are for cards then: notebooks that ran in one process failed in an order that nobody chose."
+    pytest.importorskip('triton')
+    late = "import os, triton.language; os.environ['TRITON_INTERPRET'] = '1'; from splade_nb.model import kernel; print(kernel._interpreted)"
+    said = [subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, env={k: v for k, v in os.environ.items() if k != 'TRITON_INTERPRET'}).stdout
+            for program in (late, late.replace('import os, triton.language;', 'import os;'))]
+    assert said == ['False\n', 'True\n']

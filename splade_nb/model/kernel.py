@@ -118,8 +118,8 @@ def _own_tile(hidden, precision):
     return _tile(hidden.dtype, precision, card.major >= 9 and card.shared_memory_per_block_optin >= 200 * 1024)
 
 # %% ../../nbs/2_model/01_kernel.ipynb #interpreted
-# TRITON_INTERPRET=1: on a CPU, slowly
-_interpreted = triton is not None and not isinstance(_max_kernel, triton.JITFunction)
+# TRITON_INTERPRET=1 before anything has imported Triton, so that its own functions are interpreted too; on a CPU, slowly
+_interpreted = triton is not None and not any(isinstance(each, triton.JITFunction) for each in (_max_kernel, tl.sum))
 
 # %% ../../nbs/2_model/01_kernel.ipynb #forward
 def _forward(hidden, weight, bias, lengths, precision, tile, places=True): # values, their tokens or None
