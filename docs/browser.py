@@ -27,7 +27,7 @@ def _install(address, revision, extras, *others):
     "Install a commit of the repository, once. Loaded packages whose version changes need a new session."
     import importlib.metadata, importlib.util, os, subprocess, sys
     if importlib.util.find_spec('splade_nb'): return
-    loaded = {name: sys.modules[name].__version__ for name in ('numpy', 'pandas', 'matplotlib', 'torch') if name in sys.modules}
+    loaded = {name: importlib.metadata.version(name) for name in ('numpy', 'pandas', 'matplotlib', 'torch') if name in sys.modules}
     cloned = os.path.exists('splade_nb_repository')  # by an installation that failed later
     for command in (*([] if cloned else [['git', 'clone', '--quiet', address, 'splade_nb_repository']]),
                     ['git', '-C', 'splade_nb_repository', 'checkout', '--quiet', revision],

@@ -189,7 +189,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from splade_nb import kernel
+from splade_nb.model import kernel
 
 def compiled(function, card, types, constants, divisible, **options):
     names = function.arg_names

@@ -444,11 +444,10 @@ def _take_best(run: Run) -> None:
 def _finish(run: Run, start: dict, validator: Callable | None) -> None:
     """The final weights: of the best validation where the run stopped early or `take_best` asks for it, also where the
     guard stopped it; then averaged with the initial ones where it did not."""
-    settings, early = run.settings, run.stopped.startswith('early stopping')
-    by_guard, ended = bool(run.stopped) and not early, run.step == run.steps
-    if early or (ended or by_guard) and settings.take_best and settings.validations: _take_best(run)
-    if (early or ended and not by_guard) and any(settings.weight_averaging):
-        run.shares = choose_average(run, start, validator)
+    early = run.stopped.startswith('early stopping')
+    complete = early or run.step == run.steps and not run.stopped
+    if early or (complete or run.stopped) and run.settings.take_best and run.settings.validations: _take_best(run)
+    if complete and any(run.settings.weight_averaging): run.shares = choose_average(run, start, validator)
     run.model.eval()
 
 # %% ../../nbs/3_training/14_trainer.ipynb #plan-passes
