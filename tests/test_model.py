@@ -73,6 +73,18 @@ def test_a_life(family, form, checkpoints, tmp_path):
     assert bool(FORMS[form].get('context_gate')) == any(name.startswith('gate.') for name in kept)
 
 
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_new_head_on_an_encoder_with_spare_rows_is_saved_and_opened(family, checkpoints, tmp_path):
+    "Where rows are cut off, transformers ties the decoder's bias to the head's, or leaves that long; a new model has two of one length."
+    model = create(settings(checkpoints/f'{family}-encoder', initialization='closed_form'), 56, [0, 1, 2, 3, 4])
+    decoder = model.backbone.get_output_embeddings()
+    assert len(decoder.weight) == 56 and decoder.weight is not model.backbone.get_input_embeddings().weight
+    model(IDS, MASK)[0].square().sum().backward()
+    assert not decoder.bias.requires_grad or decoder.bias.grad.abs().sum() > 0
+    back = load(save(model.eval(), tmp_path))
+    with torch.inference_mode(): torch.testing.assert_close(back(IDS, MASK)[0], model(IDS, MASK)[0])
+
+
 EARLIER = json.loads((Path(__file__).parent/'saved_models.json').read_text(encoding='utf-8'))
 
 

@@ -92,13 +92,20 @@ def positions(backbone) -> float: # tokens
     return rows - first
 
 # %% ../../nbs/2_model/11_load.ipynb #fit
+def _cut_rows(backbone, rows: int) -> None:  # the head's own name of the bias stays as a new model has it
+    backbone.resize_token_embeddings(rows)
+    decoder = backbone.get_output_embeddings()
+    head = next((part for part in backbone.modules() if decoder in part.children()), None)
+    if backbone.config.tie_word_embeddings or getattr(head, 'bias', None) is None: return
+    head.bias = torch.nn.Parameter(decoder.bias.detach().clone())
+
 def fit(backbone, settings: Settings, vocabulary: int) -> None: # vocabulary: V
     "Cut spare rows off. Raises `ConfigError` for settings that the backbone cannot serve, with the nearest it can."
     rows, limit = backbone.get_input_embeddings().num_embeddings, positions(backbone)
     if rows < vocabulary or rows > 1024 + 1.1 * vocabulary:  # a few are padding
         raise ConfigError(f'backbone={settings.backbone!r} holds {rows} tokens, its tokenizer {vocabulary}: '
                           'they do not belong together')
-    if rows > vocabulary: backbone.resize_token_embeddings(vocabulary)
+    if rows > vocabulary: _cut_rows(backbone, vocabulary)
     if settings.top_k > vocabulary:
         raise ConfigError(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     for name in ('max_length', 'query_length'):
