@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from scipy import sparse
 
 # %% ../../nbs/6_serving/09_connector.ipynb #imports-library
+from ..data.tokenizer import spaced
 from ..hub.server_limits import HEAVIEST, SIDES
 from ..model.encode import encode, normalize_for_scoring
 from .formats import shortest
@@ -32,6 +33,7 @@ def side_vectors(encoder: Encoder, texts: list[str],
                  document: bool          # False: queries
                 ) -> sparse.csr_matrix:  # [B, V]
     "Vectors whose dot product is the score, queries within what Lucene takes."
+    if not document: texts = [*map(spaced, texts)]
     rows = encode(encoder.model, encoder.tokenizer, texts, document, decoder=encoder.decoder, cut={})
     rows = normalize_for_scoring(rows, encoder.model.settings.similarity).tocsr()
     heaviest = float(rows.data.max()) if rows.nnz else 0.0

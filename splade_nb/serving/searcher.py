@@ -27,7 +27,7 @@ from ..config.files import write_json
 from ..data.idf import count_factor
 from ..data.readers import read_source
 from ..data.records import Document
-from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names, morphemes, remembered
+from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names, morphemes, remembered, spaced
 from ..model.encode import MOST_WINDOWS, columns_of, counted, cut_note, encode, encode_queries, factor_for
 from ..model.encode import input_terms, normalize_for_scoring, prepared_decoder
 from ..model.opened import model_place, open_model
@@ -277,12 +277,12 @@ class _Answers:
 
     def search(self, query: str, k: int = 10,
                part: str = 'all') -> list[Hit]: # of `parts`
-        "The best texts. Raises `ConfigError`."
+        "The best texts, for the query as `spaced` reads it. Raises `ConfigError`."
         check_search(query, k)
         if part != 'all': choose('part', part, self.parts)
         with self.lock:
             _follow(self)
-            return _search(self, query, k, part)
+            return _search(self, spaced(query), k, part)
 
     def expand(self, text: str) -> list[Term]:
         "The terms that a text would have here, heaviest first. Raises `ConfigError`."
@@ -545,4 +545,6 @@ def saved_searcher(model: str, data: str, engine: str = 'exact',
 def search_texts(query: str, results: int = 5, **options) -> None: # options: of `saved_searcher`
     "Print the best texts of a saved searcher. Raises `ConfigError`, `DataError`."
     check_search(query, results, 'results')  # before texts are encoded
-    with saved_searcher(**options) as searcher: print_hits(searcher.search(query, results))
+    with saved_searcher(**options) as searcher:
+        if (read := spaced(query)) != query: print(printable(f'the query is read as: {read}'), file=sys.stderr)
+        print_hits(searcher.search(query, results))

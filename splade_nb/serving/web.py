@@ -23,7 +23,7 @@ from ..config.command_line import printable
 from ..config.files import ConfigError, needs
 from ..data.readers import short_queries
 from ..data.text import aligned
-from ..data.tokenizer import ENDINGS, PARTICLES, token_kind
+from ..data.tokenizer import ENDINGS, PARTICLES, spaced, token_kind
 from ..hub.server_limits import SIDES
 from .connector import add_connector
 from .network import EXPANSION, PIPELINE, QUERY, served_names, valid_text
@@ -80,7 +80,7 @@ def _terms_json(terms):
 
 def search_json(query: str, hits: list[Hit]) -> dict:
     "The answer to a search."
-    return dict(query=query, hits=[
+    return dict(query=query, read_as=spaced(query), hits=[
         dict(id=hit.id, score=round(hit.score, 4), title=hit.title, passage=passage(hit.text, hit.terms),
              terms=_terms_json(hit.terms)) for hit in hits])
 
