@@ -133,6 +133,16 @@ def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == r"query '한\udcff': half of a surrogate pair, '\udcff'; UTF-8 cannot hold it"
 
 
+def test_a_question_without_spaces_is_read_with_them(v28, tmp_path, capsys):
+    (tmp_path/'texts.txt').write_text('\n'.join(TEXTS), encoding='utf-8')
+    def asked(query):
+        assert main(['search', '--model', str(v28), '--data', str(tmp_path/'texts.txt'), '--query', query]) == 0
+        return capsys.readouterr()
+    joined, apart = map(asked, ('한복입고경복궁에서', '한복 입고 경복궁에서'))
+    assert joined.out == apart.out and '경복궁' in joined.out
+    assert joined.err.splitlines()[-1] == 'the query is read as: 한복 입고 경복궁에서' and 'read as' not in apart.err
+
+
 @pytest.mark.parametrize('options, said', [(['--query', '배', '--results', '0'], 'results: found 0; allowed: a whole number from 1 on'),
                                            (['--query', ''], "query '': a text is expected, and not an empty one"), (['--query', ' \t'], r"query ' \t': a text is expected")])
 def test_a_search_that_cannot_be_is_refused_before_texts_are_encoded(options, said, tmp_path, capsys):

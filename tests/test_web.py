@@ -2,6 +2,7 @@
 import asyncio, re, signal, socket, subprocess, sys, threading
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 from urllib.request import urlopen
 import httpx, psutil, pytest
 from chromium import HANGS, until
@@ -234,6 +235,18 @@ def test_the_keyboard_is_enough(served, browser):
     def value(node, key): return node.get(key, {}).get('value')
     controls = [node for node in nodes if value(node, 'role') in ('button', 'tab', 'searchbox', 'textbox')]
     assert [node for node in controls if not node['ignored'] and not value(node, 'name')] == []
+
+
+def test_a_question_without_spaces_is_read_with_them(served, browser):
+    asked, read = (httpx.get(f'{served[1]}/api/search', params=dict(query=query)).json() for query in ('한복입고경복궁에서', '한복 입고 경복궁에서'))
+    assert asked['read_as'] == read['read_as'] == read['query'] and asked['hits'] == read['hits'] and asked['hits']
+    browser.open(f'{served[1]}?q={quote(asked["query"])}')
+    browser.wait('document.querySelectorAll(".hit").length > 0')
+    status = 'document.getElementById("search-status").textContent'
+    assert browser.value(status).startswith('띄어 읽은 질문: 한복 입고 경복궁에서 · 글 ')
+    browser.open(f'{served[1]}?q={quote(read["query"])}')
+    browser.wait('document.querySelectorAll(".hit").length > 0')
+    assert browser.value(status).startswith('글 ')
 
 
 def test_what_is_missing_is_said_and_not_drawn(served, browser):
