@@ -122,12 +122,12 @@ def two_languages(folder):
     return load_collection(str(folder))
 
 
-def made_encoder(folder, texts):
+def made_encoder(folder, texts, seed=0):
     "A random encoder without a head, as E5 lies on the hub: what it knows is each position's own token."
     import torch
     from transformers import BertConfig, BertModel
     tokenizer = train_unigram(texts, 200)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, hidden_dropout_prob=0.0)
     BertModel(BertConfig(vocab_size=len(tokenizer), pad_token_id=1, attention_probs_dropout_prob=0.0, **shape)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -141,6 +141,23 @@ def cut_encoder(folder, texts):
     model.encoder.layer, model.config.num_hidden_layers = model.encoder.layer[:2], 2
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(encoder_folder(NAME)).save_pretrained(folder)
+
+
+def test_a_head_is_solved_once_for_the_same_encoder_and_texts(tmp_path, monkeypatch):
+    from splade_nb.training import dataset
+    collection = two_languages(tmp_path/'data')
+    made_encoder(tmp_path/'encoder', [*collection.texts.values()])
+    settings = resolve_quietly('v22', scale='small', backbone=str(tmp_path/'encoder'), max_length=24, query_length=24, initial_terms=12, bm25_negatives=0)
+    def weights(**changes): return prepare(settings.but(**changes), collection, 42, tmp_path/'cache', 'cpu').model.state_dict()
+    first = weights()
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset, 'solved_head', lambda *_: pytest.fail('it was solved again'))
+        again = weights()
+        assert all(value.equal(first[name]) for name, value in again.items() if value is not None)
+        with pytest.raises(pytest.fail.Exception, match='solved again'): weights(max_length=20)
+    made_encoder(tmp_path/'encoder', [*collection.texts.values()], 1)
+    name = next(name for name in first if name.endswith('decoder.weight'))
+    assert not weights()[name].equal(first[name]), 'a folder that got other weights'
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
-                          GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
+                          GPT2LMHeadModel, ModernBertConfig, MPNetConfig, RobertaConfig, XLMRobertaConfig)
 from conftest import ROOT, SHARED, is_real, real_or_made
 from faults import program
 from splade_nb.config.files import ConfigError
@@ -17,6 +17,7 @@ from splade_nb.data.tokenizer import load_tokenizer
 from splade_nb.model.initialization import create, toy_model
 from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
+from splade_nb.model.head_start import head_start
 from splade_nb.model.load import load, named_config, open_checkpoint_folder, pretrained_backbone, save
 from splade_nb.model.splade_doc import decoder_for, sparse_batch, token_weights
 from splade_nb.model.term_weights import TermWeight, register_term_weight
@@ -27,6 +28,8 @@ SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_h
 MARKS = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2)
 CONFIGS = {
     'xlm_roberta': lambda: XLMRobertaConfig(**SMALL, **MARKS),
+    'roberta': lambda: RobertaConfig(**SMALL, **MARKS),
+    'mpnet': lambda: MPNetConfig(**SMALL, **MARKS),
     'bert': lambda: BertConfig(**SMALL),
     'electra': lambda: ElectraConfig(**SMALL, embedding_size=16),
     'modernbert': lambda: ModernBertConfig(**SMALL, **MARKS, cls_token_id=0, sep_token_id=2, decoder_bias=False),
@@ -81,6 +84,18 @@ def test_a_new_head_on_an_encoder_with_spare_rows_is_saved_and_opened(family, ch
     assert len(decoder.weight) == 56 and decoder.weight is not model.backbone.get_input_embeddings().weight
     model(IDS, MASK)[0].square().sum().backward()
     assert not decoder.bias.requires_grad or decoder.bias.grad.abs().sum() > 0
+    back = load(save(model.eval(), tmp_path))
+    with torch.inference_mode(): torch.testing.assert_close(back(IDS, MASK)[0], model(IDS, MASK)[0])
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_head_in_closed_form_knows_the_own_tokens_of_texts(family, checkpoints, tmp_path):
+    "Also where the head of a family has no biases, as ModernBERT's has none: those of the map are kept and saved."
+    model = create(settings(checkpoints/f'{family}-encoder', initialization='closed_form'), 60, [0, 1, 2, 3, 4])
+    texts = torch.randint(5, 60, (10, 16, 8), generator=torch.Generator().manual_seed(0))
+    head_start(model, [dict(input_ids=ids, attention_mask=torch.ones_like(ids)) for ids in texts])
+    with torch.inference_mode(): high = model(texts[0], torch.ones_like(texts[0]))[1] > 2
+    assert high.gather(1, texts[0]).float().mean() > 3 * high.float().mean() > 0
     back = load(save(model.eval(), tmp_path))
     with torch.inference_mode(): torch.testing.assert_close(back(IDS, MASK)[0], model(IDS, MASK)[0])
 
@@ -265,6 +280,9 @@ def test_checkpointing_changes_memory_only(family, checkpoints):
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x): loss = model(IDS.repeat(16, 1), MASK.repeat(16, 1))[0].sum()
         loss.backward()
         return sum(kept.values()), loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if family == 'mpnet':  # transformers has none for it
+        with pytest.raises(ConfigError, match='gradient_checkpointing: MPNetForMaskedLM'): run(gradient_checkpointing=True)
+        return
     plain, spared = run(), run(gradient_checkpointing=True)
     torch.testing.assert_close(plain[1:], spared[1:])
     assert spared[0] < 0.8 * plain[0]

@@ -154,6 +154,15 @@ def quality(facts: dict) -> str:
     return '\n\n'.join(parts)
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #commands
+def _encoders(config: dict) -> dict:  # row: what it says
+    "Licence and weights of the encoders that a model was made from."
+    found = {}
+    for name, record in config.get('encoders', {}).items():
+        found[f'licence of the {name}'] = '{licence} ({origin}, {revision})'.format(**record)
+        sums = {file: sum for file, sum in record.get('sha256', {}).items() if file.endswith('.safetensors')}
+        if sums: found[f'weights of the {name}'] = ', '.join(f'{file} with SHA-256 `{sum}`' for file, sum in sums.items())
+    return found
+
 def _commands(summary: dict, config: dict) -> dict: # row: command
     "What trained a model, and what made a release of it."
     found = {'command': made_by(config, summary)} if 'overridden' in config else {}
@@ -173,8 +182,7 @@ def origin(facts: dict) -> str:
     rows['data'] = f'{data["name"]}, {data["train_pairs"]:,} training pairs, hash {data["hash"]}' if data else unknown
     licences = (data or {}).get('licences') or data_licences(config.get('data', ''))  # a release keeps its own
     rows['licence of the data'] = '; '.join(map(': '.join, licences.items())) or unknown
-    rows |= {f'licence of the {name}': '{licence} ({origin}, {revision})'.format(**record)
-             for name, record in config.get('encoders', {}).items()}
+    rows |= _encoders(config)
     rows['packages'] = ', '.join(' '.join(pair) for pair in summary.get('versions', {}).items()) or unknown
     table = markdown_table(pd.DataFrame(rows.items(), columns=['what', 'value']))
     parent = PARENTS.get(config.get('version'))

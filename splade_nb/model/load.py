@@ -32,10 +32,15 @@ def without_load_report():
     try: yield
     finally: logging.set_verbosity(before)
 
-def _read_backbone(folder: Path, mlm_head: bool, random: bool, **changes): # backbone, names of missing weights
+def _of_new_head(config) -> dict:  # a decoder of its own, and biases, which ModernBERT leaves out
+    biases = [name for name in ('classifier_bias', 'decoder_bias') if hasattr(config, name)]
+    return dict(tie_word_embeddings=False) | dict.fromkeys(biases, True)
+
+def _read_backbone(folder: Path, mlm_head: bool, random: bool, new_head: bool = False): # backbone, missing weights
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
     kind = AutoModelForMaskedLM if mlm_head else AutoModel
     if random: return kind.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32), set()
+    changes = _of_new_head(AutoConfig.from_pretrained(folder)) if new_head else {}
     with without_load_report():
         backbone, info = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **changes)
     return backbone, info['missing_keys']
@@ -64,8 +69,9 @@ def pretrained_backbone(source: str,             # hub name, local folder, `rele
     not whole."""
     folder = encoder_folder(source)
     if (folder/'splade.json').exists() and not random: return _trained_backbone(folder, mlm_head)
-    changes = dict(tie_word_embeddings=False) if new_head and mlm_head else {}
-    try: backbone, missing = _read_backbone(model_folder(source, weights=not random), mlm_head, random, **changes)
+    try:
+        place = model_folder(source, weights=not random)
+        backbone, missing = _read_backbone(place, mlm_head, random, new_head and mlm_head)
     except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
     except ValueError as error:
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error

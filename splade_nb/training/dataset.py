@@ -37,7 +37,7 @@ from ..model.counted_terms import searched_model
 from ..model.head import in_half
 from ..model.initialization import create, deviations_for, directions, logit_moments, logits_at_rank
 from ..model.initialization import near_identity, pair_counts, toy_model, window_counts
-from ..model.head_start import head_start
+from ..model.head_start import set_head, solved_head
 from ..model.load import save
 from ..model.prune_vocabulary import prune
 from .curriculum import Keys, adopt, curriculum_key, pools_of
@@ -373,12 +373,19 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
     with torch.no_grad(): model.decoder.bias -= torch.tensor(found, device=place)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #start-decoder
+def _start_head(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
+    "A head in closed form: solved once for the same encoder and texts."
+    sums = [value.detach().double().sum().item() for value in model.backbone.base_model.parameters()]
+    of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
+    def solve(): return solved_head(model, _batches(model, settings, data, MOST_READ)).cpu().numpy()
+    found = stages.array('head', solve, max_length=settings.max_length, precision=settings.precision, **of)
+    set_head(model, torch.tensor(found))
+
 def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
     "A head in closed form, and the bias of a decoder, as the settings ask for them."
     place = model.special.device
     with torch.autocast(place.type, torch.bfloat16, enabled=in_half(settings.precision, place)):
-        if settings.initialization == 'closed_form' and settings.mlm_head:
-            head_start(model, _batches(model, settings, data, MOST_READ))
+        if settings.initialization == 'closed_form' and settings.mlm_head: _start_head(stages, model, settings, data)
     if settings.initial_terms and 'initial_terms' not in off(settings): _calibrate(stages, model, settings, data)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #score-factor
