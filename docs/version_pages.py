@@ -108,11 +108,19 @@ def kept_title(what: str) -> str:
     return f'{what}: {len(runs)} runs of {runs["version"].nunique()} versions on {names}; highest nDCG@10 on mini {best["nDCG@10"]:.3f} ({best["version"]})'
 
 
+def criteria(run: report.Run) -> pd.DataFrame:
+    "V28's criteria, with what V26, which has no filter, measures in the run of the same recipe, data and seed."
+    table, (version, *rest) = report.criteria_table(run), [run.summary[name] for name in ('version', 'recipe')]
+    unfiltered = readme_table.RESULTS/'-'.join(['v26', *rest, run.summary['data']['name'], str(run.summary['seed'])])
+    if version != 'v26' and (unfiltered/'summary.json').exists(): table.insert(1, 'V26', report.criteria_table(read(unfiltered))['measured'])
+    return table.fillna('not measured').reset_index()
+
+
 def shown_run(run: report.Run, goal: Path) -> str:
-    summary, criteria = run.summary, report.criteria_table(run).reset_index()
+    summary = run.summary
     head = f'### Recipe {summary["recipe"]} on {summary["data"]["name"]}, seed {summary["seed"]}\n'
     about = f'{summary["parameters"]:,} parameters, {summary["data"]["train_pairs"]:,} training pairs (data {summary["data"]["hash"][:8]}), {summary["steps"]} steps, {summary["device"]}.\n'
-    return '\n'.join([head, about, *figures(run, goal), cells(criteria, 200, source_of(run)), ''])
+    return '\n'.join([head, about, *figures(run, goal), cells(criteria(run), 200, source_of(run)), ''])
 
 
 def rendered(version: str, goal: Path) -> str:

@@ -381,6 +381,9 @@ def test_a_first_search_that_fails_leaves_nothing_and_opens_no_model_for_what_ca
     Path('wrong.txt').write_bytes('첫째 줄\n'.encode() + b'\xbd\xd2\n')
     with pytest.raises(DataError, match='wrong.txt, line 2'): searchers.saved_searcher('model', 'wrong.txt')
     assert opened and not places()
+    Path('empty.txt').write_text('\n')
+    with pytest.raises(ConfigError, match='found no text'): searchers.saved_searcher('model', 'empty.txt')
+    assert not places()
 
 
 def child_with_a_searcher(place: Path, encoder) -> tuple: # process, what to close so that it ends

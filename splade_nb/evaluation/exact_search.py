@@ -174,10 +174,11 @@ def summed(values: np.ndarray, group: ProcessGroup, device) -> np.ndarray:
 
 # %% ../../nbs/4_evaluation/02_exact_search.ipynb #sparsity-of
 def sparsity_of(statistics: TermStatistics, chosen=slice(None)) -> dict: # chosen: which texts
-    "Active terms, the share of the vocabulary that is zero, mean and largest weight (design 3, section 3)."
+    """Active terms with the range of nine texts in ten, the share of the vocabulary that is zero, mean and largest
+    weight (design 3, section 3)."""
     active, total = statistics.active[chosen], statistics.total[chosen].sum()
-    if not len(active): return dict(texts=0, terms=None, ratio=None, mean_weight=None, largest_weight=None)
-    return dict(texts=len(active), terms=float(active.mean()),
+    if not len(active): return dict(texts=0, terms=None, range=None, ratio=None, mean_weight=None, largest_weight=None)
+    return dict(texts=len(active), terms=float(active.mean()), range=np.percentile(active, (5, 95)).round(1).tolist(),
                 ratio=float(1 - active.mean() / len(statistics.postings)),
                 mean_weight=float(total / max(1, active.sum())), largest_weight=float(statistics.largest[chosen].max()))
 
