@@ -14,6 +14,7 @@ from faults import program
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import Settings
 from splade_nb.data.tokenizer import load_tokenizer
+from splade_nb.model.head_start import head_start
 from splade_nb.model.initialization import create, toy_model
 from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
@@ -80,9 +81,21 @@ def test_a_new_head_on_an_encoder_with_spare_rows_is_saved_and_opened(family, ch
     decoder = model.backbone.get_output_embeddings()
     assert len(decoder.weight) == 56 and decoder.weight is not model.backbone.get_input_embeddings().weight
     model(IDS, MASK)[0].square().sum().backward()
-    assert not decoder.bias.requires_grad or decoder.bias.grad.abs().sum() > 0
-    back = load(save(model.eval(), tmp_path))
+    assert decoder.bias.grad.abs().sum() > 0
+    head_start(model, [dict(input_ids=IDS, attention_mask=MASK)] * 2)
+    assert decoder.bias.abs().sum() > 0
+    back = load(save(model, tmp_path))
     with torch.inference_mode(): torch.testing.assert_close(back(IDS, MASK)[0], model(IDS, MASK)[0])
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_trained_model_is_a_backbone_again(family, checkpoints, tmp_path):
+    "Also one whose decoder had no bias: it has one since, which the start and a release write."
+    model = create(settings(checkpoints/family), 60, [])
+    with torch.no_grad(): model.decoder.bias.normal_()
+    again = create(settings(save(model, tmp_path)), 60, [])
+    with torch.inference_mode(): torch.testing.assert_close(again(IDS, MASK)[0], model(IDS, MASK)[0])
+    assert again.decoder.bias.requires_grad
 
 
 EARLIER = json.loads((Path(__file__).parent/'saved_models.json').read_text(encoding='utf-8'))

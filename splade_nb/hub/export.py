@@ -32,7 +32,7 @@ from ..model.term_weights import MASKED_LOGIT, Texts, apply_term_weights, scatte
 def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
     "What this model does to document vectors beside the maximum over tokens and the logarithm."
     settings, decoder = model.settings, model.decoder
-    no_bias = bool(model.special.any()) and decoder is not None and not decoder.bias.requires_grad
+    no_bias = decoder is not None and not decoder.bias.requires_grad and bool(model.special.any() or decoder.bias.any())
     reasons = {
         'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
         'the context gate (context_gate)': model.gate is not None,
@@ -42,7 +42,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         f'most_document_terms={settings.most_document_terms})': settings.most_query_terms + settings.most_document_terms > 0,
         'the count factor of documents (term_frequency)': uses_count_factor(model, True),
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
-        'masked special tokens: this decoder has no bias': no_bias}
+        'masked or calibrated terms: the decoder of the backbone has no bias': no_bias}
     return [reason for reason, holds in reasons.items() if holds]
 
 # %% ../../nbs/5_hub/03_export.ipynb #whole-tokenizer

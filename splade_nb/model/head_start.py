@@ -55,7 +55,7 @@ def _set_layers(backbone, fitted: Tensor, scale: Tensor) -> None:  # scale: devi
     linear.weight.copy_(fitted[:-1].T / scale)
     linear.bias.copy_(fitted[-1] / scale + LIFT)
     nn.init.ones_(norm.weight)
-    nn.init.zeros_(norm.bias)
+    if norm.bias is not None: nn.init.zeros_(norm.bias)
 
 # %% ../../nbs/2_model/17_head_start.ipynb #head-start
 @torch.no_grad()
