@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
-                          GPT2LMHeadModel, ModernBertConfig, XLMRobertaConfig)
+                          GPT2LMHeadModel, ModernBertConfig, RemBertConfig, XLMRobertaConfig)
 from conftest import ROOT, SHARED, is_real, real_or_made
 from faults import program
 from splade_nb.config.files import ConfigError
@@ -96,6 +96,20 @@ def test_a_trained_model_is_a_backbone_again(family, checkpoints, tmp_path):
     again = create(settings(save(model, tmp_path)), 60, [])
     with torch.inference_mode(): torch.testing.assert_close(again(IDS, MASK)[0], model(IDS, MASK)[0])
     assert again.decoder.bias.requires_grad
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_model_trained_without_a_head_is_a_backbone_again(family, checkpoints, tmp_path):
+    "It lacks the pooler that transformers gives a new encoder."
+    model = create(settings(checkpoints/f'{family}-encoder', mlm_head=False), 60, [])
+    again = create(settings(save(model, tmp_path), mlm_head=False), 60, [])
+    with torch.inference_mode(): torch.testing.assert_close(again.backbone(IDS, MASK)[0], model.backbone(IDS, MASK)[0])
+
+
+def test_a_decoder_of_another_size_than_the_word_vectors_is_not_made_of_them(tmp_path):
+    AutoModel.from_config(RemBertConfig(**SMALL, input_embedding_size=16, output_embedding_size=24)).save_pretrained(tmp_path)
+    model = create(settings(tmp_path, initialization='closed_form'), 60, [])
+    with pytest.raises(ConfigError, match='reads 24 numbers, word vectors have 16'): head_start(model, [dict(input_ids=IDS, attention_mask=MASK)] * 2)
 
 
 EARLIER = json.loads((Path(__file__).parent/'saved_models.json').read_text(encoding='utf-8'))
@@ -202,7 +216,7 @@ def test_half_an_encoder_is_refused(checkpoints, tmp_path):
         kept = load_file(checkpoints/source/'model.safetensors')
         kept.pop(next(name for name in kept if 'layer.1.attention' in name))
         save_file(kept, tmp_path/'model.safetensors', metadata={'format': 'pt'})
-        refused('weights missing', tmp_path, mlm_head=form)
+        for start in ('pretrained', 'closed_form'): refused('weights missing', tmp_path, mlm_head=form, initialization=start)
         for name in ('tokenizer.json', 'tokenizer_config.json'):
             if (checkpoints/source/name).exists(): shutil.copy(checkpoints/source/name, tmp_path)
         with pytest.raises(ConfigError, match='^teacher=.*weights missing'): load_teacher(str(tmp_path))

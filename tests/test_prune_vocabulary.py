@@ -155,15 +155,18 @@ def small_checkpoint(folder: Path, family: str = 'xlm_roberta', kind=AutoModelFo
     return folder
 
 
-@pytest.mark.parametrize('family, start', [('bert', 'closed_form'), ('modernbert', 'closed_form'), ('modernbert', 'pretrained')])
+@pytest.mark.parametrize('family, start', [('bert', 'closed_form'), ('modernbert', 'closed_form'), ('modernbert', 'pretrained'), ('bert', 'importance')])
 def test_a_trained_model_is_cut_with_its_head(family, start, tmp_path):
     "One that began as an encoder alone is named so in its config; a decoder that had no bias has one since."
-    source = small_checkpoint(tmp_path/'source', family, AutoModel if start == 'closed_form' else AutoModelForMaskedLM)
+    head = start != 'importance'
+    source = small_checkpoint(tmp_path/'source', family, AutoModelForMaskedLM if start == 'pretrained' else AutoModel)
     tokenizer = load_tokenizer(source)
-    model = create(Settings(backbone=str(source), initialization=start, max_length=16, top_k=3), len(tokenizer), [])
-    with torch.no_grad(): model.decoder.bias.normal_()
+    settings = Settings(backbone=str(source), initialization=start if head else 'pretrained', max_length=16, top_k=3, mlm_head=head)
+    model = create(settings, len(tokenizer), [])
+    if head: model.decoder.bias.data.normal_()
     save_tokenizer(tokenizer, save(model, tmp_path/'trained'))
     assert prune(tmp_path/'trained', TEXTS, tmp_path/'cut')['savings']['rows'][1] < len(tokenizer)
+    if not head: return
     cut = create(Settings(backbone=str(tmp_path/'cut'), max_length=16, top_k=3), len(kept_rows(tmp_path/'cut')), [])
     rows = (model(**batch(tokenizer, tokenizer.ids(TEXTS[:4]), 16))[0], cut(**batch(load_tokenizer(tmp_path/'cut'), load_tokenizer(tmp_path/'cut').ids(TEXTS[:4]), 16))[0])
     torch.testing.assert_close(rows[1], rows[0][:, kept_rows(tmp_path/'cut')])

@@ -35,6 +35,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
     no_bias = decoder is not None and not decoder.bias.requires_grad and bool(model.special.any() or decoder.bias.any())
     reasons = {
         'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
+        f'parts of your own (term_weights={list(settings.term_weights)})': bool(settings.term_weights),
         'the context gate (context_gate)': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
         f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
@@ -155,6 +156,8 @@ def _write_module(model, tokenizer, folder): # weights, tokenizer, code, and the
 def to_sentence_transformers(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A `SparseEncoder` folder; returns its limits."
     library = needs('sentence_transformers', 'export')
+    if own := model.settings.term_weights:
+        raise ConfigError(f'term_weights={list(own)}: code of your own, which such a folder does not carry; export to onnx')
     if beyond_pooling(model, tokenizer):
         _write_module(model, tokenizer, folder)
         return collection_limits(model)

@@ -65,6 +65,9 @@ def head_start(model: Splade,
     "Set head and decoder of a model whose encoder is trained. Raises `ConfigError` for a tied decoder."
     table, decoder = model.backbone.get_input_embeddings().weight, model.decoder
     if decoder.weight is table: raise ConfigError('initialization=closed_form: the decoder is tied to the embeddings')
+    if decoder.weight.shape != table.shape:
+        raise ConfigError(f'initialization=closed_form: the decoder reads {decoder.weight.shape[1]} numbers, word vectors '
+                          f'have {table.shape[1]}; it is made of them')
     model.eval()
     units = F.normalize(table - table.mean(0), dim=1)
     fitted = fitted_map(model, texts, units)

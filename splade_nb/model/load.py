@@ -57,6 +57,13 @@ def _check_weights(backbone, source: str, mlm_head: bool, missing: set) -> None:
     if absent: raise ConfigError(f'backbone={source!r}: weights missing: {absent[:3]}; is the download whole?')
     require_finite(f'backbone={source!r}', _finite(backbone))
 
+# %% ../../nbs/2_model/11_load.ipynb #as-trained
+def _as_trained(backbone, decoder) -> None:  # decoder: of the trained model, None without a head
+    "Give a new backbone the parts that `Splade` gave it, and take those away that it took."
+    if getattr(backbone, 'pooler', None) is not None: backbone.pooler = None
+    own = None if decoder is None else backbone.get_output_embeddings()
+    if own is not None and own.bias is None: own.bias = torch.nn.Parameter(torch.zeros_like(decoder.bias))
+
 # %% ../../nbs/2_model/11_load.ipynb #pretrained-backbone
 NEW_HEAD = dict(tie_word_embeddings=False, classifier_bias=True, decoder_bias=True)  # `head_start` writes all of these
 
@@ -76,7 +83,7 @@ def pretrained_backbone(source: str,             # hub name, local folder, `rele
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
     except (RuntimeError, SafetensorError) as error:
         raise ConfigError(f'backbone={source!r}: its weights cannot be read: {reason(error)}') from error
-    if new_head: missing = {name for name in missing if name.startswith(f'{backbone.base_model_prefix}.')}
+    if new_head and mlm_head: missing = {name for name in missing if name.startswith(f'{backbone.base_model_prefix}.')}
     _check_weights(backbone, source, mlm_head, missing)
     return backbone
 
@@ -223,8 +230,9 @@ def _trained_backbone(folder: Path, mlm_head: bool): # of what `save` wrote; rai
     model = load(folder)
     trained = model.settings.mlm_head
     if mlm_head != trained: raise ConfigError(f'{folder}: trained with mlm_head={trained}')
-    added = dict(decoder_bias=True) if trained and not model.decoder.bias.requires_grad else {}  # of a decoder without one
+    added = dict(decoder_bias=True) if trained and not model.decoder.bias.requires_grad else {}
     backbone, _ = _read_backbone(folder, mlm_head, random=True, **added)
+    _as_trained(backbone, model.decoder)
     backbone.load_state_dict(model.backbone.state_dict())
     return backbone
 

@@ -174,6 +174,7 @@ def _pruned_config(config, kept): # fewer rows, special tokens by their new ids
 def prune_backbone(backbone: nn.Module, kept: list[int]) -> nn.Module:
     "The model with the kept rows of embedding, decoder and bias; tied weights stay tied."
     pruned, rows = type(backbone)(_pruned_config(backbone.config, kept)).eval(), torch.as_tensor(kept)
+    if getattr(backbone, 'pooler', True) is None: pruned.pooler = None  # of a model that was trained without a head
     shapes = {name: value.shape for name, value in pruned.state_dict().items()}
     state = backbone.state_dict().items()
     pruned.load_state_dict({name: value if value.shape == shapes[name] else value[rows] for name, value in state})
