@@ -49,6 +49,13 @@ def head_layers(backbone: nn.Module) -> tuple:  # linear layer, norm
     raise ConfigError(f'initialization=closed_form: the head of {type(backbone).__name__} has {len(found[0])} linear '
                       f'layers and {len(found[1])} norms; one of each is written here')
 
+# %% ../../nbs/2_model/17_head_start.ipynb #require-own
+def _require_own(decoder, table) -> None: # weights [V, H]
+    if decoder is table: raise ConfigError('initialization=closed_form: the decoder is tied to the embeddings')
+    if decoder.shape == table.shape: return
+    raise ConfigError(f'initialization=closed_form: the decoder reads {decoder.shape[1]} numbers, word vectors have '
+                      f'{table.shape[1]}; it is made of them')
+
 # %% ../../nbs/2_model/17_head_start.ipynb #set-layers
 def _set_layers(backbone, fitted: Tensor, scale: Tensor) -> None:  # scale: deviation of the map's outputs
     linear, norm = head_layers(backbone)
@@ -62,12 +69,9 @@ def _set_layers(backbone, fitted: Tensor, scale: Tensor) -> None:  # scale: devi
 def head_start(model: Splade,
                texts: list  # batches, read three times: input_ids, attention_mask [B, L]
               ) -> None:
-    "Set head and decoder of a model whose encoder is trained. Raises `ConfigError` for a tied decoder."
+    "Set head and decoder of a model whose encoder is trained. Raises `ConfigError` for a tied decoder, or one of another size."
     table, decoder = model.backbone.get_input_embeddings().weight, model.decoder
-    if decoder.weight is table: raise ConfigError('initialization=closed_form: the decoder is tied to the embeddings')
-    if decoder.weight.shape != table.shape:
-        raise ConfigError(f'initialization=closed_form: the decoder reads {decoder.weight.shape[1]} numbers, word vectors '
-                          f'have {table.shape[1]}; it is made of them')
+    _require_own(decoder.weight, table)
     model.eval()
     units = F.normalize(table - table.mean(0), dim=1)
     fitted = fitted_map(model, texts, units)
