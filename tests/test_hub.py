@@ -99,6 +99,34 @@ def test_a_sparse_encoder_gives_our_vectors(form, models, texts, tmp_path):
     assert there.get_embedding_dimension() == len(tokenizer) and (form in PLAIN) == (beyond_pooling(model, tokenizer) == [])
 
 
+def test_a_bias_that_the_decoder_of_the_backbone_lacks_is_exported_with_the_module():
+    "Calibration of the start, a bound on expansion and `seen_only` write it; a plain masked language model has no place for it."
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+    from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
+    from splade_nb.model.initialization import resolve_toy
+    from splade_nb.model.splade_doc import SpladeDoc
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, pad_token_id=1, bos_token_id=0, eos_token_id=2, cls_token_id=0, sep_token_id=2)
+    model = SpladeDoc(ModernBertForMaskedLM(ModernBertConfig(vocab_size=60, decoder_bias=False, **shape)), resolve_toy(context_gate=False, mask_special=False), [])
+    tokenizer = SpladeTokenizer(train_unigram(list(toy_corpus().texts.values()), 300))
+    assert beyond_pooling(model, tokenizer) == []
+    model.decoder.bias.data[7] = -1
+    assert beyond_pooling(model, tokenizer) == ['masked or calibrated terms: the decoder of the backbone has no bias']
+
+
+def test_a_part_of_ones_own_is_refused_by_what_cannot_carry_it(tmp_path, monkeypatch):
+    from splade_nb.data.tokenizer import SpladeTokenizer, train_unigram
+    from splade_nb.model import term_weights
+    monkeypatch.setattr(term_weights, 'TERM_WEIGHTS', {})
+    @term_weights.register_term_weight('double')
+    class Double(term_weights.TermWeight):
+        def __init__(self, settings, columns): pass
+        def on_weights(self, weights, texts): return 2 * weights
+    tokenizer = SpladeTokenizer(train_unigram(list(toy_corpus().texts.values()), 300))
+    model = toy_model(len(tokenizer), context_gate=False, term_weights=('double',))
+    for form in ('mlm', 'sentence-transformers'):
+        with pytest.raises(ConfigError, match='term_weights=.*double'): write_form(model, tokenizer, form, tmp_path/form)
+
+
 @pytest.mark.slow
 def test_the_folder_needs_no_splade_nb(models, tmp_path):
     export_model(str(models('v29-mini')), 'sentence-transformers', str(tmp_path/'out'))

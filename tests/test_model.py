@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModel, AutoModelForMaskedLM, BertConfig, DistilBertConfig, ElectraConfig, ElectraForPreTraining, GPT2Config,
-                          GPT2LMHeadModel, ModernBertConfig, MPNetConfig, RobertaConfig, XLMRobertaConfig)
+                          GPT2LMHeadModel, ModernBertConfig, MPNetConfig, RemBertConfig, RobertaConfig, XLMRobertaConfig)
 from conftest import ROOT, SHARED, is_real, real_or_made
 from faults import program
 from splade_nb.config.files import ConfigError
 from splade_nb.config.settings import Settings
 from splade_nb.data.tokenizer import load_tokenizer
+from splade_nb.model.head_start import head_start
 from splade_nb.model.initialization import create, toy_model
 from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
@@ -83,8 +84,10 @@ def test_a_new_head_on_an_encoder_with_spare_rows_is_saved_and_opened(family, ch
     decoder = model.backbone.get_output_embeddings()
     assert len(decoder.weight) == 56 and decoder.weight is not model.backbone.get_input_embeddings().weight
     model(IDS, MASK)[0].square().sum().backward()
-    assert not decoder.bias.requires_grad or decoder.bias.grad.abs().sum() > 0
-    back = load(save(model.eval(), tmp_path))
+    assert decoder.bias.grad.abs().sum() > 0
+    head_start(model, [dict(input_ids=IDS, attention_mask=MASK)] * 2)
+    assert decoder.bias.abs().sum() > 0
+    back = load(save(model, tmp_path))
     with torch.inference_mode(): torch.testing.assert_close(back(IDS, MASK)[0], model(IDS, MASK)[0])
 
 
@@ -98,6 +101,30 @@ def test_a_head_in_closed_form_knows_the_own_tokens_of_texts(family, checkpoints
     assert high.gather(1, texts[0]).float().mean() > 3 * high.float().mean() > 0
     back = load(save(model.eval(), tmp_path))
     with torch.inference_mode(): torch.testing.assert_close(back(IDS, MASK)[0], model(IDS, MASK)[0])
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_trained_model_is_a_backbone_again(family, checkpoints, tmp_path):
+    "Also one whose decoder had no bias: it has one since, which the start and a release write."
+    model = create(settings(checkpoints/family), 60, [])
+    with torch.no_grad(): model.decoder.bias.normal_()
+    again = create(settings(save(model, tmp_path)), 60, [])
+    with torch.inference_mode(): torch.testing.assert_close(again(IDS, MASK)[0], model(IDS, MASK)[0])
+    assert again.decoder.bias.requires_grad
+
+
+@pytest.mark.parametrize('family', CONFIGS)
+def test_a_model_trained_without_a_head_is_a_backbone_again(family, checkpoints, tmp_path):
+    "It lacks the pooler that transformers gives a new encoder."
+    model = create(settings(checkpoints/f'{family}-encoder', mlm_head=False), 60, [])
+    again = create(settings(save(model, tmp_path), mlm_head=False), 60, [])
+    with torch.inference_mode(): torch.testing.assert_close(again.backbone(IDS, MASK)[0], model.backbone(IDS, MASK)[0])
+
+
+def test_a_decoder_of_another_size_than_the_word_vectors_is_not_made_of_them(tmp_path):
+    AutoModel.from_config(RemBertConfig(**SMALL, input_embedding_size=16, output_embedding_size=24)).save_pretrained(tmp_path)
+    model = create(settings(tmp_path, initialization='closed_form'), 60, [])
+    with pytest.raises(ConfigError, match='reads 24 numbers, word vectors have 16'): head_start(model, [dict(input_ids=IDS, attention_mask=MASK)] * 2)
 
 
 EARLIER = json.loads((Path(__file__).parent/'saved_models.json').read_text(encoding='utf-8'))
@@ -204,7 +231,7 @@ def test_half_an_encoder_is_refused(checkpoints, tmp_path):
         kept = load_file(checkpoints/source/'model.safetensors')
         kept.pop(next(name for name in kept if 'layer.1.attention' in name))
         save_file(kept, tmp_path/'model.safetensors', metadata={'format': 'pt'})
-        refused('weights missing', tmp_path, mlm_head=form)
+        for start in ('pretrained', 'closed_form'): refused('weights missing', tmp_path, mlm_head=form, initialization=start)
         for name in ('tokenizer.json', 'tokenizer_config.json'):
             if (checkpoints/source/name).exists(): shutil.copy(checkpoints/source/name, tmp_path)
         with pytest.raises(ConfigError, match='^teacher=.*weights missing'): load_teacher(str(tmp_path))

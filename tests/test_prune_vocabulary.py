@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
+from transformers import (AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertConfig, ByT5Tokenizer, DistilBertConfig, ElectraConfig, ModernBertConfig,
                           MPNetConfig, PreTrainedTokenizerFast, RobertaConfig, XLMRobertaConfig)
 from conftest import real
 from faults import program
@@ -13,8 +13,9 @@ from splade_nb.config.files import ConfigError, root
 from splade_nb.config.settings import Settings
 from splade_nb.data.readers import load
 from splade_nb.model.initialization import create
+from splade_nb.model.load import save
 from splade_nb.model.prune_vocabulary import differences, kept_rows, main, open_checkpoint, prune, tokenizer_state
-from splade_nb.data.tokenizer import batch, load_tokenizer, special_ids, train_unigram
+from splade_nb.data.tokenizer import batch, load_tokenizer, save_tokenizer, special_ids, train_unigram
 
 MARKS = dict(pad_token='<pad>', cls_token='<s>', sep_token='</s>', bos_token='<s>', eos_token='</s>', unk_token='<unk>', mask_token='<mask>')
 SPECIALS = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
@@ -152,6 +153,23 @@ def small_checkpoint(folder: Path, family: str = 'xlm_roberta', kind=AutoModelFo
         for value in model.parameters(): value.add_(torch.randn_like(value), alpha=0.05)
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize('family, start', [('bert', 'closed_form'), ('modernbert', 'closed_form'), ('modernbert', 'pretrained'), ('bert', 'importance')])
+def test_a_trained_model_is_cut_with_its_head(family, start, tmp_path):
+    "One that began as an encoder alone is named so in its config; a decoder that had no bias has one since."
+    head = start != 'importance'
+    source = small_checkpoint(tmp_path/'source', family, AutoModelForMaskedLM if start == 'pretrained' else AutoModel)
+    tokenizer = load_tokenizer(source)
+    settings = Settings(backbone=str(source), initialization=start if head else 'pretrained', max_length=16, top_k=3, mlm_head=head)
+    model = create(settings, len(tokenizer), [])
+    if head: model.decoder.bias.data.normal_()
+    save_tokenizer(tokenizer, save(model, tmp_path/'trained'))
+    assert prune(tmp_path/'trained', TEXTS, tmp_path/'cut')['savings']['rows'][1] < len(tokenizer)
+    if not head: return
+    cut = create(Settings(backbone=str(tmp_path/'cut'), max_length=16, top_k=3), len(kept_rows(tmp_path/'cut')), [])
+    rows = (model(**batch(tokenizer, tokenizer.ids(TEXTS[:4]), 16))[0], cut(**batch(load_tokenizer(tmp_path/'cut'), load_tokenizer(tmp_path/'cut').ids(TEXTS[:4]), 16))[0])
+    torch.testing.assert_close(rows[1], rows[0][:, kept_rows(tmp_path/'cut')])
 
 
 @pytest.mark.parametrize('family', FAMILIES)

@@ -32,9 +32,10 @@ from ..model.term_weights import MASKED_LOGIT, Texts, apply_term_weights, scatte
 def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
     "What this model does to document vectors beside the maximum over tokens and the logarithm."
     settings, decoder = model.settings, model.decoder
-    no_bias = bool(model.special.any()) and decoder is not None and not decoder.bias.requires_grad
+    no_bias = decoder is not None and not decoder.bias.requires_grad and bool(model.special.any() or decoder.bias.any())
     reasons = {
         'importance of input tokens instead of a masked language model (mlm_head=False)': not settings.mlm_head,
+        f'parts of your own (term_weights={list(settings.term_weights)})': bool(settings.term_weights),
         'the context gate (context_gate)': model.gate is not None,
         'the IDF weights on the output (output_idf)': bool((model.output_weight != 1).any()),
         f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
@@ -42,7 +43,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         f'most_document_terms={settings.most_document_terms})': settings.most_query_terms + settings.most_document_terms > 0,
         'the count factor of documents (term_frequency)': uses_count_factor(model, True),
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
-        'masked special tokens: this decoder has no bias': no_bias}
+        'masked or calibrated terms: the decoder of the backbone has no bias': no_bias}
     return [reason for reason, holds in reasons.items() if holds]
 
 # %% ../../nbs/5_hub/03_export.ipynb #whole-tokenizer
@@ -155,6 +156,8 @@ def _write_module(model, tokenizer, folder): # weights, tokenizer, code, and the
 def to_sentence_transformers(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path) -> list[str]:
     "A `SparseEncoder` folder; returns its limits."
     library = needs('sentence_transformers', 'export')
+    if own := model.settings.term_weights:
+        raise ConfigError(f'term_weights={list(own)}: code of your own, which such a folder does not carry; export to onnx')
     if beyond_pooling(model, tokenizer):
         _write_module(model, tokenizer, folder)
         return collection_limits(model)

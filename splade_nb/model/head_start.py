@@ -49,6 +49,13 @@ def head_layers(backbone: nn.Module) -> tuple:  # linear layer, norm
     raise ConfigError(f'initialization=closed_form: the head of {type(backbone).__name__} has {len(found[0])} linear '
                       f'layers and {len(found[1])} norms; one of each is written here')
 
+# %% ../../nbs/2_model/17_head_start.ipynb #require-own
+def _require_own(decoder, table) -> None: # weights [V, H]
+    if decoder is table: raise ConfigError('initialization=closed_form: the decoder is tied to the embeddings')
+    if decoder.shape == table.shape: return
+    raise ConfigError(f'initialization=closed_form: the decoder reads {decoder.shape[1]} numbers, word vectors have '
+                      f'{table.shape[1]}; it is made of them')
+
 # %% ../../nbs/2_model/17_head_start.ipynb #set-layers
 def _set_layers(backbone, layers: Tensor) -> None:  # [H + 1, E]
     linear, norm = head_layers(backbone)
@@ -80,9 +87,8 @@ def solved_head(model: Splade,
                 texts: list # batches, read three times: input_ids, attention_mask [B, L]
                ) -> Tensor: # [(H + 1) E + 2 V]: linear layer; spread and bias of each term
     """Head and decoder of a model whose encoder is trained, in few enough numbers to keep. Raises `ConfigError` for a
-    tied decoder."""
-    if model.decoder.weight is model.backbone.get_input_embeddings().weight:
-        raise ConfigError('initialization=closed_form: the decoder is tied to the embeddings')
+    tied decoder, or one of another size."""
+    _require_own(model.decoder.weight, model.backbone.get_input_embeddings().weight)
     model.eval()
     fitted = fitted_map(model, texts, units := _units(model))
     states = torch.cat([model.backbone.base_model(**rows)[0][rows['attention_mask'].bool()] for rows in texts[:8]])

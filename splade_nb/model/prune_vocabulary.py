@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
-from ..config.files import ConfigError, choose, listed, no_empty_folders, out_of_reach, read_json, reading
-from ..config.files import reason, write_json, writing
+from ..config.files import ConfigError, choose, encoder_folder, listed, no_empty_folders, out_of_reach
+from ..config.files import read_json, reading, reason, write_json, writing
 from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines
 from ..data.tokenizer import BYTE, HANGUL, KINDS, SpladeTokenizer, batch, load_tokenizer, save_tokenizer
@@ -174,6 +174,7 @@ def _pruned_config(config, kept): # fewer rows, special tokens by their new ids
 def prune_backbone(backbone: nn.Module, kept: list[int]) -> nn.Module:
     "The model with the kept rows of embedding, decoder and bias; tied weights stay tied."
     pruned, rows = type(backbone)(_pruned_config(backbone.config, kept)).eval(), torch.as_tensor(kept)
+    if getattr(backbone, 'pooler', True) is None: pruned.pooler = None  # of a model that was trained without a head
     shapes = {name: value.shape for name, value in pruned.state_dict().items()}
     state = backbone.state_dict().items()
     pruned.load_state_dict({name: value if value.shape == shapes[name] else value[rows] for name, value in state})
@@ -261,7 +262,8 @@ def new_folder(out: Path | str): # yields the folder to write into
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #open-checkpoint
 def _backbone(source: Path | str) -> nn.Module:  # with its head, where it was published with one
-    head = any('MaskedLM' in name for name in named_config('source', str(source)).architectures or ['MaskedLM'])
+    own, names = encoder_folder(source)/'splade.json', named_config('source', str(source)).architectures or ['MaskedLM']
+    head = read_json(own).get('mlm_head', True) if own.exists() else any('MaskedLM' in name for name in names)
     return pretrained_backbone(str(source), mlm_head=head).eval()
 
 def open_checkpoint(source: Path | str, segment: str | None = None) -> tuple[SpladeTokenizer, dict, nn.Module]:
