@@ -109,7 +109,7 @@ def versions_table(runs: pd.DataFrame) -> pd.DataFrame:
         of = lambda recipe: runs[(runs['version'] == version) & (runs['recipe'] == recipe)]
         own, both = of('corrected'), runs[runs['version'] == version]
         mean = lambda name, form: form.format(own[name].mean()) if len(own) else '-'
-        return {'version': version, 'what changed': ABOUT[version][0], 'original': said(of('original')), 'earlier': said(of('earlier')), 'untrained': mean('before', '{:.3f}'),
+        return {'version': version, 'what changed': ABOUT[version][0], 'original': said(of('original')), 'earlier': said(of('earlier')), 'before training': mean('before', '{:.3f}'),
                 'corrected': said(own), 'query terms': mean('active query', '{:.0f}'), 'document terms': mean('active doc', '{:.0f}'),
                 'index, MB': megabytes(own['active doc'].mean(), own['documents'].max()) if len(own) else '-',
                 'least minutes': f'{own["minutes"].min():.1f}' if len(own) else '-', 'of': ', '.join(f'`{name}`' for name in dict.fromkeys(both['of']))}
@@ -127,7 +127,7 @@ def words_rows(data: str) -> str:
 
 def public_table(runs: pd.DataFrame) -> pd.DataFrame:
     "Public collections, a row a run; marks corrected over the table."
-    runs, columns = runs.sort_values(['data', 'seed']), {'before': 'untrained', 'learned': 'learned terms alone', 'nDCG@10': 'one index'}
+    runs, columns = runs.sort_values(['data', 'seed']), {'before': 'before training', 'learned': 'learned terms alone', 'nDCG@10': 'one index'}
     return pd.DataFrame([{'data': r['data'], 'seed': str(r['seed']), **{name: f'{r[name]:.3f}' for name in ('BM25', 'BM25 + bigrams', 'dense')},
                           **{title: f'{r[name]:.3f}' for name, title in columns.items()}, 'over BM25 [95 %]': f'{points(r["difference"])} {sign}',
                           'query terms': f'{r["active query"]:.0f}', 'document terms': f'{r["active doc"]:.0f}',
@@ -220,7 +220,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'\| collection \|': '| 컬렉션 |', r'\| queries \|': '| 질의 |', r'\| mean of seeds \| lowest to highest \|': '| 시드 평균 | 최저~최고 |',
     r'\| query terms \| document terms \| index, MB \|': '| 질의 용어 | 문서 용어 | 색인, MB |', r'\| minutes \| of \|': '| 분 | 커밋 |', r'\| least minutes \| of \|': '| 분(가장 짧은 것) | 커밋 |',
     r'\| version \| what changed \| original \| earlier \|': '| 버전 | 달라진 점 | original | earlier |', r'\| data \| seed \|': '| 데이터 | 시드 |', r'\| dense \|': '| 밀집 벡터 |', r'\| one index \|': '| 한 색인 |',
-    r'\| untrained \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
+    r'\| before training \|': '| 학습 전 |', r'\| mean \|': '| 평균 |',
     r'(\d+) to (\d+)개씩': r'\1~\2개씩', r', collapsed': ', 붕괴', r', stopped': ', 중단', r'not run': '미실행', r'(\d+\.\d+) to (\d+\.\d+)': r'\1~\2', r'\((\d+) seeds, ': r'(시드 \1개, ',
     'curriculum learning, six losses': '커리큘럼 학습, 손실 여섯 가지', 'weights rebalanced, IDF-aware FLOPS, first distillation': '가중치 재조정, IDF를 아는 FLOPS, 첫 증류',
     'XLM-RoBERTa and the BGE-M3 teacher': 'XLM-RoBERTa와 교사 BGE-M3', 'IDF reaches FLOPS, stopwords cost more': 'IDF가 FLOPS에 닿고 불용어 벌점이 커짐',

@@ -50,7 +50,7 @@ def result_title(folder: Path) -> str:  # '' where the folder is no finished run
     "Version, data and result of a run, from its `summary.json`."
     if not (folder/'summary.json').exists(): return ''
     summary = json.loads((folder/'summary.json').read_text(encoding='utf-8'))
-    others = {'BM25': 'bm25', 'BM25 with bigrams': 'bm25_bigrams', 'untrained': 'before_training'}
+    others = {'BM25': 'bm25', 'BM25 with bigrams': 'bm25_bigrams', 'before training': 'before_training'}
     beside = ', '.join(f'{name} {summary[key]["ndcg@10"]:.3f}' for name, key in others.items() if summary.get(key))
     stopped = ', stopped early' if summary.get('stopped') else ''
     name = summary['version'].upper() if re.fullmatch(r'v\d+\w?', summary['version']) else summary['version']

@@ -71,7 +71,7 @@ def run_row(run: report.Run, sign: str) -> dict:  # sign: of `marked`
     words, own = readme_table.words_of(row['data'], run.summary['bm25']['ndcg@10']), row['BM25 + bigrams']
     field, documents = words['BM25 + bigrams'] if pd.isna(own) else own, run.summary.get('documents', words['documents'])
     return {'recipe': row['recipe'], 'data': row['data'], 'seed': str(row['seed']), 'BM25': row['BM25'], 'BM25 + bigrams': '-' if pd.isna(field) else f'{field:.3f}',
-            'untrained': row['before'], 'trained': row['nDCG@10'], 'over BM25 [95 %]': unbroken(f'{readme_table.points(run.evaluation["difference"])} {sign}'),
+            'before training': row['before'], 'trained': row['nDCG@10'], 'over BM25 [95 %]': unbroken(f'{readme_table.points(run.evaluation["difference"])} {sign}'),
             'terms': unbroken(f'{row["active query"]:.0f} / {row["active doc"]:.0f}'), 'index, MB': readme_table.megabytes(row['active doc'], documents),
             'Korean share': row['Korean share'], 'minutes': f'{row["minutes"]:.1f}', 'outcome': row['outcome'],
             'of': revision_of(run.folder/"summary.json", run.summary)}

@@ -211,11 +211,12 @@ class Hit:
 # %% ../../nbs/6_serving/08_searcher.ipynb #print-hits
 def _each_word(terms): # [Term]: a word may be a token, a morpheme and a pair of characters
     words = {}
-    for term in terms: words.setdefault(term.name.lstrip('-▁') or term.name, []).append(term)
-    def one(name, parts):
-        own = [term for term in parts if not (term.added or term.widened)]
-        return replace((own or parts)[0], name=name, weight=sum(term.weight for term in parts))
-    return sorted((one(*word) for word in words.items()), key=lambda term: -term.weight)
+    def name(term): return term.name.lstrip('-▁') or term.name
+    for term in terms: words.setdefault(name(term).lower(), []).append(term)
+    def one(parts):
+        first = next((term for term in parts if not (term.added or term.widened)), parts[0])
+        return replace(first, name=name(first), weight=sum(term.weight for term in parts))
+    return sorted(map(one, words.values()), key=lambda term: -term.weight)
 
 def print_hits(hits: list[Hit], limit: int = 6) -> None: # words of each hit
     "Ranked texts and the words that matched, each once, for a terminal; + marks those that the model added."
