@@ -233,17 +233,18 @@ def _korean_caption(run: Run) -> str:
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #sparsity-table
 def sparsity_table(run: Run) -> tuple:  # DataFrame, a row for each kind of text; caption
-    "Active terms, zeros and weights of queries by kind, of documents by language and length (design 3, section 3)."
+    "Active terms, zeros and weights, by rank too, of queries by kind, of documents by language and length (design 3, section 3)."
     import pandas as pd
     sparsity = run.evaluation.get('sparsity')
     if not sparsity: return pd.DataFrame(), 'The run kept no sparsity analysis.'
     rows = {f'{side}, {kind}': {'texts': f'{row["texts"]:,}', 'terms': f'{row["terms"]:.1f}',
                                 'of nine in ten': '{:.0f} to {:.0f}'.format(*row['range']) if row.get('range') else 'not kept',
                                 'zeros': f'{row["ratio"]:.3%}', 'mean weight': f'{row["mean_weight"]:.3f}',
+                                **{f'of ranks {ranks}': f'{weight:.3f}' for ranks, weight in (row.get('by_rank') or {}).items()},
                                 'largest weight': f'{row["largest_weight"]:.3f}'}
             for side, kinds in sparsity.items() for kind, row in kinds.items() if row['texts']}
     whole = sparsity['document']['all']
-    return pd.DataFrame.from_dict(rows, orient='index').rename_axis('texts'), (
+    return pd.DataFrame.from_dict(rows, orient='index').fillna('not kept').rename_axis('texts'), (
         f'{whole["ratio"]:.3%} of a document\'s weights are zero; '
         f'the others are {whole["mean_weight"]:.2f} on average.')
 
