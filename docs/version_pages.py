@@ -110,10 +110,7 @@ def kept_title(what: str) -> str:
 
 def criteria(run: report.Run) -> pd.DataFrame:
     "V28's criteria, with what V26, which has no filter, measures in the run of the same recipe, data and seed."
-    table, (version, *rest) = report.criteria_table(run), [run.summary[name] for name in ('version', 'recipe')]
-    unfiltered = readme_table.RESULTS/'-'.join(['v26', *rest, run.summary['data']['name'], str(run.summary['seed'])])
-    if version != 'v26' and (unfiltered/'summary.json').exists(): table.insert(1, 'V26', report.criteria_table(read(unfiltered))['measured'])
-    return table.fillna('not measured').reset_index()
+    return report.criteria_table(run, report.unfiltered(run, read)).reset_index()
 
 
 def shown_run(run: report.Run, goal: Path) -> str:
