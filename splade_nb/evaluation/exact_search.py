@@ -160,12 +160,10 @@ class TermStatistics:
     def __init__(self, texts: int, columns: int, # N, V
                  first: int = 0):                # columns with learned terms, before the counted ones; 0: all
         self.active, self.learned, self.total, self.squares, self.largest = (np.zeros(texts) for _ in range(5))
-        self.by_rank = np.zeros((texts, len(RANKS)))
-        self.first = first or columns
+        self.by_rank, self.first = np.zeros((texts, len(RANKS))), first or columns
         self.postings = np.zeros(columns)         # texts in which each term is active
     def __call__(self, block: Block) -> None:
-        vectors = block.vectors
-        _require_weights(vectors)
+        _require_weights(vectors := block.vectors)
         self.active[block.rows], self.postings = vectors.getnnz(axis=1), self.postings + vectors.getnnz(axis=0)
         learned = vectors if self.first == vectors.shape[1] else vectors[:, :self.first]
         self.learned[block.rows] = learned.getnnz(axis=1)

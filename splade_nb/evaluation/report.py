@@ -39,6 +39,7 @@ def read_part(path: Path | str) -> object:
     _require(value, PARTS.get(path.name, ()), path)
     return value
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #require-fields
 def _require(values: dict, names: tuple, place: object) -> None:
     missing = [name for name in names if name not in values]
     if missing: raise RunError(f'{place} lacks {", ".join(missing)}')
@@ -569,6 +570,7 @@ def _criteria_of(run: Run, other: Run | None = None) -> list:  # of `metrics.cri
     beside = f'{active["query"]:.1f} terms a query, {active["doc"]:.1f} a document'
     return [dict(row, beside=beside) for row in criteria(measured, other and ranked(other.summary), lost and f'collapsed ({lost})')]
 
+# %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table-3
 def _recall_criterion(run: Run) -> dict:
     data, systems = run.summary['data']['name'], run.evaluation['systems']
     found, bm25 = (systems[name]['success@1'] for name in ('model', 'bm25'))

@@ -100,7 +100,6 @@ def solved_head(model: Splade,
     spread = spread.clamp(min=spread.median() / 2)  # of terms that the texts hardly reach
     return torch.cat([layers.flatten().float(), spread, -mean / spread])
 
-# %% ../../nbs/2_model/17_head_start.ipynb #head-start-function
 def head_start(model: Splade, texts: list) -> None:
     "`solved_head`, written into the model. Raises `ConfigError`."
     set_head(model, solved_head(model, texts))
