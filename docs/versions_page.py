@@ -33,6 +33,7 @@ TEXT = {
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each; the mean of {sets} sets, some of them unseen, nDCG@10 of the learned terms alone and noise, the share of terms that are neither Korean nor in the text: {rows}. '
         'The steeper the IDF penalty, the more noise; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
   card_row='{version} {ndcg} (noise {noise})',
+  whole='With all 250,002 rows of the vocabulary, most of them of other languages, on two cores: {rows}. So few steps do not teach a model which rows to leave out, V28\'s Korean filter neither, so `small` trains with the rows that the texts use.',
   which=('Which to take: to search your texts the packaged model, or `splade_ko`, which ranks by counted and learned terms together; V28 where added terms must be Korean; V22 to V27 to study one idea each. '
          '[What each way needs](../nbs/studies/ways.ipynb).'),
   more='V27 is V26 with travel data, which these collections have not, so it was not run. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md), those from random weights too; `make train VERSION=v26` trains one.'),
@@ -52,6 +53,7 @@ TEXT = {
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 데이터 {sets}개(본 적 없는 것도 있음)의 평균이며, 배운 용어만의 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
         'IDF 벌점이 가파를수록 잡음이 많고, 한국어 필터가 있는 V28이 가장 적지만 그 기준은 5 % 이하입니다.'),
   card_row='{version} {ndcg}(잡음 {noise})',
+  whole='어휘의 250,002행을 모두 쓰면(대부분 다른 언어의 것) 코어 두 개에서 {rows}입니다. 이만한 스텝으로는 V28의 한국어 필터로도 어느 행을 버릴지 배우지 못하므로, 규모 `small`은 글에 나오는 행으로 학습합니다.',
   which=('고르기: 내 글을 검색하려면 패키지에 든 모델이나, 센 용어와 배운 용어로 함께 순위를 매기는 `splade_ko`. 더하는 용어가 한국어여야 하면 V28. 착상을 하나씩 살펴보려면 V22~V27. '
          '[방법마다 필요한 것](../nbs/studies/ways.ipynb).'),
   more='V27은 여행 데이터를 더한 V26인데, 이 컬렉션에는 그런 데이터가 없어 돌리지 않았습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 무작위 가중치에서 시작한 것까지 담은 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
@@ -132,7 +134,14 @@ def page(language: str) -> str:
     said, table = TEXT[language], translated(study_table(), language)
     source = next(line for line in table.splitlines() if line.startswith('*'))
     return '\n\n'.join([said['title'], said['line'], said['read'], f'![{said["alt"]}]({said["figure"]})', source, said['found'].format(**numbers()), said['which'],
-                        said['table'], table, on_a_card(said), said['more']]) + '\n'
+                        said['table'], table, whole_rows(said), on_a_card(said), said['more']]) + '\n'
+
+
+def whole_rows(said: dict) -> str:
+    "What the study found with every row of the vocabulary."
+    (finding,) = readme_table.shown('finding', 'text/markdown', 'encoder')
+    found = re.findall(r'^- (v\d+), all rows: (\S+) beside .*?; noise (\S+) of the terms', finding, re.M)
+    return said['whole'].format(rows=', '.join(said['card_row'].format(version=version.upper(), ndcg=ndcg, noise=f'{noise} %') for version, ndcg, noise in found))
 
 
 def on_a_card(said: dict) -> str:
