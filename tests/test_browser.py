@@ -167,6 +167,9 @@ def hidden_modules(notebook: str) -> set:
 RUN = [each for each in COPIES if not each.endswith('_ko.ipynb')]  # test_house: a twin has the same code
 
 
+OFTEN = [each for each in RUN if each in TINY or Path(each).stem in ('bring_your_own_data', 'search_in_five_minutes')]  # all: once a week
+
+
 def given_to(notebook: str, folder: Path):
     "The copy as a notebook, with small parameters; its last cell says which package it found."
     given = load_notebook_node(str(copies.write_json(folder/f'{Path(notebook).stem}.ipynb', COPIES[notebook])))
@@ -187,19 +190,19 @@ def assert_ran_outside(outputs: list, installed: Path) -> None:
 
 @pytest.fixture(scope='module')
 def ran(installed, tmp_path_factory) -> dict:
-    "What each copy gives, or what went wrong: one process imports what all of them need, and is forked for each."
+    "What some copies give, or what went wrong: one process imports what all of them need, and is forked for each."
     folder, place = tmp_path_factory.mktemp('session'), tmp_path_factory.mktemp('ran')
     jobs = [dict(name=Path(notebook).stem, hidden=sorted(hidden_modules(notebook)),
-                 sources=[each.source for each in given_to(notebook, place).cells if each.cell_type == 'code']) for notebook in RUN]
+                 sources=[each.source for each in given_to(notebook, place).cells if each.cell_type == 'code']) for notebook in OFTEN]
     copies.write_json(place/'jobs.json', jobs)
     program = [sys.executable, ROOT/'tests/notebooks.py', place/'jobs.json', place]
     done = subprocess.run(program, cwd=folder, env=outside(installed), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {notebook: read(place/f'{Path(notebook).stem}.json') for notebook in RUN}
+    return {notebook: read(place/f'{Path(notebook).stem}.json') for notebook in OFTEN}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('notebook', RUN)
+@pytest.mark.parametrize('notebook', OFTEN)
 def test_a_copy_runs_without_a_checkout(notebook, ran, installed):
     assert not isinstance(ran[notebook], str), ran[notebook]
     assert_ran_outside(ran[notebook], installed)
