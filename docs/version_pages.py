@@ -133,7 +133,7 @@ def rendered(version: str, goal: Path) -> str:
 def expansions(version: str) -> str:
     "The heaviest terms of some queries before and after training from a pretrained encoder, of its first seed."
     study = KeptResults('encoder')
-    runs = [record for name, record in study.results(f'{version}-corrected-*').items() if name.split('-')[-1].isdigit()]  # neither all rows nor open pairs
+    runs = [*study.results(f'{version}-corrected-[0-9][0-9]').values()]  # neither all rows nor open pairs
     if not runs: return ''
     before, after = read_json(study.path('start'))['expansions'], min(runs, key=lambda record: record['seed'])
     terms = lambda rows: ' '.join(term for term, _ in rows)

@@ -33,7 +33,7 @@ TEXT = {
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each; the mean of {sets} sets, some of them unseen, nDCG@10 of the learned terms alone and noise, the share of terms that are neither Korean nor in the text: {rows}. '
         'The steeper the IDF penalty, the more noise; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
   card_row='{version} {ndcg} (noise {noise})',
-  whole='With all 250,002 rows of the vocabulary, most of them of other languages, on two cores: {rows}. So few steps do not teach a model which rows to leave out, V28\'s Korean filter neither, so `small` trains with the rows that the texts use.',
+  whole='With all 250,002 rows of the vocabulary, most of them of other languages, on two cores: {rows}. So few steps do not teach a model which rows to leave out, not even with V28\'s Korean filter, so `small` trains with the rows that the texts use.',
   which=('Which to take: to search your texts the packaged model, or `splade_ko`, which ranks by counted and learned terms together; V28 where added terms must be Korean; V22 to V27 to study one idea each. '
          '[What each way needs](../nbs/studies/ways.ipynb).'),
   more='V27 is V26 with travel data, which these collections have not, so it was not run. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md), those from random weights too; `make train VERSION=v26` trains one.'),

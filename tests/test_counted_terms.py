@@ -132,7 +132,7 @@ def test_own_terms_and_language_are_those_of_the_learned_part(joined, plain):
 
 def test_a_searcher_follows_the_collection(joined, plain, tmp_path, monkeypatch):
     "Added one by one or together, in memory or on disk: the scores are those of all texts at once."
-    monkeypatch.setattr('splade_nb.serving.searcher.LEAST', 0.0)  # every part of a score, however small
+    monkeypatch.setattr('splade_nb.serving.searcher.LEAST_COSINE', 0.0)  # every part of a score, however small
     (model, tokenizer), corpus = joined, plain[3]
     from splade_nb.model.load import save
     from splade_nb.data.tokenizer import save_tokenizer

@@ -102,7 +102,7 @@ def test_a_searcher_with_parts_that_are_gone_is_refused(earlier, encoder, tmp_pa
 @every
 def test_scores_are_those_of_evaluation_whatever_was_there_before(engine, encoder, server, tmp_path, monkeypatch):
     "An engine that writes texts one by one has the mean length in steps of a thousandth; the model encodes nothing again."
-    monkeypatch.setattr(searchers, 'LEAST', 0.0)  # every score of evaluation, also an accident of expansions
+    monkeypatch.setattr(searchers, 'LEAST_COSINE', 0.0)  # every score of evaluation
     kept = {text.id: text.full for text in TEXTS}
     with build_searcher(encoder, [*TEXTS, *(Document(f'{n}', '', '배추를 절인다 ' * 60) for n in range(9))], tmp_path, engine, at(server, engine)) as searcher:
         monkeypatch.setattr(searchers, 'encode', None)

@@ -62,7 +62,7 @@ def morphemes(texts: list) -> list:  # for each text the forms of its kept morph
     return [list(known[text]) for text in texts]
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #spaced
-WITHOUT_SPACES = 8  # letters of a word that may be several
+WITHOUT_SPACES = 8  # letters: a word that long may be several, typed without spaces
 
 def spaced(query: str) -> str:
     "A query as Kiwi would space it, where it has a Korean word that long; any other as it is typed."

@@ -239,9 +239,9 @@ def sparsity_table(run: Run) -> tuple:  # DataFrame, a row for each kind of text
     sparsity = run.evaluation.get('sparsity')
     if not sparsity: return pd.DataFrame(), 'The run kept no sparsity analysis.'
     rows = {f'{side}, {kind}': {'texts': f'{row["texts"]:,}', 'terms': f'{row["terms"]:.1f}',
-                                'of nine in ten': '{:.0f} to {:.0f}'.format(*row['range']) if row.get('range') else 'not kept',
+                                'terms, 90 % of texts': '{:.0f} to {:.0f}'.format(*row['range']) if row.get('range') else None,
                                 'zeros': f'{row["ratio"]:.3%}', 'mean weight': f'{row["mean_weight"]:.3f}',
-                                **{f'of ranks {ranks}': f'{weight:.3f}' for ranks, weight in (row.get('by_rank') or {}).items()},
+                                **{f'mean weight, ranks {ranks}': f'{weight:.3f}' for ranks, weight in (row.get('by_rank') or {}).items()},
                                 'largest weight': f'{row["largest_weight"]:.3f}'}
             for side, kinds in sparsity.items() for kind, row in kinds.items() if row['texts']}
     whole = sparsity['document']['all']

@@ -132,10 +132,9 @@ class SpladeDoc(DesignNames, TorchRuntime, Splade):
             self.register_buffer('frequencies', torch.tensor([0.0] * further_columns(settings) + [1.0]))
         self.query_shift = nn.Parameter(torch.zeros(columns, 1)) if settings.inference_free_query else None
         self.parts = _registered_parts(self, settings, columns)
-        if not settings.gradient_checkpointing: return
-        if not backbone.supports_gradient_checkpointing:
-            raise ConfigError(f'gradient_checkpointing: {type(backbone).__name__} has none')
-        backbone.activation_checkpointing_enable({'use_reentrant': False})
+        if settings.gradient_checkpointing and not backbone.supports_gradient_checkpointing:
+            raise ConfigError(f'gradient_checkpointing: {type(backbone).__name__} does not support it')
+        if settings.gradient_checkpointing: backbone.activation_checkpointing_enable({'use_reentrant': False})
 
     def forward(self, input_ids, attention_mask, document: bool = True, windows: list | None = None,
                 mean_length: float = 0.0, lengths: list | None = None):
