@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
 from conftest import run_cells
 from splade_nb.config.files import ConfigError, DataError
 from splade_nb.config.versions import resolve_quietly
@@ -201,12 +202,27 @@ def test_hidden_tokens_follow_from_seed_and_step(tmp_path, stages):
 
 def test_training_goes_on_with_what_pretraining_left(tmp_path, stages):
     first = run_in(tmp_path/'first', stages)
-    named = settings(backbone=str(tmp_path/'first'/'model'), dropout=0.0)
+    named = settings(backbone=str(tmp_path/'first'/'model'), dropout=0.0, accumulation=1)
     corpus = prepare_corpus(named, 'mini', 42, stages)
     backbone = create_backbone(named, corpus, 42, stages)
     assert all(map(torch.equal, weights(backbone), weights(first.backbone)))
     assert corpus.tokenizer.names == first.corpus.tokenizer.names and 'hidden' in without_effect(named)
     assert run_in(tmp_path/'second', stages, 2, named).step == 2
+
+
+def test_an_encoder_without_a_head_gets_one_and_learns(tmp_path, stages, tiny_encoder):
+    "The settings are those for trained weights at any scale, the head is the one that `small` starts from, solved once."
+    shutil.copytree(tiny_encoder, tmp_path/'bare')
+    AutoModel.from_pretrained(tiny_encoder).save_pretrained(tmp_path/'bare')
+    named = resolve_pretraining('mini', dict(length=32, batch_size=4, accumulation=1, held_out=0.2), str(tmp_path/'bare'))
+    assert (named.learning_rate, named.segment) == (5e-5, 'none')
+    corpus = prepare_corpus(named, 'mini', 42, stages)
+    one, other = (create_backbone(named, corpus, 42, stages) for _ in range(2))
+    assert all(map(torch.equal, weights(one), weights(other))) and one.get_output_embeddings().weight is not one.get_input_embeddings().weight
+    first = pretrain(one, corpus, named, tmp_path/'run', 3 * 4 * 32, quiet=True)
+    assert first.step == 3
+    back = pretrained_backbone(str(tmp_path/'run'/'model'))
+    assert all(map(torch.equal, weights(back), weights(first.backbone))) and not all(map(torch.equal, weights(back), weights(other)))
 
 
 def test_a_version_trains_on_it_where_it_is_named(tmp_path, stages):

@@ -484,7 +484,7 @@ IMPOSSIBLE = [  # overrides of v28, what the message says
     (dict(dropout=1.1), 'the nearest is 1'), (dict(max_length=2), 'the nearest is 3'), (dict(top_k=0), 'the nearest is 1'), (dict(steps=-1), 'the nearest is 0'),
     (dict(top_k=20_000), 'the nearest is 16000'), (dict(margin=1.5, lambda_margin=1.0, similarity='cosine'), 'the nearest is 1.0'), (dict(gate_heads=3), 'must divide the hidden size 128'),
     (dict(hidden=100, context_gate=False), '3 attention heads must divide it; the nearest is 96'), (dict(query_length=1), 'the nearest is 3'), (dict(query_length=2), 'at least 3'), (dict(adam_beta2=1), 'must be below 1'),
-    (dict(initialization='pretrained'), 'take random or near_identity'), (dict(weight_averaging=()), 'at least one'), (dict(weight_averaging=(2,)), 'between 0 and 1'), (dict(weight_averaging=('a',)), 'between 0 and 1'),
+    (dict(initialization='pretrained'), 'take random or near_identity'), (dict(initialization='near_identity', hidden=0, layers=0, vocabulary=0), 'set hidden and layers'), (dict(weight_averaging=()), 'at least one'), (dict(weight_averaging=(2,)), 'between 0 and 1'), (dict(weight_averaging=('a',)), 'between 0 and 1'),
     (dict(phases=[phase(2)]), 'let it begin at 1'), (dict(phases=[phase(1, 10), phase(12)]), 'let it begin at 11'), (dict(phases=[phase(1, 10), phase(10)]), 'let it begin at 11'),
     (dict(phases=[phase(1, 24)]), 'let both be 25'), (dict(phases=[phase(1, 30)]), 'let both be 25'), (dict(phases=[phase(1, 0), phase(1)]), 'ends at 0'),
     (dict(phases=[phase(mix={'original': 0.5})]), 'sums to 0.5, not to 1'), (dict(phases=[phase(temperature=0)]), 'must be above 0'), (dict(phases=[phase(temperature=math.nan)]), 'must be finite'),

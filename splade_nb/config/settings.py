@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LAST_REVISIONS', 'GONE', 'BESIDE_COUNTED', 'BESIDE_GATE', 'RUN_PARAMETERS', 'SECTIONS', 'FILE_NAMES', 'PHASE_NAMES',
-           'EMBEDDED_TEACHERS', 'COUNTING', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'Phase',
-           'EncoderSettings', 'GateSettings', 'ModelSettings', 'InitializationSettings', 'RankingSettings',
+           'EMBEDDED_TEACHERS', 'COUNTING', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'NOT_RANDOM',
+           'Phase', 'EncoderSettings', 'GateSettings', 'ModelSettings', 'InitializationSettings', 'RankingSettings',
            'DistillationSettings', 'FlopsSettings', 'SparsitySettings', 'MiningSettings', 'OptimizerSettings',
            'Settings', 'cast', 'last_revision', 'known_setting', 'override', 'without_sections', 'read_overrides',
            'every_phase', 'needs_teacher', 'further_columns', 'counts_otherwise', 'off', 'impossible', 'check',
@@ -82,6 +82,7 @@ class InitializationSettings:
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
     initial_terms: int = 0              # a document before training, with a pretrained decoder; 0: no calibration
+    initial_filter: float = 0.0         # standard deviations that hold back what the language term penalises
 
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -419,6 +420,8 @@ OFF |= {
                             'only in a near-identity start of a decoder'),
     'vocabulary_rows': (lambda s: not s.hidden, 'the vocabulary is learned from the texts'),
     'initial_terms': (_calibrated, 'only for the decoder of a pretrained backbone'),
+    'initial_filter': (lambda s: _calibrated(s) and s.initial_terms and s.lambda_language,
+                       'lambda_language is 0, or no decoder is calibrated'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-ranking
@@ -586,6 +589,9 @@ def _beside_counted(settings: Settings) -> list:  # messages
             for name in others[:1]]
 
 # %% ../../nbs/0_config/03_settings.ipynb #impossible
+NOT_RANDOM = ('initialization=near_identity: needs a backbone made from random weights; set hidden and layers, or take '
+              'pretrained, closed_form or random')
+
 def impossible(settings: Settings) -> list:  # messages
     "Combinations that cannot do what they say."
     messages, hidden, vocabulary = [], settings.hidden, settings.vocabulary
@@ -599,6 +605,8 @@ def impossible(settings: Settings) -> list:  # messages
     if hidden and settings.initialization in ('pretrained', 'closed_form'):
         messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} is made from '
                         'random weights; take random or near_identity')
+    if not hidden and settings.initialization == 'near_identity':
+        messages.append(NOT_RANDOM)
     return messages + _impossible_numbers(settings) + _beside_counted(settings)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-lists

@@ -7,7 +7,7 @@ __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHAS
            'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'SHIPPED', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
            'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
            'SMALL_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'shipped', 'Correction', 'Times', 'version_name',
-           'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
+           'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -272,6 +272,8 @@ SMALL_CORRECTIONS = {
     'score_spread': Correction(3.0, 'how large scores are follows from the start and from the length of the queries',
                                lambda s: s.similarity == 'cosine'),
     'lambda_language': Correction(Times(0.1), 'about half of an encoder\'s neighbours are of other languages'),
+    'initial_filter': Correction(6.0, '120 steps are too few for the filter to close what the start opens: with all rows '
+                                      'of the vocabulary nine of ten terms'),
     'flops_ramp': Correction(0.3, 'the rate falls in later phases: ranking must settle after the terms have gone'),
     'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other',
                               lambda s: not s.query_terms),
@@ -306,7 +308,8 @@ def _correct(settings: Settings, corrections: dict, overrides: dict) -> Settings
     return override(changed, {name: getattr(settings, name) for name in without_effect})
 
 # %% ../../nbs/0_config/04_versions.ipynb #named-backbone
-def _has_head(backbone: str) -> bool:  # a name of the hub is taken at its word
+def has_head(backbone: str) -> bool:
+    "Whether a backbone was published with a masked-language head; a name of the hub is taken at its word."
     config = encoder_folder(backbone)/'config.json'
     named = read_json(config).get('architectures') or [] if config.exists() else [backbone]
     return Path(backbone).name not in ENCODERS and not any(name.endswith('Model') for name in named)
@@ -333,7 +336,7 @@ def resolve(version: str | int = 'v28',
     name, recipe = version_name(version), choose('recipe', recipe, RECIPES)
     scale = scale_for(choose('scale', scale, SCALES), overrides)
     base = _apply(VERSIONS[name], SCALES[scale])
-    if scale == 'small' and _has_head(str(overrides.get('backbone', base.backbone))):
+    if scale == 'small' and has_head(str(overrides.get('backbone', base.backbone))):
         base = override(base, dict(initialization='pretrained'))
     if recipe == 'original': base = _as_written(name, base)
     if recipe == 'corrected': base = _correct(base, _corrections(scale), overrides)

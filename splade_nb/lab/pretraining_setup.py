@@ -10,6 +10,7 @@ __all__ = ['SCALES', 'MADE_HERE', 'MOST_HELD', 'NEVER', 'BackboneSettings', 'Tas
 # %% ../../nbs/9_lab/08_pretraining_setup.ipynb #imports
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from types import SimpleNamespace
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -17,12 +18,13 @@ from torch.nn import functional as F
 # %% ../../nbs/9_lab/08_pretraining_setup.ipynb #imports-library
 from ..config.files import ConfigError, choose
 from ..config.settings import Settings, cast, read_overrides
+from ..config.versions import has_head
 from .passages import PackedSequences, held_out_rows, stored_passages
-from ..data.prepared import Preparation
+from ..data.prepared import Preparation, content_key
 from ..data.tokenizer import SpladeTokenizer, special_ids, token_rows, tokenizer_key
-from ..model.initialization import directions, mini_backbone, near_identity, window_counts
+from ..model.initialization import create, directions, mini_backbone, near_identity, window_counts
 from ..model.load import fit, pretrained_backbone
-from ..training.dataset import fix_seeds, prepared_tokenizer
+from ..training.dataset import MOST_READ, fix_seeds, prepared_tokenizer, start_head
 
 # %% ../../nbs/9_lab/08_pretraining_setup.ipynb #settings-model
 @dataclass(frozen=True)
@@ -99,9 +101,11 @@ def resolve_pretraining(scale: str = 'mini',           # or full
                         backbone: str = ''             # in place of the scale's
                        ) -> PretrainingSettings:
     "The settings of a run. Raises `ConfigError` for unknown names, wrong types and impossible values."
-    base = PretrainingSettings(**SCALES[choose('scale', scale, SCALES)])
+    values, scale = read_overrides(overrides), choose('scale', scale, SCALES)
+    named = backbone or values.get('backbone')  # what suits random weights harms trained ones
+    base = PretrainingSettings(**SCALES['full' if named else scale])
     base = replace(base, backbone=backbone or base.backbone)
-    values = {choose('setting', name, asdict(base)): value for name, value in read_overrides(overrides).items()}
+    values = {choose('setting', name, asdict(base)): value for name, value in values.items()}
     settings = replace(base, **{name: cast(name, value, getattr(base, name)) for name, value in values.items()})
     for name, allowed in dict(segment=('none', 'kiwi'), precision=('auto', 'fp32', 'bf16')).items():
         choose(name, getattr(settings, name), allowed)
@@ -192,13 +196,25 @@ def _made_backbone(settings: PretrainingSettings, corpus: PretrainingCorpus, see
     return backbone
 
 # %% ../../nbs/9_lab/08_pretraining_setup.ipynb #create-backbone
+def _with_head(settings: PretrainingSettings, corpus: PretrainingCorpus, stages: Preparation):  # transformers model
+    "An encoder that was published without a head, with one in closed form."
+    start = replace(model_settings(settings), initialization='closed_form')
+    model = create(start, len(corpus.tokenizer), np.flatnonzero(corpus.special).tolist())
+    rows, chosen = corpus.training.rows, corpus.training.chosen
+    documents = [rows[int(row)] for row in chosen[::-(-len(chosen) // MOST_READ)]]
+    key = content_key(corpus=corpus.key, held_out=settings.held_out, seed=corpus.training.seed)
+    start_head(stages, model, start, SimpleNamespace(documents=documents, tokenizer=corpus.tokenizer, hash=key))
+    return model.backbone
+
 def create_backbone(settings: PretrainingSettings, corpus: PretrainingCorpus, seed: int,
                     stages: Preparation | None = None):  # transformers model
     "The masked language model before its first step. Raises `ConfigError` for a named one that does not fit."
     fix_seeds(seed)
     if not settings.backbone: return _made_backbone(settings, corpus, seed, stages or Preparation())
-    backbone = pretrained_backbone(settings.backbone)
+    headless = not has_head(settings.backbone)
+    backbone = pretrained_backbone(settings.backbone, new_head=headless)
     fit(backbone, model_settings(settings), len(corpus.tokenizer))
+    if headless: backbone.load_state_dict(_with_head(settings, corpus, stages or Preparation()).state_dict())
     return backbone
 
 # %% ../../nbs/9_lab/08_pretraining_setup.ipynb #whole-words

@@ -6,7 +6,8 @@
 __all__ = ['DEV_QUERIES', 'MOST_SEARCHED', 'MOST_CALIBRATED', 'MOST_READ', 'AFTER_TRAINING', 'ROUNDING', 'fix_seeds',
            'draw_dev_split', 'dev_split', 'training_rows', 'TrainingQueries', 'tokenizer_options', 'make_tokenizer',
            'prepared_tokenizer', 'TrainingData', 'toy_training_data', 'pool', 'language_weights', 'penalties',
-           'frequencies_of', 'query_length', 'TrainingSetup', 'prepare', 'as_searched', 'save_model_folder']
+           'frequencies_of', 'start_head', 'query_length', 'TrainingSetup', 'prepare', 'as_searched',
+           'save_model_folder']
 
 # %% ../../nbs/3_training/07_dataset.ipynb #imports
 import copy, functools, hashlib, json, random, sys
@@ -349,7 +350,7 @@ def _untrained(stages: Preparation, settings: Settings, collection, rows: np.nda
     special, rarity = torch.where(data.special)[0].tolist(), data.idf.cpu().numpy()
     return create(settings, len(data.tokenizer.backend), special, rarity, mean_length, near)
 
-# %% ../../nbs/3_training/07_dataset.ipynb #calibrate
+# %% ../../nbs/3_training/07_dataset.ipynb #calibrated-batches
 MOST_CALIBRATED, MOST_READ = 1_000, 1_500  # documents, at even distances: for the bias, for a head in closed form
 
 def _batches(model: torch.nn.Module, settings: Settings, data: TrainingData, most: int) -> list:
@@ -359,22 +360,29 @@ def _batches(model: torch.nn.Module, settings: Settings, data: TrainingData, mos
     parts = (batch(data.tokenizer, texts[first:first + 16], settings.max_length) for first in range(0, len(texts), 16))
     return [{name: value.to(place) for name, value in rows.items()} for rows in parts]
 
+# %% ../../nbs/3_training/07_dataset.ipynb #calibrate
 def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
-    "Shift the bias of a pretrained decoder, by the logits of training documents."
+    "Shift the bias of a pretrained decoder, by the logits of training documents; what is filtered goes further."
     place = model.decoder.bias.device
+    held = np.zeros(len(data.language), np.float32)  # deviations
+    if 'initial_filter' not in off(settings): held[data.language.cpu().numpy() > 0] = settings.initial_filter
     def shift():
-        texts, terms = _batches(model, settings, data, MOST_CALIBRATED), settings.initial_terms
+        texts = _batches(model, settings, data, MOST_CALIBRATED)
         mean, spread = logit_moments(model, texts)
         spread = spread.clamp(min=spread.median() / 2)  # of terms that the texts hardly reach
-        return (mean + deviations_for(model, texts[::8], mean, spread, terms) * spread).cpu().numpy()
+        mean += torch.tensor(held[:len(mean)], device=place) * spread
+        return (mean + deviations_for(model, texts[::8], mean, spread, settings.initial_terms) * spread).cpu().numpy()
     sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may get other weights
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
+    if held.any(): of['held'] = hashlib.sha256(held.tobytes()).hexdigest()[:16]
     found = stages.array('calibration', shift, terms=settings.initial_terms, max_length=settings.max_length, **of)
     with torch.no_grad(): model.decoder.bias -= torch.tensor(found, device=place)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #start-decoder
-def _start_head(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
-    "A head in closed form: solved once for the same encoder and texts."
+def start_head(stages: Preparation, model: torch.nn.Module, settings: Settings,
+               data  # documents, tokenizer and hash, as of `TrainingData`
+               ) -> None:
+    "A head in closed form: solved once for the same encoder and texts. Raises `ConfigError`."
     sums = [value.detach().double().sum().item() for value in model.backbone.base_model.parameters()]
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
     def solve(): return solved_head(model, _batches(model, settings, data, MOST_READ)).cpu().numpy()
@@ -385,7 +393,7 @@ def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settin
     "A head in closed form, and the bias of a decoder, as the settings ask for them."
     place = model.special.device
     with torch.autocast(place.type, torch.bfloat16, enabled=in_half(settings.precision, place)):
-        if settings.initialization == 'closed_form' and settings.mlm_head: _start_head(stages, model, settings, data)
+        if settings.initialization == 'closed_form' and settings.mlm_head: start_head(stages, model, settings, data)
     if settings.initial_terms and 'initial_terms' not in off(settings): _calibrate(stages, model, settings, data)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #score-factor
