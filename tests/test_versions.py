@@ -10,7 +10,7 @@ from splade_nb.cli import main, sort_changes
 from splade_nb.config.files import SEED, ConfigError
 from splade_nb.config.settings import GONE, Settings, as_dict, from_dict, off, override, read_overrides
 from splade_nb.config.versions import (
-    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, SMALL_CORRECTIONS, VERSIONS, differences,
+    ABOUT, ADDED, CHOSEN, CORRECTIONS, LOANWORDS, MINI_CORRECTIONS, PARENTS, RECIPES, SCALES, PRETRAINED_CORRECTIONS, VERSIONS, differences,
     resolve, resolve_quietly, version_table)
 from splade_nb.training.objective import weights_at
 from splade_nb.training.teacher import teacher_vectors
@@ -407,11 +407,21 @@ def test_every_version_resolves_and_survives_json(version, recipe, scale):
     if (recipe, scale) == ('earlier', 'full'): assert settings == VERSIONS[version]
 
 
-@pytest.mark.parametrize('scale, corrections', [('full', CORRECTIONS), ('mini', MINI_CORRECTIONS), ('small', SMALL_CORRECTIONS)])
-def test_every_correction_acts_and_has_a_reason(scale, corrections):
-    made = {found['setting']: found for recipe in ('original', 'earlier') for version in VERSIONS for found in differences(version, scale, recipe)}
+@pytest.mark.parametrize('scales, corrections', [(SCALES, CORRECTIONS), (['mini'], MINI_CORRECTIONS), (['full'], PRETRAINED_CORRECTIONS)])
+def test_every_correction_acts_and_has_a_reason(scales, corrections):
+    made = {found['setting']: found for scale in scales for recipe in ('original', 'earlier') for version in VERSIONS for found in differences(version, scale, recipe)}
     assert [name for name in corrections if name not in made] == []
     assert [name for name in corrections if len(corrections[name].reason) < 20 or made[name]['reason'] != corrections[name].reason] == []
+
+
+def test_corrections_follow_the_start():
+    "Wherever trained weights are the start, full scale too, they are those of `small`; random weights of a named backbone have others."
+    def corrected(scale, **overrides): return {name: getattr(resolve_quietly('v28', scale=scale, **overrides), name) for name in [*PRETRAINED_CORRECTIONS, 'score_limit']}
+    assert corrected('full') == corrected('small') and corrected('full')['score_limit'] == 0
+    random = corrected('full', initialization='random')
+    assert random['score_limit'] == 1 and not random['query_terms'] and not random['initial_terms']
+    assert resolve_quietly('v28', scale='full', backbone='multilingual-e5-small').initialization == 'closed_form'
+    assert {resolve_quietly('v28', recipe, 'full').initialization for recipe in RECIPES} == {'pretrained'}
 
 
 @pytest.mark.parametrize('version, overrides, corrected', [

@@ -82,7 +82,7 @@ class InitializationSettings:
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
     initial_terms: int = 0              # a document before training, with a pretrained decoder; 0: no calibration
-    initial_filter: float = 0.0         # standard deviations that hold back what the language term penalises
+    initial_filter: float = 0.0         # standard deviations that hold back filtered terms which no text has
 
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -420,8 +420,8 @@ OFF |= {
                             'only in a near-identity start of a decoder'),
     'vocabulary_rows': (lambda s: not s.hidden, 'the vocabulary is learned from the texts'),
     'initial_terms': (_calibrated, 'only for the decoder of a pretrained backbone'),
-    'initial_filter': (lambda s: _calibrated(s) and s.initial_terms and s.lambda_language,
-                       'lambda_language is 0, or no decoder is calibrated'),
+    'initial_filter': (lambda s: _calibrated(s) and s.initial_terms and s.lambda_language and s.vocabulary_rows == 'all',
+                       'lambda_language is 0, no decoder is calibrated, or only rows that the texts use are kept'),
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-ranking

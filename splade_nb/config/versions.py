@@ -6,8 +6,8 @@
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
            'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'SHIPPED', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
            'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
-           'SMALL_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'shipped', 'Correction', 'Times', 'version_name',
-           'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
+           'PRETRAINED_CORRECTIONS', 'DENSE_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'shipped', 'Correction', 'Times',
+           'version_name', 'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -184,9 +184,6 @@ CORRECTIONS = {
                                     'shrink vectors for free'),
     'dot_scale': Correction(0.07, 'brings dot products to the unit of the phases\' temperatures',
                             lambda s: s.similarity == 'cosine'),
-    'score_limit': Correction(1.0, 'the temperatures are stated for cosine: where vectors are dense, scores of the '
-                                   'mean norms stay at its largest value; models that start sparse need none',
-                              lambda s: s.similarity == 'cosine' and not (s.hidden or s.initial_terms)),
     'mask_special': Correction(True, 'special tokens say nothing about a text; as targets they fight the penalty of '
                                      '100 (pitfall 3)'),
     'stopword_mask': Correction(False, 'training scores what serving scores; masking stopwords everywhere once stopped '
@@ -268,12 +265,14 @@ MINI_CORRECTIONS = {
 # %% ../../nbs/0_config/04_versions.ipynb #small-corrections
 def _distils_cosines(settings: Settings) -> bool: return any(phase.lambda_kd for phase in settings.phases)
 
-SMALL_CORRECTIONS = {
+PRETRAINED_CORRECTIONS = {
+    'initial_terms': Correction(400, 'before training nearly all of 250,002 terms are active; each begins where it '
+                                     'stands out', lambda s: not s.initial_terms),
     'score_spread': Correction(3.0, 'how large scores are follows from the start and from the length of the queries',
                                lambda s: s.similarity == 'cosine'),
     'lambda_language': Correction(Times(0.1), 'about half of an encoder\'s neighbours are of other languages'),
-    'initial_filter': Correction(6.0, '120 steps are too few for the filter to close what the start opens: with all rows '
-                                      'of the vocabulary nine of ten terms'),
+    'initial_filter': Correction(6.0, 'a filter need not close in training what the start opens: with all rows of the '
+                                      'vocabulary nine of ten terms'),
     'flops_ramp': Correction(0.3, 'the rate falls in later phases: ranking must settle after the terms have gone'),
     'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other',
                               lambda s: not s.query_terms),
@@ -284,6 +283,10 @@ SMALL_CORRECTIONS = {
     'negative_margin': Correction(0.01, 'what the teacher puts beside the relevant documents may be relevant'),
 }
 
+DENSE_CORRECTIONS = {
+    'score_limit': Correction(1.0, 'the temperatures are stated for cosine: where vectors are dense, scores of the '
+                                   'mean norms stay at its largest value; models that start sparse need none',
+                              lambda s: s.similarity == 'cosine')}
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-version
 ALIASES = {'v28b': 'v28'}  # design 4, section 10: V28a is the language filter, V28b adds the gate
@@ -314,7 +317,7 @@ def has_head(backbone: str) -> bool:
     named = read_json(config).get('architectures') or [] if config.exists() else [backbone]
     return Path(backbone).name not in ENCODERS and not any(name.endswith('Model') for name in named)
 
-TRAINED_START = dict(initialization='pretrained', initial_terms=0, vocabulary_rows='all')
+TRAINED_START = dict(initialization='pretrained', initial_terms=0, initial_filter=0.0, vocabulary_rows='all')
 
 def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head stays
 
@@ -325,8 +328,10 @@ def scale_for(scale: str, overrides: dict) -> str:
 
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve
-def _corrections(scale: str) -> dict:
-    return CORRECTIONS | dict(mini=MINI_CORRECTIONS, small=SMALL_CORRECTIONS).get(scale, {})
+def _corrections(scale: str, initialization: str = 'pretrained') -> dict:
+    if scale == 'mini': return CORRECTIONS | MINI_CORRECTIONS
+    pretrained = initialization in ('pretrained', 'closed_form')
+    return CORRECTIONS | (PRETRAINED_CORRECTIONS if pretrained else DENSE_CORRECTIONS)
 
 def resolve(version: str | int = 'v28',
             recipe: str = 'corrected',  # or original, earlier
@@ -336,11 +341,12 @@ def resolve(version: str | int = 'v28',
     name, recipe = version_name(version), choose('recipe', recipe, RECIPES)
     scale = scale_for(choose('scale', scale, SCALES), overrides)
     base = _apply(VERSIONS[name], SCALES[scale])
-    if scale == 'small' and has_head(str(overrides.get('backbone', base.backbone))):
-        base = override(base, dict(initialization='pretrained'))
+    backbone = str(overrides.get('backbone', base.backbone))
+    start = 'random' if base.hidden else 'pretrained' if has_head(backbone) else 'closed_form'
+    base, start = override(base, dict(initialization=start)), overrides.get('initialization', start)
     if recipe == 'original': base = _as_written(name, base)
-    if recipe == 'corrected': base = _correct(base, _corrections(scale), overrides)
-    if _is_trained(str(overrides.get('backbone', base.backbone))): base = override(base, TRAINED_START)
+    if recipe == 'corrected': base = _correct(base, _corrections(scale, start), overrides)
+    if _is_trained(backbone): base = override(base, TRAINED_START)
     return check(override(base, overrides), base)
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-quietly

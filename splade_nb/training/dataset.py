@@ -362,10 +362,11 @@ def _batches(model: torch.nn.Module, settings: Settings, data: TrainingData, mos
 
 # %% ../../nbs/3_training/07_dataset.ipynb #calibrate
 def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
-    "Shift the bias of a pretrained decoder, by the logits of training documents; what is filtered goes further."
+    "Shift the bias of a pretrained decoder, by the logits of training documents; filtered terms that none has go further."
     place = model.decoder.bias.device
     held = np.zeros(len(data.language), np.float32)  # deviations
-    if 'initial_filter' not in off(settings): held[data.language.cpu().numpy() > 0] = settings.initial_filter
+    unseen = data.frequencies.counts == 0
+    if 'initial_filter' not in off(settings): held[unseen & (data.language.cpu().numpy() > 0)] = settings.initial_filter
     def shift():
         texts = _batches(model, settings, data, MOST_CALIBRATED)
         mean, spread = logit_moments(model, texts)
