@@ -203,8 +203,8 @@ def readers() -> list[str]:
 
 # Settings that V28 switches off are tried in a version that uses them.
 ELSEWHERE = {
-    **dict.fromkeys(('gradient_cache', 'teacher_max_length'), ('v28', 'corrected', 'full')),
-    **dict.fromkeys(('vocabulary_rows', 'initial_terms', 'initial_filter', 'counted_terms'), ('v28', 'corrected', 'small')),
+    **dict.fromkeys(('gradient_cache', 'teacher_max_length', 'initial_filter'), ('v28', 'corrected', 'full')),
+    **dict.fromkeys(('vocabulary_rows', 'initial_terms', 'counted_terms'), ('v28', 'corrected', 'small')),
     **dict.fromkeys(('temperature', 'lambda_infonce', 'lambda_kd'), ('splade_v2', 'corrected', 'mini')),
     'inference_free_query': ('v29', 'corrected', 'mini'),
     'margin': ('v22', 'corrected', 'mini'), 'special_penalty': ('v28', 'original', 'mini')}

@@ -49,7 +49,7 @@ def dense_model(settings, rows) -> SpladeDoc:
 def step_parts(version: str, **changes) -> tuple:  # parts at step 0, parts without ramps and warm-up, what the guard reads
     "The weighted parts of the loss at a dense start, at the full scale of a version but for the encoder."
     small = dict(hidden=32, layers=1, max_length=64, query_length=0, dropout=0.0, gate_hidden=8, gate_dropout=0.0, precision='fp32', batch_size=PAIRS, accumulation=1)
-    settings = replace(resolve_quietly(version, 'corrected', 'full'), **small, **changes)
+    settings = replace(resolve_quietly(version, 'corrected', 'full', initialization='random'), **small, **changes)
     data = dense_data(settings)
     rows = batch_at(0, 100, 0, data, settings, 42)
     model = dense_model(settings, rows)
