@@ -195,17 +195,22 @@ def _made_backbone(settings: PretrainingSettings, corpus: PretrainingCorpus, see
     with torch.no_grad(): backbone.lm_head.decoder.bias[torch.from_numpy(corpus.special)] = NEVER
     return backbone
 
-# %% ../../nbs/9_lab/08_pretraining_setup.ipynb #create-backbone
+# %% ../../nbs/9_lab/08_pretraining_setup.ipynb #start-texts
+def _training_documents(corpus: PretrainingCorpus) -> list:  # token ids of at most `MOST_READ` passages
+    rows, chosen = corpus.training.rows, corpus.training.chosen
+    return [rows[int(row)] for row in chosen[::-(-len(chosen) // MOST_READ)]]
+
+# %% ../../nbs/9_lab/08_pretraining_setup.ipynb #with-head
 def _with_head(settings: PretrainingSettings, corpus: PretrainingCorpus, stages: Preparation):  # transformers model
     "An encoder that was published without a head, with one in closed form."
     start = replace(model_settings(settings), initialization='closed_form')
     model = create(start, len(corpus.tokenizer), np.flatnonzero(corpus.special).tolist())
-    rows, chosen = corpus.training.rows, corpus.training.chosen
-    documents = [rows[int(row)] for row in chosen[::-(-len(chosen) // MOST_READ)]]
     key = content_key(corpus=corpus.key, held_out=settings.held_out, seed=corpus.training.seed)
-    start_head(stages, model, start, SimpleNamespace(documents=documents, tokenizer=corpus.tokenizer, hash=key))
+    data = SimpleNamespace(documents=_training_documents(corpus), tokenizer=corpus.tokenizer, hash=key)
+    start_head(stages, model, start, data)
     return model.backbone
 
+# %% ../../nbs/9_lab/08_pretraining_setup.ipynb #create-backbone
 def create_backbone(settings: PretrainingSettings, corpus: PretrainingCorpus, seed: int,
                     stages: Preparation | None = None):  # transformers model
     "The masked language model before its first step. Raises `ConfigError` for a named one that does not fit."
