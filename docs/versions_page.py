@@ -33,7 +33,7 @@ TEXT = {
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each; the mean of {sets} sets, some of them unseen, nDCG@10 of the learned terms alone and noise, the share of terms that are neither Korean nor in the text: {rows}. '
         'The steeper the IDF penalty, the more noise; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
   card_row='{version} {ndcg} (noise {noise})',
-  whole='With all 250,002 rows of the vocabulary, most of them of other languages, on two cores: {rows}. So few steps do not teach a model which rows to leave out, not even with V28\'s Korean filter, so `small` trains with the rows that the texts use.',
+  whole='With all 250,002 rows of the vocabulary, most of them of other languages, on two cores: {rows}. V26 has no filter, and so few steps do not teach it which rows to leave out; V28 starts without most of what it filters (`initial_filter`). `small` trains with the rows that the texts use, in a fraction of the time.',
   which=('Which to take: to search your texts the packaged model, or `splade_ko`, which ranks by counted and learned terms together; V28 where added terms must be Korean; V22 to V27 to study one idea each. '
          '[What each way needs](../nbs/studies/ways.ipynb).'),
   more='V27 is V26 with travel data, which these collections have not, so it was not run. Each version has [its settings](../nbs/0_config/04_versions.ipynb) and [all its runs](results.md), those from random weights too; `make train VERSION=v26` trains one.'),
@@ -49,11 +49,11 @@ TEXT = {
   found='corrected 버전의 평균은 {low}~{high}, BM25는 {bm25}, 글자쌍을 더한 BM25는 {bigrams}, 밀집 벡터는 {dense}입니다. {all}개 가운데 {above}개가 글자쌍을 더한 BM25보다 높습니다. 사전학습된 인코더에서는 적힌 대로도 무너지지 않아 {written_low}~{written_high}이고, 문서의 용어는 {few}~{many}개가 아니라 {written_few}~{written_many}개입니다.',
   table=('시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간, 질의 / 문서의 용어 수, 색인의 MB입니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. '
          'V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
-  head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '하이브리드, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', '| steps | minutes | stopped |': '| 스텝 | 분 | 중단 |'},
+  head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '하이브리드, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start of v28': 'V28의 학습 전', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', '| steps | minutes | stopped |': '| 스텝 | 분 | 중단 |'},
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 데이터 {sets}개(본 적 없는 것도 있음)의 평균이며, 배운 용어만의 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
         'IDF 벌점이 가파를수록 잡음이 많고, 한국어 필터가 있는 V28이 가장 적지만 그 기준은 5 % 이하입니다.'),
   card_row='{version} {ndcg}(잡음 {noise})',
-  whole='어휘의 250,002행을 모두 쓰면(대부분 다른 언어의 것) 코어 두 개에서 {rows}입니다. 이만한 스텝으로는 V28의 한국어 필터로도 어느 행을 버릴지 배우지 못하므로, 규모 `small`은 글에 나오는 행으로 학습합니다.',
+  whole='어휘의 250,002행을 모두 쓰면(대부분 다른 언어의 것) 코어 두 개에서 {rows}입니다. V26에는 필터가 없고, 이만한 스텝으로는 어느 행을 버릴지 배우지 못합니다. V28은 걸러낼 용어를 대부분 뺀 채 시작합니다(`initial_filter`). 규모 `small`은 글에 나오는 행으로 학습하며, 훨씬 짧은 시간이 걸립니다.',
   which=('고르기: 내 글을 검색하려면 패키지에 든 모델이나, 센 용어와 배운 용어로 함께 순위를 매기는 `splade_ko`. 더하는 용어가 한국어여야 하면 V28. 착상을 하나씩 살펴보려면 V22~V27. '
          '[방법마다 필요한 것](../nbs/studies/ways.ipynb).'),
   more='V27은 여행 데이터를 더한 V26인데, 이 컬렉션에는 그런 데이터가 없어 돌리지 않았습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 무작위 가중치에서 시작한 것까지 담은 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
