@@ -414,14 +414,18 @@ def test_every_correction_acts_and_has_a_reason(scales, corrections):
     assert [name for name in corrections if len(corrections[name].reason) < 20 or made[name]['reason'] != corrections[name].reason] == []
 
 
-def test_corrections_follow_the_start():
+def test_corrections_follow_the_start(monkeypatch):
     "Wherever trained weights are the start, full scale too, they are those of `small`; random weights of a named backbone have others."
     def corrected(scale, **overrides): return {name: getattr(resolve_quietly('v28', scale=scale, **overrides), name) for name in [*PRETRAINED_CORRECTIONS, 'score_limit']}
-    assert corrected('full') == corrected('small') and corrected('full')['score_limit'] == 0
+    assert corrected('full') == corrected('small', vocabulary_rows='all') and corrected('full')['score_limit'] == 0
     random = corrected('full', initialization='random')
     assert random['score_limit'] == 1 and not random['query_terms'] and not random['initial_terms']
     assert resolve_quietly('v28', scale='full', backbone='multilingual-e5-small').initialization == 'closed_form'
     assert {resolve_quietly('v28', recipe, 'full').initialization for recipe in RECIPES} == {'pretrained'}
+    monkeypatch.setitem(VERSIONS, 'v99', VERSIONS['v28'].but(initialization='random'))
+    assert (resolve_quietly('v99', scale='full').initialization, resolve_quietly('v99', scale='full').score_limit) == ('random', 1)
+    monkeypatch.setitem(VERSIONS, 'v99', VERSIONS['v28'].but(initialization='near_identity', hidden=64, layers=1, vocabulary=600))
+    assert resolve_quietly('v99', scale='full').initialization == 'near_identity'
 
 
 @pytest.mark.parametrize('version, overrides, corrected', [

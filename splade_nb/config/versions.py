@@ -6,8 +6,9 @@
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
            'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'SHIPPED', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
            'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
-           'PRETRAINED_CORRECTIONS', 'DENSE_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'shipped', 'Correction', 'Times',
-           'version_name', 'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
+           'PRETRAINED_CORRECTIONS', 'DENSE_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'TRAINED', 'shipped',
+           'Correction', 'Times', 'version_name', 'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences',
+           'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
@@ -328,10 +329,11 @@ def scale_for(scale: str, overrides: dict) -> str:
 
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve
+TRAINED = 'pretrained', 'closed_form'  # initialization whose encoder is trained
+
 def _corrections(scale: str, initialization: str = 'pretrained') -> dict:
     if scale == 'mini': return CORRECTIONS | MINI_CORRECTIONS
-    pretrained = initialization in ('pretrained', 'closed_form')
-    return CORRECTIONS | (PRETRAINED_CORRECTIONS if pretrained else DENSE_CORRECTIONS)
+    return CORRECTIONS | (PRETRAINED_CORRECTIONS if initialization in TRAINED else DENSE_CORRECTIONS)
 
 def resolve(version: str | int = 'v28',
             recipe: str = 'corrected',  # or original, earlier
@@ -342,8 +344,9 @@ def resolve(version: str | int = 'v28',
     scale = scale_for(choose('scale', scale, SCALES), overrides)
     base = _apply(VERSIONS[name], SCALES[scale])
     backbone = str(overrides.get('backbone', base.backbone))
-    start = 'random' if base.hidden else 'pretrained' if has_head(backbone) else 'closed_form'
-    base, start = override(base, dict(initialization=start)), overrides.get('initialization', start)
+    if base.initialization in TRAINED:
+        base = override(base, dict(initialization='pretrained' if has_head(backbone) else 'closed_form'))
+    start = overrides.get('initialization', base.initialization)
     if recipe == 'original': base = _as_written(name, base)
     if recipe == 'corrected': base = _correct(base, _corrections(scale, start), overrides)
     if _is_trained(backbone): base = override(base, TRAINED_START)
