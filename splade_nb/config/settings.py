@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['LAST_REVISIONS', 'GONE', 'BESIDE_COUNTED', 'BESIDE_GATE', 'RUN_PARAMETERS', 'SECTIONS', 'FILE_NAMES', 'PHASE_NAMES',
-           'EMBEDDED_TEACHERS', 'COUNTING', 'OFF', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS', 'NOT_RANDOM',
-           'Phase', 'EncoderSettings', 'GateSettings', 'ModelSettings', 'InitializationSettings', 'RankingSettings',
-           'DistillationSettings', 'FlopsSettings', 'SparsitySettings', 'MiningSettings', 'OptimizerSettings',
-           'Settings', 'cast', 'last_revision', 'known_setting', 'override', 'without_sections', 'read_overrides',
-           'every_phase', 'needs_teacher', 'further_columns', 'counts_otherwise', 'off', 'impossible', 'check',
-           'as_dict', 'from_dict', 'flat']
+           'EMBEDDED_TEACHERS', 'COUNTING', 'OFF', 'TRAINED', 'CHOICES', 'SHARES', 'AT_LEAST', 'CURRICULUM_KEYS',
+           'NEEDS_RANDOM_WEIGHTS', 'Phase', 'EncoderSettings', 'GateSettings', 'ModelSettings',
+           'InitializationSettings', 'RankingSettings', 'DistillationSettings', 'FlopsSettings', 'SparsitySettings',
+           'MiningSettings', 'OptimizerSettings', 'Settings', 'cast', 'last_revision', 'known_setting', 'override',
+           'without_sections', 'read_overrides', 'every_phase', 'needs_teacher', 'further_columns', 'counts_otherwise',
+           'off', 'impossible', 'check', 'as_dict', 'from_dict', 'flat']
 
 # %% ../../nbs/0_config/03_settings.ipynb #imports
 import json, math, warnings
@@ -82,7 +82,7 @@ class InitializationSettings:
     pair_weight: float = 0.0            # training pairs in the initial co-occurrence counts; 0: random directions
     decoder_bias_offset: float = 3.5    # subtracted from the decoder's initial bias of 0
     initial_terms: int = 0              # a document before training, with a pretrained decoder; 0: no calibration
-    initial_filter: float = 0.0         # standard deviations that hold back filtered terms which no text has
+    initial_filter: float = 0.0         # deviations by which filtered terms that no document has start lower; 0: none
 
 
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
@@ -409,8 +409,10 @@ OFF |= {
 }
 
 # %% ../../nbs/0_config/03_settings.ipynb #off-start
+TRAINED = 'pretrained', 'closed_form'  # values of `initialization` whose encoder is trained
+
 def _calibrated(settings: Settings) -> bool:
-    return settings.initialization in ('pretrained', 'closed_form') and settings.mlm_head
+    return settings.initialization in TRAINED and settings.mlm_head
 
 OFF |= {
     'backbone': (lambda s: not (s.hidden and s.vocabulary), 'backbone and tokenizer are made here'),
@@ -589,8 +591,8 @@ def _beside_counted(settings: Settings) -> list:  # messages
             for name in others[:1]]
 
 # %% ../../nbs/0_config/03_settings.ipynb #impossible
-NOT_RANDOM = ('initialization=near_identity: needs a backbone made from random weights; set hidden and layers, or take '
-              'pretrained, closed_form or random')
+NEEDS_RANDOM_WEIGHTS = ('initialization=near_identity: needs a backbone made from random weights; set hidden and '
+                        'layers, or take pretrained, closed_form or random')
 
 def impossible(settings: Settings) -> list:  # messages
     "Combinations that cannot do what they say."
@@ -602,11 +604,10 @@ def impossible(settings: Settings) -> list:  # messages
         messages.append(f'top_k={settings.top_k}: the vocabulary has {vocabulary} tokens; the nearest is {vocabulary}')
     if settings.context_gate and hidden % settings.gate_heads:
         messages.append(f'gate_heads={settings.gate_heads}: must divide the hidden size {hidden}')
-    if hidden and settings.initialization in ('pretrained', 'closed_form'):
+    if hidden and settings.initialization in TRAINED:
         messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} is made from '
                         'random weights; take random or near_identity')
-    if not hidden and settings.initialization == 'near_identity':
-        messages.append(NOT_RANDOM)
+    if not hidden and settings.initialization == 'near_identity': messages.append(NEEDS_RANDOM_WEIGHTS)
     return messages + _impossible_numbers(settings) + _beside_counted(settings)
 
 # %% ../../nbs/0_config/03_settings.ipynb #check-lists

@@ -6,16 +6,15 @@
 __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHASES_27', 'V22', 'V23', 'V24', 'V25', 'V26', 'V27',
            'V28', 'SPLADE_V2', 'SPLADE_KO', 'V29', 'VERSIONS', 'SHIPPED', 'PARENTS', 'ABOUT', 'CHOSEN', 'RECIPES',
            'ADDED', 'ONE_WEIGHT', 'LOANWORDS', 'CORRECTIONS', 'MINI', 'SMALL', 'SCALES', 'MINI_CORRECTIONS',
-           'PRETRAINED_CORRECTIONS', 'DENSE_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'TRAINED', 'shipped',
-           'Correction', 'Times', 'version_name', 'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences',
-           'version_table']
+           'PRETRAINED_CORRECTIONS', 'DENSE_CORRECTIONS', 'ALIASES', 'TRAINED_START', 'shipped', 'Correction', 'Times',
+           'version_name', 'has_head', 'scale_for', 'resolve', 'resolve_quietly', 'differences', 'version_table']
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from .files import ENCODERS, choose, encoder_folder, read_json
-from .settings import Phase, Settings, as_dict, check, flat, off, override
+from .settings import TRAINED, Phase, Settings, as_dict, check, flat, off, override
 
 # %% ../../nbs/0_config/04_versions.ipynb #mixes
 MIXES = (
@@ -217,8 +216,8 @@ CORRECTIONS |= {
     'document_share': Correction(0.3, 'a penalty on the anchor alone leaves documents free to go dense (pitfall 4)',
                                  lambda s: not s.document_share),
     'flops_ramp': Correction(0.5, 'quadratic ramp, so that sparsity comes after ranking', lambda s: not s.flops_ramp),
-    'ramp_start': Correction(0.001, 'before training nearly all of 250,002 terms are active: at a hundredth of their '
-                                    'weights FLOPS and the language term exceed ranking', lambda s: not s.hidden),
+    'ramp_start': Correction(0.001, 'where nearly all of 250,002 terms are active, FLOPS and the language term exceed '
+                                    'ranking at a hundredth of their weights', lambda s: not s.hidden),
     'flops_norm': Correction('mean', 'the weights of idf_alpha 4 sum to very different totals per vocabulary'),
     'idf_range': Correction('seen', 'unseen tokens share the maximum IDF and would get the lowest penalty '
                                     '(errata 2.3)'),
@@ -267,13 +266,13 @@ MINI_CORRECTIONS = {
 def _distils_cosines(settings: Settings) -> bool: return any(phase.lambda_kd for phase in settings.phases)
 
 PRETRAINED_CORRECTIONS = {
-    'initial_terms': Correction(400, 'before training nearly all of 250,002 terms are active; each begins where it '
-                                     'stands out', lambda s: not s.initial_terms),
+    'initial_terms': Correction(SMALL['initial_terms'], 'without it nearly all of 250,002 terms are active before '
+                                                        'training', lambda s: not s.initial_terms),
     'score_spread': Correction(3.0, 'how large scores are follows from the start and from the length of the queries',
                                lambda s: s.similarity == 'cosine'),
     'lambda_language': Correction(Times(0.1), 'about half of an encoder\'s neighbours are of other languages'),
-    'initial_filter': Correction(6.0, 'a filter need not close in training what the start opens: with all rows of the '
-                                      'vocabulary nine of ten terms'),
+    'initial_filter': Correction(6.0, 'with all rows of the vocabulary nine of ten terms of the start are of other '
+                                      'languages, and the filter needs long to remove them'),
     'flops_ramp': Correction(0.3, 'the rate falls in later phases: ranking must settle after the terms have gone'),
     'query_terms': Correction(40, 'a weight of FLOPS that fits one start and one length of training fits no other',
                               lambda s: not s.query_terms),
@@ -329,8 +328,6 @@ def scale_for(scale: str, overrides: dict) -> str:
 
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve
-TRAINED = 'pretrained', 'closed_form'  # initialization whose encoder is trained
-
 def _corrections(scale: str, initialization: str = 'pretrained') -> dict:
     if scale == 'mini': return CORRECTIONS | MINI_CORRECTIONS
     return CORRECTIONS | (PRETRAINED_CORRECTIONS if initialization in TRAINED else DENSE_CORRECTIONS)

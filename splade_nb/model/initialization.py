@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 # %% ../../nbs/2_model/14_initialization.ipynb #imports-splade
 from ..config.files import ConfigError
-from ..config.settings import NOT_RANDOM, Settings
+from ..config.settings import NEEDS_RANDOM_WEIGHTS, Settings
 from .head import max_logits
 from .load import fit, pretrained_backbone
 from .splade import Splade, read_states
@@ -197,7 +197,7 @@ def logits_at_rank(model: Splade, documents, # as of `logit_moments`
 def backbone_for(settings: Settings, vocabulary: int): # transformers model
     "The backbone that the settings name. Raises `ConfigError`."
     if settings.hidden: return mini_backbone(settings, vocabulary)
-    if settings.initialization == 'near_identity': raise ConfigError(NOT_RANDOM)
+    if settings.initialization == 'near_identity': raise ConfigError(NEEDS_RANDOM_WEIGHTS)
     random, new_head = (settings.initialization == name for name in ('random', 'closed_form'))
     return pretrained_backbone(settings.backbone, settings.mlm_head, random, new_head)
 

@@ -362,9 +362,9 @@ def _batches(model: torch.nn.Module, settings: Settings, data: TrainingData, mos
 
 # %% ../../nbs/3_training/07_dataset.ipynb #calibrate
 def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
-    "Shift the bias of a pretrained decoder, by the logits of training documents; filtered terms that none has go further."
+    "Shift the bias of a pretrained decoder, by the logits of training documents; see `initial_filter`."
     place = model.decoder.bias.device
-    held = np.zeros(len(data.language), np.float32)  # deviations
+    held = np.zeros(len(data.language), np.float32)  # standard deviations, of terms that start lower
     unseen = data.frequencies.counts == 0
     if 'initial_filter' not in off(settings): held[unseen & (data.language.cpu().numpy() > 0)] = settings.initial_filter
     def shift():
