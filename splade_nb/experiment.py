@@ -13,6 +13,7 @@ import io, math, shutil, sys, time
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields, replace
 from datetime import date, timedelta
+from itertools import islice
 from pathlib import Path
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ from .evaluation.error_analysis import worst_queries
 from .evaluation.exact_search import Search, exact_search
 from .evaluation.retrieval import LanguageShares, baselines, compare_systems, context_queries, context_result
 from .evaluation.retrieval import contract_metrics, encoder_systems, evaluate_queries, index_facts
-from .evaluation.retrieval import learned_columns, part_searches, query_ms, search_metrics, sparsity_result
+from .evaluation.retrieval import learned_columns, part_searches, query_ms, search_metrics, sparsity_result, throughput
 from .evaluation.validation import evaluate_untrained, make_validator
 
 # %% ../nbs/7_experiment.ipynb #known
@@ -238,7 +239,8 @@ def _compared(setup: TrainingSetup, evaluation: dict, systems: dict, shares: Lan
     queries = [collection.queries[id].text for id in systems['model'].index]
     return compare_systems(systems, collection) | dict(
         context=context_result(setup.model, tokenizer, collection, pairs),
-        query_ms=query_ms(setup.model, tokenizer, queries), sparsity=sparsity_result(evaluation, collection, shares.kinds),
+        query_ms=query_ms(setup.model, tokenizer, queries), throughput=throughput(setup.model, tokenizer, [*islice(collection.texts.values(), 512)]),
+        sparsity=sparsity_result(evaluation, collection, shares.kinds),
         worst=worst_queries(systems, setup.model, tokenizer, evaluation['search'], collection))
 
 # %% ../nbs/7_experiment.ipynb #on-test-queries

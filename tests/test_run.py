@@ -23,7 +23,7 @@ CONTRACT = {'version', 'recipe', 'scale', 'seed', 'backbone', 'parameters', 'dat
             'before_training', 'active_terms', 'korean', 'context_discrimination', 'dead_rows', 'guard', 'versions'}
 METRICS = {'data', 'queries', 'ndcg@10', 'success@1', 'recall@1', 'recall@10', 'recall@1000', 'mrr@10'}
 
-REPORT = ('data hash', 'device', 'seed', 'packages', 'set by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
+REPORT = ('documents a batch', 'data hash', 'device', 'seed', 'packages', 'set by', 'Quality', 'How training went', 'What the vectors say', 'The worst queries', 'why', 'Success criteria', 'What to try next')
 
 
 def papermill(*arguments: str) -> subprocess.CompletedProcess:
@@ -56,6 +56,8 @@ def test_the_folder_holds_what_the_contract_names(run):
     for system in ('metrics', 'bm25', 'bm25_bigrams', 'before_training'): assert set(summary[system]) == METRICS
     assert summary['revision'] and summary['documents'] > 0
     assert set(summary['index']) == {'model', 'before_training', 'bm25', 'bm25_bigrams'}
+    rates = json.loads((run/'evaluation.json').read_text(encoding='utf-8'))['throughput']
+    assert [*rates] == ['1', '8', '16', '32', '64'] and all(rate['documents_per_second'] > 0 for rate in rates.values())
 
 
 def test_every_table_and_figure_of_a_run_says_where_it_comes_from(run):

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['LANGUAGE_FIGURES', 'LENGTHS', 'retrieve', 'search_metrics', 'SilentTexts', 'evaluate_queries', 'mean_terms',
            'learned_terms', 'learned_columns', 'part_searches', 'bm25_metrics', 'baselines', 'encoder_systems',
-           'index_facts', 'latency', 'query_ms', 'compare_systems', 'context_queries', 'context_result',
+           'index_facts', 'latency', 'query_ms', 'throughput', 'compare_systems', 'context_queries', 'context_result',
            'LanguageShares', 'sparsity_result', 'contract_metrics', 'evaluate_model', 'evaluate_language',
            'evaluate_context']
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #imports
 import hashlib, sys, time
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 import numpy as np
 import pandas as pd
 from ..config.files import ConfigError, choose, read_json, revision, write_json
@@ -182,19 +183,20 @@ def index_facts(terms: dict,             # system -> active terms per document
     return {name: dict(terms=round(value, 2), bytes=index_bytes(value, documents)) for name, value in terms.items()}
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #latency
+def _milliseconds(work: Callable, given: object) -> float:
+    began = time.perf_counter()
+    work(given)
+    return 1000 * (time.perf_counter() - began)
+
 def latency(answer: Callable,   # of the text of a query
             texts: list,        # of queries, at least one
             most: int = 200     # queries that are timed
            ) -> dict:           # {"median", "p99"} in milliseconds, {"queries"} timed
     "How long a single query takes."
-    def timed(text):
-        began = time.perf_counter()
-        answer(text)
-        return 1000 * (time.perf_counter() - began)
     chosen = texts[::max(1, -(-len(texts) // most))]
     with remembered(None):
         for text in chosen[:3]: answer(text)  # to warm up
-        times = [timed(text) for text in chosen]
+        times = [_milliseconds(answer, text) for text in chosen]
     return dict(median=float(np.median(times)), p99=float(np.quantile(times, 0.99)), queries=len(times))
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #query-ms
@@ -207,6 +209,20 @@ def query_ms(model, tokenizer: SpladeTokenizer, queries: list,
                    bm25=lambda text: split([text], 'kiwi'),
                    bm25_bigrams=lambda text: [split([text], name) for name in ('kiwi', 'bigrams')])
     return {name: round(latency(read, queries, most)['median'], 2) for name, read in readers.items()}
+
+# %% ../../nbs/4_evaluation/04_retrieval.ipynb #throughput
+def throughput(model, tokenizer: SpladeTokenizer, texts: list,
+               sizes: tuple = (1, 8, 16, 32, 64) # documents a batch
+              ) -> dict: # size -> {"documents_per_second"}, and the median {"ms"} of a batch
+    "How fast documents are encoded in batches of each size."
+    drawn, decoder, found = cycle(texts), prepared_decoder(model), {}
+    def encoded(batch): return encode(model, tokenizer, batch, decoder=decoder, cut={})
+    encoded(list(islice(drawn, max(sizes))))  # to warm up
+    for size in sizes:
+        batches = [list(islice(drawn, size)) for _ in range(max(2, 8 // size))]
+        ms = float(np.median([_milliseconds(encoded, batch) for batch in batches]))
+        found[str(size)] = dict(documents_per_second=round(1000 * size / ms, 1), ms=round(ms, 2))
+    return found
 
 # %% ../../nbs/4_evaluation/04_retrieval.ipynb #compare-systems
 def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "model" and "bm25" among them
