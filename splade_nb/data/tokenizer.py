@@ -377,12 +377,15 @@ LATIN = re.compile('[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff\
 KINDS = ('korean', 'english', 'mixed', 'number', 'punctuation', 'other', 'special')
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #piece-kind
+def _is_digit(character: str) -> bool: # 0 to 9, full-width, raised and in circles (❶) too; ২ is of another script
+    return character.isdigit() and ('①' <= character <= '➓' or unicodedata.normalize('NFKC', character).isascii())
+
 def token_kind(token: str) -> str:
     "One of `KINDS` but special, which the tokenizer decides (`vocabulary_kinds`)."
     text = token.replace('▁', '')
     korean, english = len(HANGUL.findall(text)), len(LATIN.findall(text))
     if korean or english: return 'mixed' if korean == english else 'korean' if korean > english else 'english'
-    marks = {'digit' if c.isdigit() else unicodedata.category(c)[0] for c in text}
+    marks = {'digit' if _is_digit(c) else unicodedata.category(c)[0] for c in text}
     if not text or marks - {'digit', 'P'}: return 'other'
     return 'number' if 'digit' in marks else 'punctuation'
 
