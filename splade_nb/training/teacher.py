@@ -124,6 +124,8 @@ def load_teacher(source: str) -> tuple: # tokenizer, model, pooling, prompts
     from transformers import AutoModel, AutoTokenizer
     try:
         folder = model_folder(source)
+        if (folder/'splade.json').exists():
+            raise ConfigError(f'teacher={source!r}: found a sparse model of this package (splade.json); allowed: an encoder of dense vectors')
         place = _modules_of(folder).get('transformer', folder)
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side='right')
         with without_load_report():
