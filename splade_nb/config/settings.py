@@ -65,6 +65,7 @@ class ModelSettings(GateSettings, EncoderSettings):
     expansion_df: float = 0.0           # largest share of the training documents that a term is added to; 0: no limit
     most_query_terms: int = 0           # largest weights of a query that stay; 0: all
     most_document_terms: int = 0        # the same of a document
+    document_norm: float = 0.0          # power of its norm by which a document's weights are divided; 0: none
     counted_terms: int = 0              # columns of morphemes, as many of bigrams, by BM25 after training; 0: none
     counted_weight: float = 0.0         # of counted terms in a query; 0: chosen on validation queries
     term_weights: tuple = ()            # registered names of further parts on the weights, in order
@@ -405,6 +406,7 @@ OFF |= {
                       f'one of {", ".join(COUNTING)} weighs tokens itself, or scores are cosines'),
     'counted_weight': (lambda s: s.counted_terms, 'no counted terms'),
     'most_query_terms': (lambda s: not s.inference_free_query, 'a table of query weights is not bounded'),
+    'document_norm': (lambda s: s.similarity == 'dot', 'cosine divides by the norm itself'),
     'query_length': (lambda s: not s.inference_free_query, 'a table of query weights reads the whole query'),
 }
 
@@ -509,7 +511,7 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
                scheduler=('cosine', 'linear'), precision=('bf16', 'fp32', 'auto'), vocabulary_rows=('all', 'seen'))
 
 # %% ../../nbs/0_config/03_settings.ipynb #shares
-SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp ramp_start warmup_ratio expansion_df '
+SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp ramp_start warmup_ratio expansion_df document_norm '
           'adam_beta2').split()
 
 

@@ -41,6 +41,7 @@ def beyond_pooling(model: nn.Module, tokenizer: SpladeTokenizer) -> list[str]:
         f'{2 * settings.counted_terms:,} columns of counted morphemes and bigrams (counted_terms)': settings.counted_terms > 0,
         f'the bound on the terms of a text (most_query_terms={settings.most_query_terms}, '
         f'most_document_terms={settings.most_document_terms})': settings.most_query_terms + settings.most_document_terms > 0,
+        'the norm of documents (document_norm)': settings.document_norm > 0,
         'the count factor of documents (term_frequency)': uses_count_factor(model, True),
         'morphemes by Kiwi before the tokenizer (segment=kiwi)': tokenizer.segment != 'none',
         'masked or calibrated terms: the decoder of the backbone has no bias': no_bias}

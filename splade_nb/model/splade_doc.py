@@ -23,7 +23,7 @@ from .int8_filter import Decoder, decoder_of, positive_logits
 from .splade import MASKED_LOGIT, Splade, activate, block_states, max_over_blocks, max_over_tokens
 from .splade import gate_factors, read_states, texts_of, token_logits, under_gate
 from .term_weights import QUERY_LEARNING_RATE_FACTOR, CountFactor
-from .term_weights import InferenceFreeQuery, LargestTerms, LogTwice, OutputIdf, SpecialMask
+from .term_weights import DocumentNorm, InferenceFreeQuery, LargestTerms, LogTwice, OutputIdf, SpecialMask
 from .term_weights import Texts, apply_term_weights, make_term_weight, scatter_counts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #splade-doc-parts
@@ -151,7 +151,9 @@ def uses_count_factor(model: SpladeDoc, document: bool) -> bool:
 
 def sides_differ(model: SpladeDoc) -> bool:
     "Whether a document has other weights than a query of the same words."
-    return uses_count_factor(model, True) or model.settings.most_query_terms != model.settings.most_document_terms
+    settings = model.settings
+    bounded = settings.most_query_terms != settings.most_document_terms
+    return uses_count_factor(model, True) or bounded or settings.document_norm > 0
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #parts-of
 def parts_of(model: SpladeDoc,
@@ -165,6 +167,7 @@ def parts_of(model: SpladeDoc,
     if counted: parts += [CountFactor(model.mean_length)]
     if settings.most_query_terms or settings.most_document_terms:
         parts += [LargestTerms(settings.most_query_terms, settings.most_document_terms)]
+    if settings.document_norm: parts += [DocumentNorm(settings.document_norm)]
     return parts + model.parts
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #term-weights-of
