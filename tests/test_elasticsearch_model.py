@@ -28,7 +28,7 @@ FORMS = {  # kind of vocabulary and settings
     'looked-up': ('xlm_roberta', dict(inference_free_query=True, context_gate=False)),
     'counted': ('xlm_roberta', dict(term_frequency=True, log_twice=True)),
     'cosine': ('bert', dict(similarity='cosine', gate_pooler='heads')),
-    'bounded': ('xlm_roberta', dict(most_query_terms=9, most_document_terms=40))}
+    'bounded': ('xlm_roberta', dict(most_query_terms=9, most_document_terms=40, document_norm=0.5))}
 LENGTH = 48
 TRICKY = ['㎡ ½ … ＡＢ', 'a\tb\u3000c  d', '漢字와 한글', '.. ... __ a.b', '가\u200b나', '☃ 눈사람 🐶🐶', '<mask> 뒤', 'é e\u0301', '']
 

@@ -46,7 +46,7 @@ def models(tmp_path_factory):
             setup = prepare(settings, corpus, 42, place='cpu')
         with torch.no_grad():
             for weight in setup.model.parameters(): weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-        more = dict(counted_terms=64, most_query_terms=8, most_document_terms=20) if scale == 'counted' else {}
+        more = dict(counted_terms=64, most_query_terms=8, most_document_terms=20, document_norm=0.5) if scale == 'counted' else {}
         model, tokenizer = searched_model(setup.model.eval(), setup.training_data.tokenizer, corpus.texts.values(), settings.but(**more))
         known[form] = save(model, folder/form)
         save_tokenizer(tokenizer, known[form])

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # of the laboratory: `make test` is the core's
 onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')
 FORMS = {'looked-up': dict(inference_free_query=True, context_gate=False),
-         'joined': dict(counted_terms=64, most_query_terms=9, most_document_terms=40),
+         'joined': dict(counted_terms=64, most_query_terms=9, most_document_terms=40, document_norm=0.5),
          'cosine': dict(similarity='cosine', mask_special=False)}
 GRAPHS = 'looked-up', 'joined', 'cosine'
 LENGTH = 48

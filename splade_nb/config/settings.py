@@ -406,7 +406,6 @@ OFF |= {
                       f'one of {", ".join(COUNTING)} weighs tokens itself, or scores are cosines'),
     'counted_weight': (lambda s: s.counted_terms, 'no counted terms'),
     'most_query_terms': (lambda s: not s.inference_free_query, 'a table of query weights is not bounded'),
-    'document_norm': (lambda s: s.similarity == 'dot', 'cosine divides by the norm itself'),
     'query_length': (lambda s: not s.inference_free_query, 'a table of query weights reads the whole query'),
 }
 
