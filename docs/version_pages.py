@@ -133,9 +133,10 @@ def rendered(version: str, goal: Path) -> str:
 def expansions(version: str) -> str:
     "The heaviest terms of some queries before and after training from a pretrained encoder, of its first seed."
     study = KeptResults('encoder')
-    runs = [*study.results(f'{version}-corrected-[0-9][0-9]').values()]  # neither all rows nor open pairs
+    runs = study.results(f'{version}-corrected-[0-9][0-9]')  # neither all rows nor open pairs
     if not runs: return ''
-    before, after = read_json(study.path('start'))['expansions'], min(runs, key=lambda record: record['seed'])
+    first = min(runs, key=lambda name: (-len(runs[name]['data']), runs[name]['seed']))  # of those that were judged on most collections
+    before, after = read_json(study.path(f'{Path(first).parent}/start'))['expansions'], runs[first]
     terms = lambda rows: ' '.join(term for term, _ in rows)
     rows = [{'query': query, 'before training': terms(before[query]), version: terms(found)} for query, found in after['expansions'].items()]
     source = source_line(after['command'], after['data'], [after['revision']], [after['date']])
