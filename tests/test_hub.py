@@ -41,7 +41,7 @@ def models(tmp_path_factory):
         if form in known: return known[form]
         version, scale = form.split('-')
         with quiet():
-            sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa', initial_terms=0)
+            sizes = SMALL if scale == 'mini' else dict(backbone=tiny_checkpoint(folder/'tiny', list(corpus.texts.values()), 0), max_length=48, teacher='lsa', initial_terms=0, document_norm=0.0)
             settings = resolve_quietly(version, 'corrected', scale.replace('counted', 'full'), **sizes)
             setup = prepare(settings, corpus, 42, place='cpu')
         with torch.no_grad():

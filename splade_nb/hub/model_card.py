@@ -91,7 +91,8 @@ vectors = logits.amax(1).relu().log1p()  # [texts, vocabulary]"""
 # %% ../../nbs/5_hub/04_model_card.ipynb #onnx-use
 def _use_onnx(name, folder): # a graph of token ids alone needs neither torch nor transformers
     settings, text = read_json(folder/'splade.json'), read_json(folder/'text.json')
-    more = any(settings[name] for name in ('inference_free_query', 'term_frequency', 'counted_terms'))
+    more = any(settings.get(name) for name in ('inference_free_query', 'term_frequency', 'counted_terms', 'most_query_terms',
+                                               'most_document_terms', 'document_norm'))
     if more or text['segment'] != 'none':
         kiwi = ', kiwipiepy' * (text['segment'] == 'kiwi')
         return f"""from splade_onnx.encoder import OnnxEncoder  # here; numpy, scipy, safetensors, tokenizers, tqdm, onnxruntime{kiwi}
