@@ -114,7 +114,7 @@ class DocumentNorm(TermWeight):
 
     def on_weights(self, weights, texts):
         if not texts.document: return weights
-        squares = weights.square().sum(1, keepdim=True).clamp_min(1e-6)
+        squares = (weights * weights).sum(1, keepdim=True).clamp_min(1e-6)
         return weights * (squares / USUAL_NORM ** 2) ** (-self.power / 2)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #query-table
