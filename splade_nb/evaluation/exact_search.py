@@ -87,15 +87,13 @@ def encoded_blocks(model, tokenizer: SpladeTokenizer, texts: Sequence,
     "The blocks that this process encodes."
     check_options(most_windows=most_windows)
     size, read = reader or _reader(model, tokenizer, texts, document, group.number)
-    precision, most = judging_precision(model), model.settings.max_length - 2
+    precision, most, cut = judging_precision(model), model.settings.max_length - 2, {} if cut is None else cut
     decoder = prepared_decoder(model, screen='auto', precision=precision)
-    cut = {} if cut is None else cut
     for start in range(group.rank * size, len(texts), group.number * size):
         some, ids, bags = read(start)
         for name, number in unread_tokens(ids, most, most_windows).items(): cut[name] = cut.get(name, 0) + number
-        batches = encode_batches(model, decoder, tokenizer, ids, bags, document, most_windows=most_windows,
-                                 mean_length=mean_length, precision=precision,
-                                 most=max(1, most_rows(model) // 4))  # dense, and its entries
+        batches = encode_batches(model, decoder, tokenizer, ids, bags, document, most_windows=most_windows, precision=precision,
+                                 mean_length=mean_length, most=max(1, most_rows(model) // 4))  # dense, and its entries
         for rows, vectors in _bounded(batches, BLOCK_BYTES):
             held = [Block(start + np.array(rows), vectors, [some[i] for i in rows], [ids[i] for i in rows])]
             vectors = None
