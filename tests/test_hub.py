@@ -28,7 +28,7 @@ from splade_nb.data.tokenizer import load_tokenizer, save_tokenizer
 from splade_nb.training.check_settings import quiet, tiny_checkpoint
 
 sentence_transformers = pytest.importorskip('sentence_transformers')
-SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48)
+SMALL = dict(hidden=32, layers=1, vocabulary=600, max_length=48, document_norm=0.5)
 FORMS = ('v22-mini', 'v26-full', 'v28-mini', 'v29-mini', 'v28-counted')
 PLAIN = ('v26-full',)  # nothing stands beyond pooling
 

@@ -66,7 +66,7 @@ def graph(tiny_encoder, tmp_path_factory):
     "A model with counted terms in a folder that both libraries read."
     folder = tmp_path_factory.mktemp('graph')
     api.fit(write_corpus(folder)/'corpus.jsonl', folder/'own',
-            dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=4096, most_query_terms=0, most_document_terms=0, document_norm=0.0))
+            dict(backbone=tiny_encoder, max_length=48, initial_terms=20, counted_terms=4096, most_query_terms=0, most_document_terms=0))
     add_graph(open_model(folder/'own', 'torch')[0], folder/'own'/'model')
     return folder/'own'
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'MOST_WINDOWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows',
-           'counted', 'saturated', 'without_empty', 'lookup_queries', 'window_batch', 'precision_on', 'screen_on',
-           'prepared_decoder', 'check_options', 'prune', 'columns_of', 'counted_rows', 'encode_batches', 'encode',
-           'heaviest', 'terms', 'matched', 'normalize_for_scoring', 'factor_for', 'encode_queries', 'encode_collection',
-           'input_terms', 'require_finite', 'require_size', 'is_rounded']
+           'counted', 'saturated', 'without_empty', 'row_norms', 'divided_anew', 'lookup_queries', 'window_batch',
+           'precision_on', 'screen_on', 'prepared_decoder', 'check_options', 'prune', 'columns_of', 'counted_rows',
+           'encode_batches', 'encode', 'heaviest', 'terms', 'matched', 'normalize_for_scoring', 'factor_for',
+           'encode_queries', 'encode_collection', 'input_terms', 'require_finite', 'require_size', 'is_rounded']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
@@ -102,6 +102,22 @@ def without_empty(vectors: sparse.csr_matrix, # [B, V]
     vectors.data[added | np.isin(vectors.indices, tokenizer.bare)] = 0
     vectors.eliminate_zeros()
     return vectors
+
+# %% ../../nbs/2_model/08_encode.ipynb #norm
+def row_norms(vectors) -> np.ndarray: # [N] of sparse or dense rows [N, V]
+    "Euclidean norms."
+    squares = vectors.power(2) if sparse.issparse(vectors) else vectors ** 2
+    return np.sqrt(np.asarray(squares.sum(1), np.float64).ravel())
+
+def divided_anew(documents: sparse.csr_matrix, # [B, V] that `document_norm` divided before entries were dropped
+                 before: np.ndarray,           # [B] `row_norms` with those entries
+                 power: float                  # of `document_norm`
+                ) -> sparse.csr_matrix:
+    "Documents divided by the power of the norm of the entries that stayed."
+    if not power: return documents
+    after = row_norms(documents)
+    factors = np.divide(before, after, out=np.ones_like(before), where=after > 0) ** power
+    return (sparse.diags(factors) @ documents).astype(documents.dtype).tocsr()
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup-queries
 def lookup_queries(tokenizer: SpladeTokenizer,
@@ -222,7 +238,9 @@ def counted_rows(model, bags: list,        # [B] columns of each text
 def _encoded(model, decoder, tokenizer, ids, bags, document, most_windows, precision, mean_length): # [b, V]
     inputs = window_batch(tokenizer, ids, model.settings.max_length, most_windows)
     learned = model.sparse_rows(decoder, *inputs, precision, document=document, mean_length=mean_length)
+    norms = row_norms(learned)
     learned = without_empty(learned, tokenizer, ids)
+    if document: learned = divided_anew(learned, norms, model.settings.document_norm)
     if not bags: return learned
     learned.resize(len(ids), columns_of(model))
     return learned + counted_rows(model, bags, document, mean_length)
@@ -325,8 +343,7 @@ def normalize_for_scoring(vectors, similarity: str  # [N, V]; dot or cosine
                          ):                         # [N, V]
     "Rows of unit length where the version scores by cosine; a row of zeros stays."
     if similarity != 'cosine': return vectors
-    squares = vectors.power(2) if sparse.issparse(vectors) else vectors ** 2
-    lengths = np.sqrt(np.asarray(squares.sum(1), np.float64).ravel())
+    lengths = row_norms(vectors)
     return (sparse.diags(1 / np.where(lengths > 0, lengths, 1)) @ vectors).astype(vectors.dtype)
 
 # %% ../../nbs/2_model/08_encode.ipynb #factor-for

@@ -16,7 +16,7 @@ from scipy import sparse
 from ..config.files import ConfigError, installed, read_json, reading, sha256_of
 from ..config.settings import further_columns, from_dict
 from ..data.tokenizer import SpladeTokenizer, load_tokenizer
-from .encode import DENSE_BYTES, columns_of, encode, require_finite, require_size
+from .encode import DENSE_BYTES, columns_of, divided_anew, encode, require_finite, require_size, row_norms
 
 # %% ../../nbs/2_model/19_onnx.ipynb #session
 FILES = 'model.onnx', 'model.safetensors', 'splade.json', 'tokenizer.json'
@@ -79,7 +79,9 @@ def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     length = int(inputs['attention_mask'][rows].sum(1).max())  # of the longest window in this part
     given |= {name: values[rows, :length] for name, values in inputs.items()}
     vectors = model.session.run(None, {name: given[name] for name in model.inputs})[0]
-    return sparse.csr_matrix(vectors if columns is None else vectors * columns)
+    if columns is None: return sparse.csr_matrix(vectors)
+    kept = sparse.csr_matrix(vectors * columns)
+    return divided_anew(kept, row_norms(vectors), model.settings.document_norm) if more['document'].all() else kept
 
 # %% ../../nbs/2_model/19_onnx.ipynb #no-filter
 def _no_filter(): # why the int8 filter is refused, in words for a command and for Python
