@@ -270,8 +270,8 @@ PRETRAINED_CORRECTIONS = {
                                                         'training', lambda s: not s.initial_terms),
     'score_spread': Correction(3.0, 'how large scores are follows from the start and from the length of the queries',
                                lambda s: s.similarity == 'cosine'),
-    'document_norm': Correction(0.5, 'a long document has more terms and heavier ones, so it ranks first whatever is '
-                                     'asked', lambda s: not s.most_document_terms),
+    'document_norm': Correction(0.5, 'a long document has more terms and larger weights, so by dot product it ranks '
+                                     'too high', lambda s: not s.most_document_terms),
     'lambda_language': Correction(Times(0.1), 'about half of an encoder\'s neighbours are of other languages'),
     'initial_filter': Correction(6.0, 'with all rows of the vocabulary nine of ten terms of the start are of other '
                                       'languages, and the filter needs long to remove them'),

@@ -105,7 +105,7 @@ class LargestTerms(TermWeight):
         return weights.masked_fill(weights < weights.topk(most, dim=1).values[:, -1:], 0)
 
 # %% ../../nbs/2_model/06_term_weights.ipynb #document-norm
-USUAL_NORM = 16.0 # of a document, whose weights stay as they are
+USUAL_NORM = 16.0 # a document of this norm keeps its weights
 
 class DocumentNorm(TermWeight):
     "`document_norm`: a document's weights divided by a power of their Euclidean norm."
