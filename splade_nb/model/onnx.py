@@ -36,6 +36,10 @@ def _session(folder): # the graph of a folder
     with reading(folder/'model.onnx', instead='export the model again'):
         return onnxruntime.InferenceSession(str(folder/'model.onnx'), options, providers=runs_on)
 
+# %% ../../nbs/2_model/19_onnx.ipynb #query-table
+def _table(path: Path) -> np.ndarray: # [V]
+    with reading(path): return np.load(path)
+
 # %% ../../nbs/2_model/19_onnx.ipynb #parts
 PART_TOKENS = 512
 
@@ -71,9 +75,6 @@ class _Opened: # what a folder holds
                               'export the model again')
 
 # %% ../../nbs/2_model/19_onnx.ipynb #part-vectors
-def _table(path: Path) -> np.ndarray: # [V]
-    with reading(path): return np.load(path)
-
 def _part_vectors(model, columns, inputs, windows, texts, rows, more): # [b, V]
     given = more | dict(windows=np.array(windows[texts], np.int64))
     length = int(inputs['attention_mask'][rows].sum(1).max())  # of the longest window in this part
