@@ -1,12 +1,12 @@
 """What reports say of a run: their sentences agree with their tables, their commands with the run."""
-import json, shlex, warnings
+import json, shlex, shutil, warnings
 from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from splade_nb.config.files import root, write_json
+from splade_nb.config.files import read_json, root, write_json
 from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.records import Document, Query, toy_corpus
 from splade_nb.evaluation import compare, error_analysis, metrics, report, validation
@@ -186,3 +186,15 @@ def test_a_run_that_was_cut_is_no_seed_of_its_version(run, tmp_path):
 def test_a_run_that_was_validated_once_shows_no_curve(run):
     once, caption = replace(run, history=run.history[:1]), 'was not validated while it trained'
     assert caption in report.history_curve(once)[1] and caption not in report.history_curve(run)[1]
+
+
+def test_a_broken_run_beside_spoils_no_report(tmp_path):
+    "A report looks for V26 in the folders beside; a summary there that was cut short stopped it."
+    for name in ('v28', 'broken', 'v26', 'cut'): shutil.copytree(root()/'data'/'example_run', tmp_path/name)
+    for name in ('v26', 'cut'): write_json(tmp_path/name/'summary.json', read_json(tmp_path/name/'summary.json') | dict(version='v26'))
+    (tmp_path/'broken'/'summary.json').write_text('{"version": "v2')
+    (tmp_path/'cut'/'evaluation.json').write_text('{}')
+    v28 = report.read_run(tmp_path/'v28')
+    assert report.unfiltered(v28).folder.name == 'v26' and 'V26' in report.criteria_table(v28, report.unfiltered(v28))
+    shutil.rmtree(tmp_path/'v26')
+    assert report.unfiltered(v28) is None

@@ -11,6 +11,7 @@ __all__ = ['PARTS', 'COLUMNS', 'ALIKE', 'RunError', 'read_part', 'metrics_table'
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #imports
 import json, math, shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from ..config.files import read_json
@@ -542,11 +543,12 @@ def _differences(evaluation: dict) -> dict: # system -> text
 ALIKE = 'recipe', 'scale', 'seed', 'backbone', 'data', 'changed'  # in two runs whose versions are compared
 
 def unfiltered(run: Run, read=read_run) -> Run | None: # None for a version without V28's filter, and where there is none
-    "The run of V26 in a folder beside. Raises `RunError` for one that cannot be read."
+    "The run of V26 in a folder beside; one that cannot be read is passed over."
     if not run.summary['version'].startswith('v28'): return None
     def alike(other): return other.get('version') == 'v26' and all(other.get(name) == run.summary.get(name) for name in ALIKE)
-    beside = sorted(run.folder.resolve().parent.glob('*/summary.json'))
-    return next((read(path.parent) for path in beside if alike(read_part(path))), None)
+    for path in sorted(run.folder.resolve().parent.glob('*/summary.json')):
+        with suppress(RunError):
+            if alike(read_part(path)): return read(path.parent)
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #criteria-table
 def criteria_table(run: Run,
