@@ -23,8 +23,8 @@ Indexing is processor time, with saving. Queries are searched one at a time, wal
 rounds: median and 99th percentile over the queries. Disk is what the file system allocates. Memory is the
 kernel's peak above what was held before indexing, when the documents were already in memory. Opening ends with
 the first result; BM25 is not opened, and has rankings of its own. PostgreSQL with pgvector is a server beside the process, on the same core: its indexing is elapsed
-time, its disk is that of the table, its memory is not measured. It has no index for vectors of so many terms and
-compares the query with every row. An engine that took more than {seconds:,} s or {memory} GB was stopped by the
+time, its disk is that of the table, its memory is not measured. It has no HNSW index, which is approximate and
+takes at most 1,000 terms a vector, so it compares the query with every row. An engine that took more than {seconds:,} s or {memory} GB was stopped by the
 benchmark.
 
 ## A query, milliseconds

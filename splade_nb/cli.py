@@ -233,8 +233,8 @@ def _print_settings_check(version: str, changes: list) -> int:  # exit code
     return int(any(check.state == 'dead' for check in checks))
 
 # %% ../nbs/8_cli.ipynb #text-sources
-TEXT_SOURCES = ('a .txt file with one on each line, a .md file with one, a .jsonl, .csv or .tsv file (UTF-8, UTF-16 or '
-                'CP949), one as .xz or .gz, a folder of them or with corpus.jsonl, or a collection by its name')
+TEXT_SOURCES = ('a .txt file with one on each line, a .md file with one, a .csv or .tsv file (these in UTF-8, UTF-16 '
+                'or CP949), a .jsonl file (UTF-8), one as .xz or .gz, a folder of them or with corpus.jsonl, or a collection by its name')
 
 # %% ../nbs/8_cli.ipynb #train-options
 def _add_train_options(command) -> None:

@@ -133,7 +133,7 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
                weight,                # [V, H]
                bias,                  # [V]
                lengths: list,         # B numbers of tokens, each at least 1, summing to T
-               chunk: int = 0,        # tokens at a time; 0 takes as many as fit a cache
+               chunk: int = 0,        # terms at a time; 0 takes as many as fit a cache
                as_rows: bool = False  # the weight's gradient as rows of a sparse tensor
               ):                      # [B, V] largest logit over the text's tokens, in float32 or wider
     "Exact maximum of `hidden @ weight.T + bias` over each text's tokens. Raises `ValueError` for an empty text."
@@ -147,7 +147,7 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
 # %% ../../nbs/2_model/02_head.ipynb #token-maxima
 def token_maxima(hidden,            # [T, H] tokens, without padding
                  weight, bias,      # [V, H], [V]
-                 chunk: int = 2048, # tokens at a time
+                 chunk: int = 2048, # terms at a time 
                  factors=None,      # [B, V] on a text's logits, by the gate; None for 1
                  owner=None         # [T] the text of each token, with `factors`
                 ):                  # [T] largest logit over the vocabulary, in float32 or wider
