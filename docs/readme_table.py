@@ -145,15 +145,19 @@ ROWS = 'BM25 + bigrams, Kiwi', 'dense, multilingual-e5-small', 'dense and BM25 +
 COLUMNS = 'system', 'mean', 'points', 'collections', 'terms'
 
 
+def cells(table: str) -> pd.DataFrame:  # of Markdown
+    lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in table.splitlines() if line.startswith('|')]
+    return pd.DataFrame(lines[2:], columns=lines[0])
+
+
 def unseen_table() -> tuple:  # DataFrame of the first page, the line of source, names of the collections
     "What the study of one index shows, its most telling rows and columns."
-    lines = [line for line in shown('ranking', 'text/markdown', 'one_index')[0].splitlines() if line.strip()]
-    source = next(line for line in lines if line.startswith('*Source:*'))
-    head, _, *cells = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[:lines.index(source)]]  # the first table: unseen collections
-    rows = {row[0]: dict(zip(['system', *head[1:]], row)) for row in cells}
-    found = pd.DataFrame([[rows[name][column] for column in COLUMNS] for name in ROWS], columns=COLUMNS)
+    table, source, _ = re.split(r'^(\*Source:\*.*)\n', shown('ranking', 'text/markdown', 'one_index')[0], maxsplit=1, flags=re.M)  # the first one: unseen collections
+    rows = cells(table)
+    _, *head = rows.columns  # the first column has the name of a group of collections
+    found = rows.set_axis(['system', *head], axis=1).set_index('system').loc[[*ROWS]].reset_index()[[*COLUMNS]]
     found['points'] = found['points'].str.replace(' [▲▼≈]$', '', regex=True)
-    return found, source, head[1:head.index('mean')]
+    return found, source, head[:head.index('mean')]
 
 
 def unseen() -> str:

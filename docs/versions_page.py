@@ -21,7 +21,7 @@ TEXT = {
   line='> What each version adds, and what it is worth beside BM25 and dense vectors.',
   result='V22 to V28 from a pretrained encoder: nDCG@10 {low} to {high}, BM25 {bm25}, BM25 + bigrams {bigrams}',
   alt='A line each for BM25, BM25 with bigrams, dense vectors, the start and the versions: nDCG@10 on two collections, terms of a document',
-  read=('Every version as the design documents mean it ([their contradictions](../nbs/errata.ipynb); they are not published), from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores; what it adds to the one before stands below its name (V28: to V26). '
+  read=('Every version as five unpublished design documents mean it ([where they contradict each other](../nbs/errata.ipynb)), from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores; what it adds to the one before stands below its name (V28: to V26). '
         'Left and middle: how well it ranks; further right is better, and the dashed lines learn nothing from the pairs. No run has seen parakqc. Right: how many terms it stores for a document, which is what the index costs.'),
   panels=('question_pair, nDCG@10', 'parakqc, nDCG@10', 'terms of a document'), recipe='recipe {}',
   beside={'BM25': ('BM25', 'words, no training'), 'BM25 + bigrams': ('BM25 + bigrams', 'words and character pairs, no training'),
@@ -30,7 +30,7 @@ TEXT = {
   table=('nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval; terms of a query / a document; MB of the index. *start* is the model before training, *as written* the recipe `original`. '
          'Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
   head=(), words={},
-  passages='Learned from four collections, three of them of passages, and judged on five. In these runs the weights of a document are divided by the root of its norm (`document_norm`), without which long documents rank too high. There BM25 with bigrams has {bigrams} and {ours}; counted and learned terms in one index rank above both ([the study](../nbs/studies/encoder.ipynb)). The picture and the table above were measured before that setting existed.',
+  passages='Learned from four collections, three of them of passages, and judged on five. In these runs the weights of a document are divided by the root of its norm (`document_norm`), without which long documents rank too high. nDCG@10 by learned terms alone: {ours}; BM25 with bigrams has {bigrams}. In one index with counted terms the versions reach {joined} at the best of the weights tried ([the study](../nbs/studies/encoder.ipynb)). The picture and the table above were measured before that setting existed.',
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each; the mean of {sets} sets, some of them unseen, nDCG@10 of the learned terms alone and noise, the share of terms that are neither Korean nor in the text: {rows}. '
         'The steeper the IDF penalty, the more noise; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
   card_row='{version} {ndcg} (noise {noise})',
@@ -42,7 +42,7 @@ TEXT = {
   line='> 버전마다 무엇을 더했고, BM25와 밀집 벡터에 견주어 얼마나 좋은지.',
   result='사전학습된 인코더에서 시작한 V22~V28: nDCG@10 {low}~{high}, BM25 {bm25}, BM25 + 글자쌍 {bigrams}',
   alt='BM25, 글자쌍을 더한 BM25, 밀집 벡터, 학습 전, 버전마다 한 줄: 두 컬렉션의 nDCG@10, 문서의 용어 수',
-  read=('설계 문서([서로 어긋나는 곳](../nbs/errata.ipynb), 문서는 공개되지 않음)가 뜻하는 대로, 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 출력층에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V28은 V26에 더한 것). '
+  read=('공개되지 않은 설계 문서 다섯 편의 뜻대로([서로 어긋나는 곳](../nbs/errata.ipynb)), 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 출력층에서 시작해 CPU 코어 두 개로 몇 분 동안 학습했습니다. 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V28은 V26에 더한 것). '
         '왼쪽과 가운데는 순위의 품질로, 오른쪽일수록 좋고, 세로 점선은 짝에서 배우지 않는 것들입니다. parakqc는 어느 실행도 본 적이 없습니다. 오른쪽은 문서 하나에 저장하는 용어의 수, 곧 색인의 비용입니다.'),
   panels=('question_pair, nDCG@10', 'parakqc, nDCG@10', '문서의 용어'), recipe='레시피 {}',
   beside={'BM25': ('BM25', '단어, 학습 없음'), 'BM25 + bigrams': ('BM25 + 글자쌍', '단어와 글자쌍, 학습 없음'),
@@ -51,7 +51,7 @@ TEXT = {
   table=('시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간, 질의 / 문서의 용어 수, 색인의 MB입니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. '
          'V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
   head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '하이브리드, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start of v28': 'V28의 학습 전', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', ', without document_norm': ', document_norm 없이', '| steps | minutes |': '| 스텝 | 분 |'},
-  passages='컬렉션 네 개(셋은 긴 글)로 학습하고 다섯 개로 잰 결과입니다. 이 실행들은 문서의 가중치를 그 노름의 제곱근으로 나눕니다(`document_norm`). 그러지 않으면 긴 문서의 순위가 너무 높아집니다. 여기서 글자쌍을 더한 BM25는 {bigrams}, {ours}이고, 센 용어와 배운 용어를 한 색인에 두면 둘보다 높습니다([연구](../nbs/studies/encoder.ipynb)). 위의 그림과 표는 이 설정이 생기기 전에 잰 것입니다.',
+  passages='컬렉션 네 개(셋은 긴 글)로 학습하고 다섯 개로 잰 결과입니다. 이 실행들은 문서의 가중치를 그 노름의 제곱근으로 나눕니다(`document_norm`). 그러지 않으면 긴 문서의 순위가 너무 높아집니다. 배운 용어만의 nDCG@10은 {ours}, 글자쌍을 더한 BM25는 {bigrams}이고, 배운 용어를 센 용어와 한 색인에 두면 시도한 가중치 가운데 가장 좋은 것에서 {joined}입니다([연구](../nbs/studies/encoder.ipynb)). 위의 그림과 표는 이 설정이 생기기 전에 잰 것입니다.',
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 데이터 {sets}개(본 적 없는 것도 있음)의 평균이며, 배운 용어만의 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
         'IDF 벌점이 가파를수록 잡음이 많고, 한국어 필터가 있는 V28이 가장 적지만 그 기준은 5 % 이하입니다.'),
   card_row='{version} {ndcg}(잡음 {noise})',
@@ -61,23 +61,22 @@ TEXT = {
   more='V27은 여행 데이터를 더한 V26인데, 이 컬렉션에는 그런 데이터가 없어 돌리지 않았습니다. 버전마다 [설정](../nbs/0_config/04_versions.ipynb)과 무작위 가중치에서 시작한 것까지 담은 [모든 실행](results_ko.md)이 있고, `make train VERSION=v26`으로 학습합니다.')}
 
 
-def study_tables() -> list:
-    "The rankings of the study of a pretrained encoder, of models that learned from the same collections; each names its own source."
-    (text,) = readme_table.shown('ranking-table', 'text/markdown', 'encoder')
+def study_tables(cell: str = 'ranking-table') -> list:
+    "Tables of the study of a pretrained encoder, one for the models that learned from the same collections; each names its own source."
+    (text,) = readme_table.shown(cell, 'text/markdown', 'encoder')
     return [part.split('\n', 1)[1].strip() for part in re.split('^### ', text, flags=re.M)[1:]]
 
 
 def study_table() -> str: return study_tables()[-1]  # of one collection: all versions, each as written too
 
 
-def rows(table: str = '') -> pd.DataFrame:  # of the study; empty: that of one collection
+def rows() -> pd.DataFrame:
     "The study's systems: name, recipe ('' for those beside the versions), nDCG@10 in percent, terms of a document."
-    lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in (table or study_table()).splitlines() if line.startswith('|')]
-    found = pd.DataFrame(lines[2:], columns=lines[0])
+    found = readme_table.cells(study_table())
     names = found['system'].str.removesuffix(', as written')
     recipe = ('corrected' if name == system else 'original' if name in SHOWN else '' for name, system in zip(names, found['system']))
     found = found.assign(name=names, recipe=[how if name in SHOWN else '' for name, how in zip(names, recipe)], terms=found['terms'].str.split('/').str[-1])
-    numbers = {column: pd.to_numeric(found[column], errors='coerce') for column in (*PANELS, 'mean') if column in found}
+    numbers = {column: pd.to_numeric(found[column], errors='coerce') for column in (*PANELS, 'mean')}
     return found[['name', 'recipe']].assign(**numbers)[names.isin([*BESIDE, *SHOWN])]
 
 
@@ -145,9 +144,11 @@ def page(language: str) -> str:
 def passages(language: str) -> list:
     "What versions give that learned from several collections; nothing where none was measured."
     if len(study_tables()) < 2: return []
-    means = rows(study_tables()[0]).groupby('name', sort=False)['mean'].mean()
-    ours = ', '.join(f'{name.upper()} {value:.1f}' for name, value in means.items() if name in SHOWN)
-    said = TEXT[language]['passages'].format(bigrams=f'{means["BM25 + bigrams"]:.1f}', ours=ours)
+    ranked, joined = readme_table.cells(study_tables()[0]), readme_table.cells(study_tables('joined-table')[0])
+    means = ranked['mean'].astype(float).groupby(ranked['system'], sort=False).mean()
+    ours = ', '.join(f'{name.replace("v", "V")} {value:.1f}' for name, value in means.items() if name in VERSIONS)
+    best = joined.loc[joined['learned part'].isin(VERSIONS), 'mean'].astype(float).max()
+    said = TEXT[language]['passages'].format(bigrams=f'{means["BM25 + bigrams"]:.1f}', ours=ours, joined=f'{best:.1f}')
     return [said, translated(study_tables()[0], language)]
 
 

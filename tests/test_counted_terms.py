@@ -1,5 +1,6 @@
 """Counted and learned terms in one vector: training, files, search, exports."""
 import io, json, zipfile
+from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
@@ -7,7 +8,7 @@ from conftest import real
 from splade_nb import load
 from splade_nb.cli import laboratory
 from splade_nb.config.files import ConfigError, read_json
-from splade_nb.config.versions import resolve, resolve_quietly
+from splade_nb.config.versions import SHIPPED, resolve, resolve_quietly
 from splade_nb.data.bm25 import BigramBM25
 from splade_nb.data.readers import load_collection
 from splade_nb.data.records import Document, toy_corpus
@@ -240,6 +241,15 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
 @pytest.mark.parametrize('settings', [dict(inference_free_query=True), dict(similarity='cosine'), dict(term_frequency=True), dict(output_idf=0.5)])
 def test_what_counts_tokens_itself_is_refused_beside_it(settings):
     with pytest.raises(ConfigError, match='counted_terms=64: not beside'): resolve('v28', scale='small', counted_terms=64, **settings)
+
+
+@pytest.mark.parametrize('version', SHIPPED)
+def test_the_advice_beside_a_refusal_is_true(version):
+    "It said that no version is refused at scale small."
+    with pytest.raises(ConfigError) as refused: resolve('v22', recipe='original', counted_terms=64)
+    assert 'take the recipe corrected at scale small, where only v29 has that' in str(refused.value)
+    with pytest.raises(ConfigError, match='not beside') if version == 'v29' else nullcontext():
+        assert resolve(version, recipe='corrected', scale='small', counted_terms=64).counted_terms == 64
 
 
 def traced_in(file):

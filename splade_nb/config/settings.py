@@ -588,7 +588,8 @@ def _impossible_numbers(settings: Settings) -> list:  # messages
 def _beside_counted(settings: Settings) -> list:  # messages
     others = counts_otherwise(settings) if settings.counted_terms else []
     return [f'counted_terms={settings.counted_terms}: not beside {name}={getattr(settings, name)}, which weighs the tokens of a '
-            'text itself or gives scores no unit. Leave counted_terms at 0, or take another version or scale'
+            'text itself or gives scores no unit. Leave counted_terms at 0, or take the recipe corrected at scale small, '
+            'where only v29 has that'
             for name in others[:1]]
 
 # %% ../../nbs/0_config/03_settings.ipynb #impossible

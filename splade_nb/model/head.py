@@ -147,7 +147,7 @@ def max_logits(hidden,                # [T, H] tokens of all texts, end to end, 
 # %% ../../nbs/2_model/02_head.ipynb #token-maxima
 def token_maxima(hidden,            # [T, H] tokens, without padding
                  weight, bias,      # [V, H], [V]
-                 chunk: int = 2048, # terms at a time 
+                 chunk: int = 2048, # terms at a time
                  factors=None,      # [B, V] on a text's logits, by the gate; None for 1
                  owner=None         # [T] the text of each token, with `factors`
                 ):                  # [T] largest logit over the vocabulary, in float32 or wider
