@@ -48,6 +48,7 @@ def _vectors(given, name: str, columns: int = 0) -> sparse.csr_matrix: # columns
     "Raises `ConfigError` for what an encoder did not make."
     if not sparse.issparse(given) and not (isinstance(given, np.ndarray) and given.ndim == 2):
         raise ConfigError(f'{name}: found {type(given).__name__}; allowed: vectors of encode_document or encode_query')
+    if given.dtype == np.float16: given = given.astype(np.float32)  # scipy has no sparse vectors of it
     if columns in (0, given.shape[1]): return sparse.csr_matrix(given)
     raise ConfigError(f'{name}: found vectors of {given.shape[1]:,} terms; allowed: those of this encoder, which has {columns:,}')
 

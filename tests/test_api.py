@@ -10,12 +10,14 @@ from faults import program
 from splade_nb.cli import main
 from splade_nb.config.files import ConfigError, DataError
 from splade_nb.config.versions import resolve
+from splade_nb.data.readers import load_collection
 from splade_nb.data.records import Document, toy_corpus
 from splade_nb.evaluation.metrics import rank, retrieval_metrics
 from splade_nb.evaluation.retrieval import evaluate_model, retrieve
 from splade_nb.hub.model_card import facts_of, origin
 from splade_nb.model.opened import RELEASED
 from splade_nb.serving import searcher as searchers
+from splade_nb.serving.index import check_vectors
 from splade_nb.training.dataset import as_searched, prepare, save_model_folder
 
 TEXTS = ['경복궁은 한복을 입으면 무료로 들어갑니다', '택배 문자의 링크는 누르지 마세요', '제주도 올레길은 봄에 걷기 좋습니다']
@@ -82,6 +84,13 @@ def test_what_is_no_vector_of_this_encoder_is_refused(v28):
                  lambda: encoder.similarity(TEXTS, documents), lambda: encoder.decode(documents, -1), lambda: encoder.decode(documents[:, :9]), lambda: splade_nb.load(None)):
         with pytest.raises(ConfigError, match='; allowed: '): call()
     assert encoder.decode(documents[:1].toarray(), 2) == encoder.decode(documents[:1], 2), 'an array will do'
+    half = documents[:1].toarray().astype(np.float16)
+    assert [term for term, _ in encoder.decode(half, 2)[0]] == [term for term, _ in encoder.decode(documents[:1], 2)[0]]
+    for options in (dict(mean_length=np.nan), dict(mean_length=-5.0), dict(threshold=np.inf), dict(threshold='1'), dict(top_k=2.5), dict(top_k=-1), dict(most_windows=1.5),
+                    dict(keep=['a']), dict(keep=[-1]), dict(keep=[10 ** 9]), dict(keep=[1.5])):
+        with pytest.raises(ConfigError, match=f'{next(iter(options))}: found .*; allowed: '): encoder.encode_document(TEXTS, **options)
+    with pytest.raises(ConfigError, match='allowed: a text'): encoder.encode_document(np.array('가'))
+    with pytest.raises(ConfigError, match='1 dimensions; allowed: 2'): check_vectors(np.ones(5), searchers.open_encoder(v28).label)
 
 
 def test_search_finds_what_the_vectors_find(v28, tmp_path, capsys):
@@ -92,6 +101,25 @@ def test_search_finds_what_the_vectors_find(v28, tmp_path, capsys):
     scores = encoder.similarity(encoder.encode_query('한복 입고 경복궁', documents), documents)[0]
     assert [hit.text for hit in hits] == [TEXTS[i] for i in np.argsort(-scores)[:2] if scores[i]]
     assert hits[0].score == pytest.approx(float(scores.max()), rel=1e-5)
+    (tmp_path/'table.csv').write_text('text\n나주 배는 달다\n', encoding='utf-8')
+    for joined in ('table.csv,texts.txt', 'texts.txt,table.csv'):
+        with searchers.saved_searcher(v28, ','.join(str(tmp_path/name) for name in joined.split(','))) as searcher: assert len(searcher) == len(TEXTS) + 1
+
+
+def test_fewer_results_are_the_first_of_more(tmp_path, monkeypatch):
+    "Texts that share only terms that the model added may be no hits: others take their places."
+    texts = [*load_collection('mini').documents.values()][:40] + [Document(id, '', text) for id, text in dict(h='漢字 文書 檢索', k='같은 글', t='제목만').items()]
+    with searchers.build_searcher('released', texts, tmp_path/'texts') as searcher:
+        asked, found = [], searcher.index.search
+        monkeypatch.setattr(searcher.index, 'search', lambda vector, k, dense: asked.append(k) or found(vector, k, dense))
+        for query in ('이름', '제목만', '漢字'):
+            every = searcher.search(query, len(texts))
+            assert every and all(searcher.search(query, k) == every[:k] for k in range(1, 9))
+        assert len(asked) > 27, 'some are refused'
+        asked.clear()
+        monkeypatch.setattr(searchers, '_counts_as_hit', lambda *_: False)
+        monkeypatch.setattr(searchers, 'MOST_ASKED', 16)
+        assert searcher.search('한복 입고 경복궁', 3) == [] and asked == [3, 6, 12, 16], 'a server gives no more'
 
 
 def test_a_model_named_from_the_root_is_found_again(v28, tmp_path, monkeypatch):
@@ -122,9 +150,9 @@ def test_shards_are_made_of_what_has_a_name(v28, tmp_path):
 
 @pytest.mark.parametrize('hybrid', (-3.0, float('inf'), float('nan')))
 def test_an_impossible_weight_of_a_hybrid_is_refused(hybrid, capsys):
-    with pytest.raises(ConfigError, match=f'hybrid={hybrid}: must be at least 0'): splade_nb.evaluate('nowhere', 'toy', hybrid=hybrid)
+    with pytest.raises(ConfigError, match=f'hybrid: found {hybrid}; allowed: a number from 0 on'): splade_nb.evaluate('nowhere', 'toy', hybrid=hybrid)
     assert main(['evaluate', '--model', 'nowhere', '--data', 'toy', '--hybrid', str(hybrid)]) == 2
-    assert f'hybrid={hybrid}: must be at least 0' in capsys.readouterr().err
+    assert f'hybrid: found {hybrid}; allowed: a number from 0 on' in capsys.readouterr().err
 
 
 def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):

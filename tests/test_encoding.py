@@ -251,8 +251,8 @@ def test_an_evaluation_says_what_of_its_documents_was_cut(models, source, tmp_pa
     assert 'cut' not in told[0]
 
 
-WRONG = {'size=0': ['--size', 0], 'top_k=-1': ['--top-k', -1], 'threshold=-1.0': ['--threshold', -1],
-         'most_windows=-1': ['--windows', -1], 'screen=True makes float32 exact': ['--screen', '--precision', 'bf16'],
+WRONG = {'size: found 0': ['--size', 0], 'top_k: found -1': ['--top-k', -1], 'threshold: found -1.0': ['--threshold', -1],
+         'most_windows: found -1': ['--windows', -1], 'screen=True makes float32 exact': ['--screen', '--precision', 'bf16'],
          'parts: found 0': ['--parts', 0], 'workers: for a Ray cluster': ['--workers', 3], 'address: for a Ray cluster': ['--address', 'auto']}
 
 

@@ -19,7 +19,7 @@ from splade_nb.model.initialization import create, toy_model
 from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
 from splade_nb.model.load import load, named_config, open_checkpoint_folder, pretrained_backbone, save
-from splade_nb.model.splade_doc import decoder_for, sparse_batch, token_weights
+from splade_nb.model.splade_doc import decoder_for, sides_differ, sparse_batch, token_weights
 from splade_nb.model.term_weights import TermWeight, register_term_weight
 from splade_nb.model.xlmr import create_splade_xlmr
 from splade_nb.training.teacher import load_teacher
@@ -173,6 +173,24 @@ def test_registered_parts_through_a_life(tmp_path, monkeypatch):
     torch.testing.assert_close(torch.zeros(2, 60).index_put_((text, token), weight), twin(IDS, MASK)[0].detach())
     del term_weights.TERM_WEIGHTS['scale']
     with pytest.raises(ConfigError, match="'scale' is not registered"): load(tmp_path)
+
+
+def test_vectors_of_other_settings_have_another_name():
+    "What is saved of a model's vectors is named by its digest, and a bound on terms or a norm changes them without a weight."
+    changes = dict(most_query_terms=3), dict(most_document_terms=3), dict(document_norm=0.5), dict(log_twice=True), dict(gate_heads=2), dict(gate_pooler='heads')
+    found = [toy_model(**given).digest() for given in ({}, *changes)]
+    assert len(set(found)) == len(found) and found[0] == toy_model().digest() == toy_model(dropout=0.3).digest()
+
+
+def test_what_is_left_out_beside_a_registered_part_counts_in_no_norm(monkeypatch):
+    monkeypatch.setattr(term_weights, 'TERM_WEIGHTS', {})
+    register_term_weight('nothing')(lambda weights, texts: weights)
+    given, found = dict(document_norm=1.0, most_document_terms=5), []
+    for model in (toy_model(**given), own := toy_model(**given, term_weights=('nothing',))):
+        text, token, weight = sparse_batch(model, decoder_for(model, list(range(5, 60, 2))), IDS, MASK)
+        found.append(torch.zeros(2, 60).index_put_((text, token), weight))
+    torch.testing.assert_close(*found)
+    assert found[0].count_nonzero(dim=1).tolist() == [5, 5] and sides_differ(own), 'its queries may have other weights'
 
 
 @pytest.mark.slow

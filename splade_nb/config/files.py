@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['DISK_ERRORS', 'SEED', 'PREVIOUS', 'BUSY', 'ENCODERS', 'PROMPTS', 'RESULTS', 'ConfigError', 'DataError', 'Damaged',
            'reason', 'reading', 'disk_fault', 'writing', 'clear_errors', 'check_text', 'check_count', 'check_seed',
-           'texts_of', 'root', 'embedded', 'replaced', 'plain', 'write_json', 'read_json', 'sha256_of', 'nearest',
-           'alternatives', 'choose', 'listed', 'no_repeats', 'writable', 'no_empty_folders', 'alone', 'in_turn',
-           'released_folder', 'encoder_folder', 'typed_command', 'out_of_reach', 'installed', 'needs', 'folder_of',
-           'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
+           'check_number', 'texts_of', 'root', 'embedded', 'replaced', 'plain', 'write_json', 'read_json', 'sha256_of',
+           'nearest', 'alternatives', 'choose', 'listed', 'no_repeats', 'writable', 'no_empty_folders', 'alone',
+           'in_turn', 'released_folder', 'encoder_folder', 'typed_command', 'out_of_reach', 'installed', 'needs',
+           'folder_of', 'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version as package_version
 from importlib.resources import files as package_files
+from numbers import Real
 from pathlib import Path
 
 # %% ../../nbs/0_config/01_files.ipynb #config-error
@@ -118,6 +119,12 @@ def check_seed(value: int) -> int:
     "Raises `ConfigError` for what no random generator takes."
     return check_count(value, 'seed', 0, 2 ** 32 - 1)
 
+# %% ../../nbs/0_config/01_files.ipynb #check-number
+def check_number(value: float, name: str, most: float = sys.float_info.max) -> float:
+    "Raises `ConfigError` for what is no number, for NaN, and for one below 0 or above `most`."
+    if isinstance(value, Real) and 0 <= value <= most: return value
+    raise ConfigError(f'{name}: found {value!r}; allowed: a number from 0 on')
+
 # %% ../../nbs/0_config/01_files.ipynb #texts-of
 def texts_of(given, # a text; a list or another iterable of texts; a dictionary of id and text
              name: str = 'texts',
@@ -126,7 +133,7 @@ def texts_of(given, # a text; a list or another iterable of texts; a dictionary 
     if isinstance(given, str): given = [given]
     if hasattr(given, 'columns') or hasattr(given, 'column_names'):
         raise ConfigError(f"{name}: found a table; allowed: one column of it, as {name}['text']")
-    if isinstance(given, (bytes, bytearray, set, frozenset)) or not hasattr(given, '__iter__'):
+    if isinstance(given, (bytes, bytearray, set, frozenset)) or not hasattr(given, '__iter__') or getattr(given, 'shape', None) == ():
         raise ConfigError(f'{name}: found {type(given).__name__}; allowed: a text, a list of texts, or a dictionary of id and text')
     pairs = zip(given, given.values()) if isinstance(given, Mapping) else enumerate(given, first)
     return [check_text(text, f'{name}[{place!r}]') for place, text in pairs]

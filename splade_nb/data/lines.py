@@ -30,7 +30,7 @@ class Faults:
     def ignore(self, row: 'Row', known) -> None:
         "Count the row's fields beside the known ones."
         for name in {name for name, value in row.values.items() if value not in (None, '')} - known:
-            self.unread[f'{row.prefix}{name} of {Path(row.file).name}'] += 1
+            self.unread[f'{row.prefix}{name.strip() or "a column without a name"} of {Path(row.file).name}'] += 1
     def notes(self) -> list[str]:
         "One line for each kind of fault that was skipped, and for each field that was not read."
         return ([f'skipped {count} with a fault in {place}' for place, count in self.counts.items()]
@@ -212,10 +212,15 @@ def pair_type(row: Row, name: str, faults: Faults) -> str:
     return one_of(row, name, allowed) or 'original'
 
 # %% ../../nbs/1_data/01_lines.ipynb #parse
+def _once(pairs: list) -> dict:  # (name, value)
+    if len(values := dict(pairs)) == len(pairs): return values
+    name = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+    raise ValueError(f'{show(name)} twice')
+
 def parse_row(path: Path, line: int | None, text: str) -> Row:
-    "Text to a normalised record. Raises DataError for broken JSON and for anything but an object."
+    "Text to a normalised record. Raises DataError for broken JSON, a field that stands twice, and anything but an object."
     values, problem = None, ''
-    try: values = normalise(json.loads(text))
+    try: values = normalise(json.loads(text, object_pairs_hook=_once))
     except json.JSONDecodeError as error:
         line = error.lineno if line is None else line
         problem = f'{error.msg} at column {error.colno}: {show(text[error.pos:][:40])}'

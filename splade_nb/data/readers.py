@@ -288,7 +288,9 @@ def locate(source: str) -> Path | None:  # None for toy and for a hub data set
     if source in ('mini', 'toy'): return embedded('data/mini') if source == 'mini' else None
     bases, names = (Path(), root(), root()/'data'), [unicodedata.normalize(form, source) for form in ('NFC', 'NFD')]
     paths = (base/Path(name).expanduser() for base in bases for name in (source, *names))  # macOS writes names in NFD
-    if found := next(filter(Path.exists, paths), None): return found
+    if found := next(filter(Path.exists, paths), None):
+        if found.is_file() or found.is_dir(): return found
+        raise DataError(source, None, 'source', 'a pipe or a device', 'a file that can be read twice, or a folder')
     local = kind_of(source) in ('.json', *TEXTS) or any((base/Path(source).parts[0]).exists() for base in bases)
     if re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', source) and not local: return None
     looked = ' and '.join(dict.fromkeys(str(base.resolve()) for base in bases))
@@ -454,17 +456,20 @@ NAMED = {*TEXT_FIELDS, *TITLE_FIELDS, *IDS, 'metadata'}  # columns whose names s
 # %% ../../nbs/1_data/07_readers.ipynb #own-document
 def _own_document(row: Row, taken: set, faults: Faults) -> Document:
     "Raises DataError where no field holds the text."
-    names = {name.lower(): name for name in row.values}
-    def first(fields): return next((names[name] for name in fields if name in names), '')
+    named = [name for name in row.values if name.strip()]  # not those of row numbers, and of notes beside a table
+    names = {name.lower(): name for name in reversed(named)}
+    if twice := [name for name in named if name.lower() in NAMED and names[name.lower()] != name]:
+        raise row.fault('columns', show(', '.join(named)), f'{twice[0].lower()} once, in one spelling')
+    def first(fields): return next((names[name] for name in fields if name in names), None)
     text, title, id = map(first, (TEXT_FIELDS, TITLE_FIELDS, IDS))
-    if len(row.values) == 1 and not NAMED & names.keys(): text = next(iter(row.values))
+    if len(named) == 1 and not NAMED & names.keys(): (text,) = named
     if not text and not (title and names.keys() <= NAMED):
         raise row.fault('columns', show(', '.join(row.values)), f'a column for the text: {", ".join(TEXT_FIELDS)}')
     heading = row.text(title, '')
     faults.ignore(row, {id, text, title, names.get('metadata')})
-    named = replace(row, values={'id': row.line if row.values.get(id) is None else row.values[id]})
+    numbered = replace(row, values={'id': row.line if row.values.get(id) is None else row.values[id]})
     body = row.text(text, '' if heading else None) if text else ''
-    return Document(new_id(named, taken), heading, body)
+    return Document(new_id(numbered, taken), heading, body)
 
 # %% ../../nbs/1_data/07_readers.ipynb #own-documents-of-file
 def own_documents(path: Path, start: str, faults: Faults) -> Iterator[Document]:  # start: of their ids

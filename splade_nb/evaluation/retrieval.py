@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 import numpy as np
 import pandas as pd
-from ..config.files import ConfigError, choose, read_json, revision, write_json
+from ..config.files import ConfigError, check_number, choose, read_json, revision, write_json
 from ..data.bm25 import BM25, StoredBM25, split
 from ..data.idf import BIGRAM_SHARE
 from ..data.prepared import Preparation, content_key, prepared_folder
@@ -28,7 +28,7 @@ from ..model.encode import counted, cut_note, encode, encode_collection, encode_
 from ..model.encode import MOST_WINDOWS, columns_of, prepared_decoder
 from ..model.load import named_config
 from ..model.opened import open_model
-from ..model.dense import ENCODER, check_hybrid
+from ..model.dense import ENCODER
 from ..config.processes import ProcessGroup
 from ..training.teacher import teacher_vectors
 from .exact_search import Block, Search, TermStatistics, exact_search, sparsity_of, summed
@@ -351,7 +351,7 @@ def evaluate_model(folder: str,           # of the saved model
     """Evaluate a saved model on a judged collection, beside both BM25; the JSON object of `make evaluate`. Raises
     `DataError`."""
     choose('split', split, ('test', 'all'))
-    check_hybrid(hybrid)
+    check_number(hybrid, 'hybrid')
     model, tokenizer = open_model(folder)
     collection = load_collection(source)
     ids = collection.judging(split)

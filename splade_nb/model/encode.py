@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['DENSE_BYTES', 'SCREENED_ROWS', 'MOST_WINDOWS', 'windows', 'unread_tokens', 'cut_note', 'group_by_length', 'most_rows',
            'counted', 'saturated', 'without_empty', 'row_norms', 'divided_anew', 'lookup_queries', 'window_batch',
-           'precision_on', 'screen_on', 'prepared_decoder', 'check_options', 'prune', 'columns_of', 'counted_rows',
-           'encode_batches', 'encode', 'heaviest', 'terms', 'matched', 'normalize_for_scoring', 'factor_for',
-           'encode_queries', 'encode_collection', 'input_terms', 'require_finite', 'require_size', 'is_rounded']
+           'precision_on', 'screen_on', 'check_keep', 'prepared_decoder', 'check_options', 'prune', 'columns_of',
+           'counted_rows', 'encode_batches', 'encode', 'heaviest', 'terms', 'matched', 'normalize_for_scoring',
+           'factor_for', 'encode_queries', 'encode_collection', 'input_terms', 'require_finite', 'require_size',
+           'is_rounded']
 
 # %% ../../nbs/2_model/08_encode.ipynb #imports
 import itertools, math, warnings
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 from tqdm import tqdm
-from ..config.files import ConfigError, choose, reading, texts_of
+from ..config.files import ConfigError, check_count, check_number, choose, reading, texts_of
 from ..config.settings import further_columns
 from ..data.idf import BIGRAM_SHARE, Frequencies, collection_factor, count_factor, idf
 from ..data.tokenizer import SpladeTokenizer, padded, silent
@@ -172,6 +173,14 @@ def screen_on(model, keep,                 # as in `prepared_decoder`
     if screen and precision == 'bf16': raise ConfigError('screen=True makes float32 exact: take precision=fp32 with it')
     return bool(screen)
 
+# %% ../../nbs/2_model/08_encode.ipynb #check-keep
+def check_keep(keep, tokens: int) -> np.ndarray: # ids
+    "Raises `ConfigError` for what is no token of the vocabulary."
+    ids = np.array([*keep])
+    wrong = ids if ids.dtype.kind not in 'iu' else ids[(ids < 0) | (ids >= tokens)]
+    if len(wrong): raise ConfigError(f'keep: found {wrong[0].item()!r}; allowed: ids of tokens, from 0 to {tokens - 1:,}')
+    return ids.astype(np.int64)
+
 # %% ../../nbs/2_model/08_encode.ipynb #prepared-decoder
 def prepared_decoder(model,
                      keep=None,                   # [R] ids of the only tokens that may occur in a vector; None: all
@@ -179,19 +188,22 @@ def prepared_decoder(model,
                      precision: str = 'auto'      # fp32, bf16; see `precision_on`
                     ):                            # `Decoder`; None for token importance, which has no decoder
     "The decoder as `encode` reads it; prepare it once for many calls. Raises `ConfigError` for unsupported options."
-    precision = precision_on(model.special.device, precision)
+    keep, precision = None if keep is None else check_keep(keep, len(model.special)), precision_on(model.special.device, precision)
     screen = screen_on(model, keep, precision, screen)
     if model.decoder is None and keep is None and not screen: return None
     return model.prepared(keep, screen, precision)
 
-# %% ../../nbs/2_model/08_encode.ipynb #check-numbers
+# %% ../../nbs/2_model/08_encode.ipynb #most-windows
 MOST_WINDOWS = 8  # of a text that are read, unless a caller says otherwise
 
-def check_options(top_k: int = 0, threshold: float = 0.0, most_windows: int = MOST_WINDOWS, size: int = 1, **_) -> None:
-    "Raises `ConfigError` for a negative option, or a shard size below 1."
-    options = (('size', size, 1), ('top_k', top_k, 0), ('threshold', threshold, 0), ('most_windows', most_windows, 0))
-    for name, value, least in options:
-        if not value >= least: raise ConfigError(f'{name}={value}: at least {least}')
+# %% ../../nbs/2_model/08_encode.ipynb #check-numbers
+def check_options(top_k: int = 0, threshold: float = 0.0, most_windows: int = MOST_WINDOWS, size: int = 1,
+                  mean_length: float = 0.0, **_) -> None:
+    "Raises `ConfigError` for a negative or infinite option, and for a shard size below 1."
+    for name, value, least in (('size', size, 1), ('top_k', top_k, 0), ('most_windows', most_windows, 0)):
+        check_count(value, name, least)
+    check_number(threshold, 'threshold')
+    check_number(mean_length, 'mean_length', math.inf)
 
 # %% ../../nbs/2_model/08_encode.ipynb #prune
 def prune(rows: sparse.csr_matrix,  # [B, V]
@@ -274,7 +286,7 @@ def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
 # %% ../../nbs/2_model/08_encode.ipynb #lookup
 def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; of an inference-free query
     weights = model.query_table() * (1 if factor is None else factor)
-    if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), np.asarray(keep))] = 0
+    if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), check_keep(keep, len(tokenizer.backend)))] = 0
     return lookup_queries(tokenizer, weights, texts)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode
@@ -293,7 +305,7 @@ def encode(model,                      # `SpladeDoc`, or `model.onnx.OnnxModel` 
            cut: dict | None = None    # collects `unread_tokens`; None: a warning names them
           ) -> sparse.csr_matrix:     # [B, V] float32
     "Sparse vectors of texts, in their order, without dropout; empty for a text without a token. Raises `ConfigError`."
-    check_options(top_k, threshold, most_windows)
+    check_options(top_k, threshold, most_windows, mean_length=mean_length)
     texts = texts_of(texts, 'texts' if document else 'queries')
     if model.settings.inference_free_query and not document:
         return prune(_lookup(model, tokenizer, texts, factor, keep), top_k, threshold)

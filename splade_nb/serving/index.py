@@ -133,6 +133,7 @@ def _last_of_each(ids, vectors, without=()): # ids without repeats, in their ord
 # %% ../../nbs/6_serving/02_index.ipynb #fitting
 def check_vectors(vectors: sparse.csr_matrix, label: Label) -> sparse.csr_matrix: # float32, columns sorted, above zero
     "A copy. Raises `ConfigError` for another vocabulary's vectors and for a negative or infinite weight."
+    if vectors.ndim != 2: raise ConfigError(f'vectors: found {vectors.ndim} dimensions; allowed: 2, a row for each text')
     if vectors.shape[1] != label.size:
         raise ConfigError(f'vectors over {vectors.shape[1]:,} tokens, the index has {label.size:,}:'
                           ' encode with the model that made it')

@@ -103,7 +103,8 @@ def new_events(events: list[dict],   # reported so far
                found: list[dict]     # of this step
               ) -> list[dict]:
     "Events that were not reported, at the same level, in the last hundred steps."
-    last = {(event['name'], event['level']): event['step'] for event in events}
+    last = {(event['name'], event['level']): event['step'] for event in events
+            if all(event['step'] <= other['step'] for other in found)}  # not those of steps that were rolled back
     return [event for event in found if event['step'] - last.get((event['name'], event['level']), -100) >= 100]
 
 # %% ../../nbs/3_training/13_collapse_guard.ipynb #blame-loss

@@ -375,8 +375,9 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
         return (mean + deviations_for(model, texts[::8], mean, spread, settings.initial_terms) * spread).cpu().numpy()
     sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may get other weights
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
+    of |= dict(terms=settings.initial_terms, max_length=settings.max_length, mask_special=settings.mask_special)
     if held.any(): of['held'] = hashlib.sha256(held.tobytes()).hexdigest()[:16]
-    found = stages.array('calibration', shift, terms=settings.initial_terms, max_length=settings.max_length, **of)
+    found = stages.array('calibration', shift, **of)
     with torch.no_grad(): model.decoder.bias -= torch.tensor(found, device=place)
 
 # %% ../../nbs/3_training/07_dataset.ipynb #start-decoder
@@ -387,7 +388,8 @@ def start_head(stages: Preparation, model: torch.nn.Module, settings: Settings,
     sums = [value.detach().double().sum().item() for value in model.backbone.base_model.parameters()]
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
     def solve(): return solved_head(model, _batches(model, settings, data, MOST_READ)).cpu().numpy()
-    found = stages.array('head', solve, max_length=settings.max_length, precision=settings.precision, **of)
+    of |= dict(max_length=settings.max_length, precision=settings.precision, mask_special=settings.mask_special)
+    found = stages.array('head', solve, **of)
     set_head(model, torch.tensor(found))
 
 def _start_decoder(stages: Preparation, model: torch.nn.Module, settings: Settings, data: TrainingData) -> None:
@@ -406,7 +408,7 @@ def query_length(queries: Sequence, settings: Settings) -> int:  # tokens, with 
 @torch.no_grad()
 def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData) -> float:
     "What brings scores to `score_spread` temperatures before training, from 64 training pairs."
-    if not settings.score_spread or settings.similarity != 'dot': return 1.0
+    if not settings.score_spread or settings.similarity != 'dot' or not len(data.pairs): return 1.0
     pairs, place = data.pairs[::-(-len(data.pairs) // 64)], model.special.device
     def vectors(texts, most, document):
         rows = batch(data.tokenizer, texts, most)

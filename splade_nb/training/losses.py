@@ -97,14 +97,16 @@ def positive_activation(query_vectors: Tensor,   # [B, V]
 def expansion(doc_logits: Tensor,    # [B, V] logits of the positives
               query_tokens: Tensor,  # [B, V] bool, input tokens of the queries
               idf: Tensor,           # [V], or [B, V]: a weight of each token in each query
-              others: float = 3.0    # weight of the tokens of other queries
+              others: float = 3.0,   # weight of the tokens of other queries
+              same: Tensor | None = None # [B, B] bool: the document (column) answers the query (row)
               ) -> Tensor:
-    "Positives are expanded by their queries' tokens that can be active, and not by those of other queries."
+    "Positives are expanded by their query's tokens that can be active, and not by those of queries they don't answer."
     in_batch = query_tokens.any(0).nonzero()[:, 0]
     logits, tokens = wide(doc_logits).index_select(1, in_batch), query_tokens.index_select(1, in_batch)
     weights = tokens * wide(idf).index_select(-1, in_batch) * (logits > MASKED_LOGIT / 10)  # a gate may shrink it
     pull = (F.softplus(-logits) * weights).sum(1) / weights.sum(1).clamp(min=1e-6)
-    return (pull + others * masked_mean(F.softplus(logits), ~tokens)).mean()
+    answered = tokens if same is None else same.T.float() @ tokens.float() > 0
+    return (pull + others * masked_mean(F.softplus(logits), ~answered)).mean()
 
 # %% ../../nbs/3_training/01_losses.ipynb #triplet-margin
 def triplet_margin(positive_scores: Tensor,  # [B]

@@ -147,20 +147,25 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 # %% ../../nbs/3_training/11_memory.ipynb #pass-bytes
 def _pass_bytes(model, rows: dict, settings: Settings) -> tuple:  # bytes of a text of each side; of each further text
-    "What a pass of texts as wide as these keeps, from passes of one and of two texts of a side."
+    "What a pass of such texts keeps, from passes of the one and the two of a side that are nearest to the mean length."
+    def middle(side, number):
+        lengths = rows[side]['attention_mask'].sum(1).float()
+        chosen = (lengths - lengths.mean()).abs().argsort(stable=True)[:number].tolist()
+        return {name: value[chosen] if torch.is_tensor(value) else [value[at] for at in chosen]
+                for name, value in rows[side].items()}
     def measured(*numbers):
-        first = {side: {name: value[:n] for name, value in rows[side].items()} for (side, _), n in zip(SIDES, numbers)}
-        with (saved := SavedBytes()): outputs = pass_through(model, sides_of(first), settings)
+        some = {side: middle(side, number) for (side, _), number in zip(SIDES, numbers)}
+        with (saved := SavedBytes()): outputs = pass_through(model, sides_of(some), settings)
         return saved.total + sum(tensor.nbytes for side in outputs for tensor in side)
     with _kept_rng(model): one, *two = (measured(*numbers) for numbers in ((1, 1), (2, 1), (1, 2)))
     return one, [more - one for more in two]
 
 # %% ../../nbs/3_training/11_memory.ipynb #widest-batch
 def widest_batch(steps: int, training_data: TrainingData, settings: Settings, seed: int, tries: int = 16) -> dict:
-    "Of some batches, spread over the run, the one with the longest rows."
+    "Of some batches, spread over the run, the one with the most tokens."
     batches = (batch_at(i * steps // tries, steps, 0, training_data, settings, seed) for i in range(tries))
     read = [side for side, document in SIDES if document or not settings.inference_free_query]  # by the encoder
-    return max(batches, key=lambda rows: sum(rows[side]['input_ids'].numel() for side in read))
+    return max(batches, key=lambda rows: sum(rows[side]['attention_mask'].sum().item() for side in read))
 
 # %% ../../nbs/3_training/11_memory.ipynb #vector-bytes
 def vector_bytes(texts: int, columns: int) -> int:  # queries and documents of a batch; V

@@ -91,7 +91,8 @@ def lexical_terms(out: dict, training_data: TrainingData, settings: Settings) ->
     terms = {'self': kept(query) if settings.self_form != 'logit' else (kept(query) + kept(document)) / 2}
     if settings.positive_form == 'mean':
         return terms | {'positive': positive_activation(query['vectors'], document['own'][:size])}
-    return terms | {'positive': expansion(document['logits'][:size], query['own'], training_data.idf)}
+    same = out['same'][:, :size]
+    return terms | {'positive': expansion(document['logits'][:size], query['own'], training_data.idf, same=same)}
 
 # %% ../../nbs/3_training/10_objective.ipynb #density
 def density(vectors: Tensor, training_data: TrainingData, settings: Settings) -> Tensor:
