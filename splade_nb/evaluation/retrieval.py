@@ -166,9 +166,10 @@ def encoder_systems(collection, ids, encoder: str,  # hub name, folder, or lsa
     stages, texts, ids = stages or Preparation(), collection.texts, list(ids)
     words, values = StoredBM25(texts, {'kiwi': 1.0, 'bigrams': BIGRAM_SHARE}, stages), texts.values()
     values = values if isinstance(values, Sequence) else list(values)
+    key = _texts_key(collection, ids)  # of the documents that are here: lsa is fitted on them
     def part(some): # dense, hybrid -> DataFrame
         queries = {id: collection.queries[id].text for id in some}
-        vectors = teacher_vectors(stages, encoder, list(queries.values()), values, (), max_length, data=collection.hash)
+        vectors = teacher_vectors(stages, encoder, list(queries.values()), values, (), max_length, data=key)
         dense = dense_run(*vectors, some, list(texts))
         runs = dict(dense=dense, hybrid=relative_score_fusion(dense, words.run(queries, 1000)))
         if search: runs['model_hybrid'] = relative_score_fusion(dense, search.run(queries))
