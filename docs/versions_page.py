@@ -21,16 +21,16 @@ TEXT = {
   line='> What each version adds, and what it is worth beside BM25 and dense vectors.',
   result='V22 to V28 from a pretrained encoder: nDCG@10 {low} to {high}, BM25 {bm25}, BM25 + bigrams {bigrams}',
   alt='A line each for BM25, BM25 with bigrams, dense vectors, the start and the versions: nDCG@10 on five collections and on an unseen one, terms of a document',
-  read=('Every version as five unpublished design documents mean it ([where they contradict each other](../nbs/errata.ipynb)), from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores and four collections, three of them of passages; what it adds to the one before stands below its name (V28: to V26). '
+  read=('Every version as five unpublished design documents mean it ([where they contradict each other](../nbs/errata.ipynb)), from multilingual-e5-small with a head in closed form, some minutes of training on two processor cores and four collections, three of them of passages; what it adds to the one before stands below its name (V28: to V26); multilingual-e5-small stands in for every encoder and teacher that is named there. '
         'Left: how well its learned terms alone rank on five collections; further right is better, and the dashed lines learn nothing from the pairs. Middle: the one of them that no run has seen. Right: how many terms it stores for a document, which is what the index costs.'),
   panels=('five collections, nDCG@10', 'parakqc, nDCG@10', 'terms of a document'), recipe='recipe {}',
   beside={'BM25': ('BM25', 'words, no training'), 'BM25 + bigrams': ('BM25 + bigrams', 'words and character pairs, no training'),
           'dense, multilingual-e5-small': ('dense', 'vectors of the encoder'), 'start': ('start', 'the encoder with its head, before training')},
-  found='By learned terms alone the versions reach {low} to {high} on average, BM25 {bm25}, BM25 with bigrams {bigrams} and dense vectors {dense}: {above} of {all} rank above BM25 with bigrams. In one index with counted terms they reach {joined} at the best of the weights tried ([the study](../nbs/studies/encoder.ipynb)).',
+  found='By learned terms alone the versions reach {low} to {high} on average, BM25 {bm25}, BM25 with bigrams {bigrams} and dense vectors {dense}: {above} of {all} have a higher mean than BM25 with bigrams, and for {certain} of them the difference is certain. In one index with counted terms they reach {joined} at the best of the weights tried ([the study](../nbs/studies/encoder.ipynb)).',
   alone='Learned from question_pair alone, before the weights of a document were divided by the root of its norm (`document_norm`), without which long documents rank too high; with three seeds of V26 and V28, and as written. The corrected versions reach {low} to {high}, BM25 with bigrams {bigrams}. As written they do not collapse from a pretrained encoder: {written_low} to {written_high}, with {written_few} to {written_many} terms of a document instead of {few} to {many}.',
   table=('nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval; terms of a query / a document; MB of the index. *start* is the model before training, *as written* the recipe `original`. '
          'Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
-  head=(), words={},
+  head=(), words={}, none='none',
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each; the mean of {sets} sets, some of them unseen, nDCG@10 of the learned terms alone and noise, the share of terms that are neither Korean nor in the text: {rows}. '
         'The steeper the IDF penalty, the more noise; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
   card_row='{version} {ndcg} (noise {noise})',
@@ -42,16 +42,16 @@ TEXT = {
   line='> 버전마다 무엇을 더했고, BM25와 밀집 벡터에 견주어 얼마나 좋은지.',
   result='사전학습된 인코더에서 시작한 V22~V28: nDCG@10 {low}~{high}, BM25 {bm25}, BM25 + 글자쌍 {bigrams}',
   alt='BM25, 글자쌍을 더한 BM25, 밀집 벡터, 학습 전, 버전마다 한 줄: 컬렉션 다섯 개와 본 적 없는 하나의 nDCG@10, 문서의 용어 수',
-  read=('공개되지 않은 설계 문서 다섯 편의 뜻대로([서로 어긋나는 곳](../nbs/errata.ipynb)), 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 출력층에서 시작해 컬렉션 네 개(셋은 긴 글)로 CPU 코어 두 개에서 몇 분 동안 학습했습니다. 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V28은 V26에 더한 것). '
+  read=('공개되지 않은 설계 문서 다섯 편의 뜻대로([서로 어긋나는 곳](../nbs/errata.ipynb)), 모든 버전을 multilingual-e5-small과 닫힌 형태로 구한 출력층에서 시작해 컬렉션 네 개(셋은 긴 글)로 CPU 코어 두 개에서 몇 분 동안 학습했습니다. 이름 아래에 바로 앞 버전에 더한 것을 적었습니다(V28은 V26에 더한 것). 거기에 적힌 인코더와 교사는 모두 multilingual-e5-small로 대신했습니다. '
         '왼쪽은 컬렉션 다섯 개에서 배운 용어만으로 매긴 순위의 품질로, 오른쪽일수록 좋고, 세로 점선은 짝에서 배우지 않는 것들입니다. 가운데는 그 가운데 어느 실행도 본 적이 없는 것입니다. 오른쪽은 문서 하나에 저장하는 용어의 수, 곧 색인의 비용입니다.'),
   panels=('컬렉션 다섯 개, nDCG@10', 'parakqc, nDCG@10', '문서의 용어'), recipe='레시피 {}',
   beside={'BM25': ('BM25', '단어, 학습 없음'), 'BM25 + bigrams': ('BM25 + 글자쌍', '단어와 글자쌍, 학습 없음'),
           'dense, multilingual-e5-small': ('밀집', '인코더의 벡터'), 'start': ('학습 전', '인코더와 닫힌 형태의 출력층')},
-  found='배운 용어만의 평균은 {low}~{high}, BM25는 {bm25}, 글자쌍을 더한 BM25는 {bigrams}, 밀집 벡터는 {dense}입니다. {all}개 가운데 {above}개가 글자쌍을 더한 BM25보다 높습니다. 배운 용어를 센 용어와 한 색인에 두면 시도한 가중치 가운데 가장 좋은 것에서 {joined}입니다([연구](../nbs/studies/encoder.ipynb)).',
+  found='배운 용어만의 평균은 {low}~{high}, BM25는 {bm25}, 글자쌍을 더한 BM25는 {bigrams}, 밀집 벡터는 {dense}입니다. {all}개 가운데 {above}개의 평균이 글자쌍을 더한 BM25보다 높고, 차이가 확실한 것은 {certain}개입니다. 배운 용어를 센 용어와 한 색인에 두면 시도한 가중치 가운데 가장 좋은 것에서 {joined}입니다([연구](../nbs/studies/encoder.ipynb)).',
   alone='question_pair만으로 학습한 결과입니다. 문서의 가중치를 그 노름의 제곱근으로 나누기(`document_norm`) 전에 잰 것으로, 그러지 않으면 긴 문서의 순위가 너무 높아집니다. V26과 V28은 시드 세 개로, 또 모든 버전을 적힌 대로도 학습했습니다. corrected 버전은 {low}~{high}, 글자쌍을 더한 BM25는 {bigrams}입니다. 사전학습된 인코더에서는 적힌 대로도 무너지지 않아 {written_low}~{written_high}이고, 문서의 용어는 {few}~{many}개가 아니라 {written_few}~{written_many}개입니다.',
   table=('시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간, 질의 / 문서의 용어 수, 색인의 MB입니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. '
          'V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
-  head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '하이브리드, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start of v28': 'V28의 학습 전', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', ', without document_norm': ', document_norm 없이', '| steps | minutes |': '| 스텝 | 분 |'},
+  none='0', head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '하이브리드, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start of v28': 'V28의 학습 전', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', ', without document_norm': ', document_norm 없이', '| steps | minutes |': '| 스텝 | 분 |'},
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 데이터 {sets}개(본 적 없는 것도 있음)의 평균이며, 배운 용어만의 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
         'IDF 벌점이 가파를수록 잡음이 많고, 한국어 필터가 있는 V28이 가장 적지만 그 기준은 5 % 이하입니다.'),
   card_row='{version} {ndcg}(잡음 {noise})',
@@ -72,9 +72,9 @@ def rows(group: int = 0) -> pd.DataFrame:  # of `study_tables`: 0 learned from s
     found = readme_table.cells(study_tables()[group])
     names = found['system'].str.removesuffix(', as written')
     recipe = ('corrected' if name == system else 'original' if name in SHOWN else '' for name, system in zip(names, found['system']))
-    found = found.assign(name=names, recipe=[how if name in SHOWN else '' for name, how in zip(names, recipe)], terms=found['terms'].str.split('/').str[-1])
+    found = found.assign(name=names, certain=found['points'].str.contains('▲'), recipe=[how if name in SHOWN else '' for name, how in zip(names, recipe)], terms=found['terms'].str.split('/').str[-1])
     numbers = {column: pd.to_numeric(found[column], errors='coerce') for column in (*PANELS, 'mean')}
-    return found[['name', 'recipe']].assign(**numbers)[names.isin([*BESIDE, *SHOWN])]
+    return found[['name', 'recipe', 'certain']].assign(**numbers)[names.isin([*BESIDE, *SHOWN])]
 
 
 def lines_of(language: str) -> dict:  # name -> its label, what it adds in one line
@@ -112,13 +112,14 @@ def figure(language: str):
 def numbers(group: int = 0) -> dict:  # of `study_tables`
     "What the sentences about a table are filled with."
     table, joined = rows(group), readme_table.cells(study_tables('joined-table')[group])
-    versions, beside = table[table['recipe'] == 'corrected'].groupby('name')['mean'].mean(), table[table['recipe'] == ''].set_index('name')['mean']
+    ranked = table[table['recipe'] == 'corrected']
+    versions, beside = ranked.groupby('name')['mean'].mean(), table[table['recipe'] == ''].set_index('name')['mean']
     shown = dict(low=versions.min(), high=versions.max(), bm25=beside['BM25'], bigrams=beside['BM25 + bigrams'], dense=beside['dense, multilingual-e5-small'],
                  joined=joined.loc[joined['learned part'].isin(VERSIONS), 'mean'].astype(float).max())
     ours, written = (table[table['recipe'] == recipe] for recipe in ('corrected', 'original'))
     shown |= dict(written_low=written['mean'].min(), written_high=written['mean'].max())
     counts = dict(few=ours['terms'].min(), many=ours['terms'].max(), written_few=written['terms'].min(), written_many=written['terms'].max())
-    return {name: f'{value:.1f}' for name, value in shown.items()} | {name: f'{value:.0f}' for name, value in counts.items()} | dict(all=len(versions), above=int((versions > beside['BM25 + bigrams']).sum()))
+    return {name: f'{value:.1f}' for name, value in shown.items()} | {name: f'{value:.0f}' for name, value in counts.items()} | dict(all=len(versions), certain=ranked.loc[ranked['certain'], 'name'].nunique(), above=int((versions > beside['BM25 + bigrams']).sum()))
 
 
 def page_title(language: str) -> str: return TEXT[language]['result'].format(**numbers())
@@ -134,9 +135,11 @@ def translated(table: str, language: str) -> str:
 
 def page(language: str) -> str:
     said = TEXT[language]
+    facts = numbers()
+    facts['certain'] = facts['certain'] or said['none']
     several, one = (translated(table, language) for table in study_tables())
     source = next(line for line in several.splitlines() if line.startswith('*'))
-    return '\n\n'.join([said['title'], said['line'], said['read'], f'![{said["alt"]}]({said["figure"]})', source, said['found'].format(**numbers()), said['which'],
+    return '\n\n'.join([said['title'], said['line'], said['read'], f'![{said["alt"]}]({said["figure"]})', source, said['found'].format(**facts), said['which'],
                         said['table'], several, said['alone'].format(**numbers(-1)), one, whole_rows(said), on_a_card(said), said['more']]) + '\n'
 
 

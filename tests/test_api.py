@@ -150,9 +150,9 @@ def test_shards_are_made_of_what_has_a_name(v28, tmp_path):
 
 @pytest.mark.parametrize('hybrid', (-3.0, float('inf'), float('nan')))
 def test_an_impossible_weight_of_a_hybrid_is_refused(hybrid, capsys):
-    with pytest.raises(ConfigError, match=f'hybrid: found {hybrid}; allowed: a number from 0 on'): splade_nb.evaluate('nowhere', 'toy', hybrid=hybrid)
+    with pytest.raises(ConfigError, match=f'hybrid: found {hybrid}; allowed: a finite number from 0 on'): splade_nb.evaluate('nowhere', 'toy', hybrid=hybrid)
     assert main(['evaluate', '--model', 'nowhere', '--data', 'toy', '--hybrid', str(hybrid)]) == 2
-    assert f'hybrid: found {hybrid}; allowed: a number from 0 on' in capsys.readouterr().err
+    assert f'hybrid: found {hybrid}; allowed: a finite number from 0 on' in capsys.readouterr().err
 
 
 def test_a_query_that_is_no_utf_8_is_one_line(v28, tmp_path, capsys):

@@ -167,7 +167,7 @@ def hidden_modules(notebook: str) -> set:
 RUN = [each for each in COPIES if not each.endswith('_ko.ipynb')]  # test_house: a twin has the same code
 
 
-OFTEN = [each for each in RUN if each in TINY or Path(each).stem == 'search_in_five_minutes']  # all: once a week
+OFTEN = [each for each in RUN if each in TINY or Path(each).stem in ('bring_your_own_data', 'search_in_five_minutes')]  # all: once a week
 
 
 def given_to(notebook: str, folder: Path):

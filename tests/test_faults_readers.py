@@ -293,7 +293,7 @@ def test_a_download_never_joins_two_versions(form, project):
 @pytest.mark.parametrize('name, text, found', [
     ('title.csv', '제목\n안녕\n', ['안녕']), ('title.jsonl', '{"id": "1", "title": "제목"}\n', ['제목']), ('capitals.csv', 'ID,Text\n7,한복\n', ['한복']),
     ('blank.csv', 'id,text,,\n1,한복,,\n', ['한복']), ('pandas.csv', ',text\n0,한복\n', ['한복']), ('notes.csv', '내용,\n한복,비고\n', ['한복']), ('unnamed.jsonl', '{"": "x", "text": "한복"}\n', ['한복']),
-    ('spellings.csv', 'Text,text\n한복,서울\n', 'line 2, columns: found .Text, text.; allowed: text once'), ('fields.jsonl', '{"text": "한복", "text": "서울"}\n', "line 1, JSON: found 'text' twice"),
+    ('spellings.csv', 'Text,text\n한복,서울\n', 'line 2, columns: found .Text, text.; allowed: text once'), ('fields.jsonl', '{"text": "한복", "text": "서울"}\n', "line 1, JSON: found text is given twice: '한복' and '서울'"),
     ('reviews.csv', '후기\n좋아요\n', ['좋아요']),
     ('id.csv', 'id\n1\n', 'line 2, columns: found .id.'), ('id.jsonl', '{"id": "1", "text": "한복"}\n{"id": "2"}\n', 'line 2, columns: found .id.'),
     ('other.csv', 'id,제목,비고\n1,가,나\n', 'allowed: a column for the text'), ('twice.csv', 'id,text,text\n1,한복,서울\n', "line 1, columns: found 'text' twice")])

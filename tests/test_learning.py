@@ -279,6 +279,47 @@ def test_without_any_checkpoint_the_trained_weights_stay(tmp_path, monkeypatch):
     assert torch.equal(weights(whole), stored(tmp_path/'whole'/'checkpoints'/'step-4'))
 
 
+def test_where_no_best_validation_can_be_read_the_weights_are_of_the_last_step(tmp_path):
+    data, model = TRUE_TOY()
+    settings = faults.settings_of(steps=12, validations=6, keep_checkpoints=9)
+    found = training.train(model, data, settings, tmp_path, lambda model: {'metrics': {'ndcg@10': 0.5}, 'active_terms': {}}, quiet=True, max_steps=5)
+    for path in saved_checkpoints(tmp_path): (path/'model.safetensors').write_bytes(b'')
+    training._take_best(found)
+    assert found.model_step == found.step == 5 and 'weights of step 5' in found.events[-1]['message']
+
+
+def test_a_resumed_run_has_the_factor_on_scores_that_it_began_with(tmp_path):
+    settings = faults.settings_of(steps=4)
+    def trained(factor: float, **options) -> float:
+        data, model = TRUE_TOY()
+        data.score_factor = factor
+        training.train(model, data, settings, tmp_path, quiet=True, **options)
+        return data.score_factor
+    assert trained(0.3, max_steps=2) == 0.3 == trained(0.7, resume=True)
+
+
+def test_without_a_pair_scores_have_no_factor():
+    data, model = TRUE_TOY()
+    settings = model.settings.but(score_spread=3.0, similarity='dot')
+    assert training_data._score_factor(model, settings, replace(data, pairs=[])) == 1.0
+
+
+def test_flops_is_steered_by_the_texts_of_all_micro_batches(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(training, 'steer', lambda run, row, lengths: seen.append({side: len(found) for side, found in lengths.items()}))
+    data, model = TRUE_TOY()
+    training.train(model, data, settings_of(1, 'plain'), tmp_path, quiet=True)
+    assert seen == [dict(query=8, document=16)] * 6
+
+
+def test_memory_is_given_back_every_ten_steps(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(training, 'give_back', lambda: given.append(1))
+    data, model = TRUE_TOY()
+    training.train(model, data, faults.settings_of(steps=25), tmp_path, quiet=True)
+    assert len(given) == 2
+
+
 def test_a_resumed_run_whose_best_is_broken_takes_the_next(tmp_path):
     first = stopping(tmp_path, SCORES, keep_checkpoints=9)
     assert first.stopped

@@ -18,10 +18,11 @@ from splade_nb.model.head_start import head_start
 from splade_nb.model.initialization import create, toy_model
 from splade_nb.model import term_weights
 from splade_nb.model.splade import encode_documents
-from splade_nb.model.load import load, named_config, open_checkpoint_folder, pretrained_backbone, save
+from splade_nb.model.load import SAVED_SETTINGS, load, named_config, open_checkpoint_folder, pretrained_backbone, save
 from splade_nb.model.splade_doc import decoder_for, sides_differ, sparse_batch, token_weights
 from splade_nb.model.term_weights import TermWeight, register_term_weight
 from splade_nb.model.xlmr import create_splade_xlmr
+from splade_nb.training.check_settings import other_value
 from splade_nb.training.teacher import load_teacher
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=20)
@@ -175,11 +176,28 @@ def test_registered_parts_through_a_life(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="'scale' is not registered"): load(tmp_path)
 
 
-def test_vectors_of_other_settings_have_another_name():
-    "What is saved of a model's vectors is named by its digest, and a bound on terms or a norm changes them without a weight."
-    changes = dict(most_query_terms=3), dict(most_document_terms=3), dict(document_norm=0.5), dict(log_twice=True), dict(gate_heads=2), dict(gate_pooler='heads')
-    found = [toy_model(**given).digest() for given in ({}, *changes)]
-    assert len(set(found)) == len(found) and found[0] == toy_model().digest() == toy_model(dropout=0.3).digest()
+SAME_WEIGHTS = [name for name in SAVED_SETTINGS if name != 'term_weights']
+
+
+def test_models_of_the_same_weights_have_one_digest_where_they_give_the_same_vectors():
+    "Saved vectors are named by the digest. Settings that change the weights change it in any case."
+    base, differ = toy_model(context_gate=True, gate_pooler='heads'), set()
+    base.decoder.bias.data += 3
+    def vectors(model): return torch.cat([model(IDS, MASK, document=document)[0] for document in (True, False)])
+    for name in SAME_WEIGHTS:
+        value = 'rectified_heads' if name == 'gate_pooler' else other_value(name, base.settings, '')
+        other, weights = toy_model(**dict(context_gate=True, gate_pooler='heads') | {name: value}), base.state_dict()
+        if {key: given.shape for key, given in other.state_dict().items()} != {key: given.shape for key, given in weights.items()}: continue
+        other.load_state_dict(weights)
+        same = torch.equal(vectors(base), vectors(other))
+        assert (other.digest() == base.digest()) == same, name
+        if not same: differ.add(name)
+    assert differ >= {'most_query_terms', 'most_document_terms', 'document_norm', 'gate_pooler'}
+
+
+def test_words_that_are_never_noise_are_saved_with_a_model(tmp_path):
+    save(toy_model(language_allows=('ai', 'tv')), tmp_path)
+    assert load(tmp_path).settings.language_allows == ('ai', 'tv')
 
 
 def test_what_is_left_out_beside_a_registered_part_counts_in_no_norm(monkeypatch):

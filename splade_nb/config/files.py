@@ -123,7 +123,8 @@ def check_seed(value: int) -> int:
 def check_number(value: float, name: str, most: float = sys.float_info.max) -> float:
     "Raises `ConfigError` for what is no number, for NaN, and for one below 0 or above `most`."
     if isinstance(value, Real) and 0 <= value <= most: return value
-    raise ConfigError(f'{name}: found {value!r}; allowed: a number from 0 on')
+    kind = 'number' if most == math.inf else 'finite number'
+    raise ConfigError(f'{name}: found {value!r}; allowed: a {kind} from 0 on')
 
 # %% ../../nbs/0_config/01_files.ipynb #texts-of
 def texts_of(given, # a text; a list or another iterable of texts; a dictionary of id and text
@@ -133,7 +134,8 @@ def texts_of(given, # a text; a list or another iterable of texts; a dictionary 
     if isinstance(given, str): given = [given]
     if hasattr(given, 'columns') or hasattr(given, 'column_names'):
         raise ConfigError(f"{name}: found a table; allowed: one column of it, as {name}['text']")
-    if isinstance(given, (bytes, bytearray, set, frozenset)) or not hasattr(given, '__iter__') or getattr(given, 'shape', None) == ():
+    several = hasattr(given, '__iter__') and getattr(given, 'shape', None) != ()  # an array may hold one value
+    if isinstance(given, (bytes, bytearray, set, frozenset)) or not several:
         raise ConfigError(f'{name}: found {type(given).__name__}; allowed: a text, a list of texts, or a dictionary of id and text')
     pairs = zip(given, given.values()) if isinstance(given, Mapping) else enumerate(given, first)
     return [check_text(text, f'{name}[{place!r}]') for place, text in pairs]

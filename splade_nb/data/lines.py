@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from ..config.files import DataError, nearest
+from ..config.files import DataError, nearest, no_repeats
 
 # %% ../../nbs/1_data/01_lines.ipynb #faults
 class Faults:
@@ -212,19 +212,14 @@ def pair_type(row: Row, name: str, faults: Faults) -> str:
     return one_of(row, name, allowed) or 'original'
 
 # %% ../../nbs/1_data/01_lines.ipynb #parse
-def _once(pairs: list) -> dict:  # (name, value)
-    if len(values := dict(pairs)) == len(pairs): return values
-    name = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
-    raise ValueError(f'{show(name)} twice')
-
 def parse_row(path: Path, line: int | None, text: str) -> Row:
-    "Text to a normalised record. Raises DataError for broken JSON, a field that stands twice, and anything but an object."
+    "Text to a normalised record. Raises DataError for broken JSON, a field with two values, and anything but an object."
     values, problem = None, ''
-    try: values = normalise(json.loads(text, object_pairs_hook=_once))
+    try: values = normalise(json.loads(text, object_pairs_hook=no_repeats))
     except json.JSONDecodeError as error:
         line = error.lineno if line is None else line
         problem = f'{error.msg} at column {error.colno}: {show(text[error.pos:][:40])}'
-    except (ValueError, RecursionError) as error: problem = str(error)
+    except (ValueError, RecursionError) as error: problem = str(error)[:200]
     if isinstance(values, dict): return Row(str(path), line, values)
     raise DataError(path, line, 'JSON', problem or show(values), 'one JSON object')
 

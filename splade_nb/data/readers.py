@@ -456,8 +456,8 @@ NAMED = {*TEXT_FIELDS, *TITLE_FIELDS, *IDS, 'metadata'}  # columns whose names s
 # %% ../../nbs/1_data/07_readers.ipynb #own-document
 def _own_document(row: Row, taken: set, faults: Faults) -> Document:
     "Raises DataError where no field holds the text."
-    named = [name for name in row.values if name.strip()]  # not those of row numbers, and of notes beside a table
-    names = {name.lower(): name for name in reversed(named)}
+    named = [name for name in row.values if name.strip()]  # others hold row numbers or notes
+    names = {name.lower(): name for name in named}
     if twice := [name for name in named if name.lower() in NAMED and names[name.lower()] != name]:
         raise row.fault('columns', show(', '.join(named)), f'{twice[0].lower()} once, in one spelling')
     def first(fields): return next((names[name] for name in fields if name in names), None)

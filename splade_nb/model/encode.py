@@ -178,8 +178,8 @@ def check_keep(keep, tokens: int) -> np.ndarray: # ids
     "Raises `ConfigError` for what is no token of the vocabulary."
     ids = np.array([*keep])
     wrong = ids if ids.dtype.kind not in 'iu' else ids[(ids < 0) | (ids >= tokens)]
-    if len(wrong): raise ConfigError(f'keep: found {wrong[0].item()!r}; allowed: ids of tokens, from 0 to {tokens - 1:,}')
-    return ids.astype(np.int64)
+    if not len(wrong): return ids.astype(np.int64)
+    raise ConfigError(f'keep: found {wrong[0].item()!r}; allowed: ids of tokens, from 0 to {tokens - 1:,}')
 
 # %% ../../nbs/2_model/08_encode.ipynb #prepared-decoder
 def prepared_decoder(model,
@@ -188,7 +188,8 @@ def prepared_decoder(model,
                      precision: str = 'auto'      # fp32, bf16; see `precision_on`
                     ):                            # `Decoder`; None for token importance, which has no decoder
     "The decoder as `encode` reads it; prepare it once for many calls. Raises `ConfigError` for unsupported options."
-    keep, precision = None if keep is None else check_keep(keep, len(model.special)), precision_on(model.special.device, precision)
+    if keep is not None: keep = check_keep(keep, len(model.special))
+    precision = precision_on(model.special.device, precision)
     screen = screen_on(model, keep, precision, screen)
     if model.decoder is None and keep is None and not screen: return None
     return model.prepared(keep, screen, precision)
@@ -285,8 +286,8 @@ def _report_cut(model, ids, most, cut): # adds to `cut`, or warns
 
 # %% ../../nbs/2_model/08_encode.ipynb #lookup
 def _lookup(model, tokenizer, texts, factor, keep): # [B, V]; of an inference-free query
-    weights = model.query_table() * (1 if factor is None else factor)
-    if keep is not None: weights[np.setdiff1d(np.arange(len(tokenizer.backend)), check_keep(keep, len(tokenizer.backend)))] = 0
+    weights, tokens = model.query_table() * (1 if factor is None else factor), len(tokenizer.backend)
+    if keep is not None: weights[np.setdiff1d(np.arange(tokens), check_keep(keep, tokens))] = 0
     return lookup_queries(tokenizer, weights, texts)
 
 # %% ../../nbs/2_model/08_encode.ipynb #encode

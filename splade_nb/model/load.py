@@ -126,7 +126,8 @@ def fit(backbone, settings: Settings, vocabulary: int) -> None: # vocabulary: V
         raise ConfigError(f'{name}={value}: the backbone has {limit} positions; the nearest is {limit}')
 
 # %% ../../nbs/2_model/11_load.ipynb #save-shape
-SAVED_SETTINGS = [field.name for field in fields(ModelSettings) if field.name != 'backbone'] + ['similarity', 'language_allows']
+SAVED_SETTINGS = [field.name for field in fields(ModelSettings) if field.name != 'backbone']
+SAVED_SETTINGS += ['similarity', 'language_allows']
 
 def save_shape(model: SpladeDoc, folder: Path | str) -> Path:
     "`config.json` and `splade.json`: what the model is without its weights."

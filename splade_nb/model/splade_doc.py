@@ -76,7 +76,7 @@ class DesignNames:
     def token_importance(self) -> nn.Module | None: return self.importance  # with `mlm_head=False`
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #runtime
-BESIDE_WEIGHTS = ('most_query_terms', 'most_document_terms', 'document_norm', 'log_twice', 'gate_heads', 'gate_pooler')
+BESIDE_WEIGHTS = 'most_query_terms', 'most_document_terms', 'document_norm', 'log_twice', 'gate_pooler'  # change vectors
 
 class TorchRuntime:
     "What `model.encode` asks of a model, answered by PyTorch; `model.onnx.OnnxModel` answers it by ONNX Runtime."
@@ -86,9 +86,9 @@ class TorchRuntime:
             weights.update(name.encode())
             weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         if self.settings.counted_terms: weights.update(repr(self.settings.counted_weight).encode())
-        changed = {name: getattr(self.settings, name) for name in BESIDE_WEIGHTS}
-        if changed := {name: value for name, value in changed.items() if value != getattr(Settings, name)}:
-            weights.update(repr(changed).encode())
+        own = {name: getattr(self.settings, name) for name in BESIDE_WEIGHTS}
+        changed = {name: value for name, value in own.items() if value != getattr(Settings, name)}
+        if changed: weights.update(repr(changed).encode())
         return weights.hexdigest()[:16]
 
     def query_table(self) -> np.ndarray: return query_weights(self).detach().cpu().numpy()  # [V]
@@ -298,13 +298,9 @@ def _positive_maxima(model, decoder, rows, windows):  # [B, V] under the gate, e
     return under_gate(logits, gate_factors(model, states, blocks, owner, spans))
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #keep-terms
-def _of_terms(logits: Tensor, terms: Tensor) -> Tensor: # [B, V]
-    return torch.full_like(logits, MASKED_LOGIT).index_copy(1, terms, logits.index_select(1, terms))
-
-def _keep_terms(vectors: Tensor, terms: Tensor) -> None:
-    kept = vectors.new_zeros(vectors.shape[1])
-    kept[terms] = 1
-    vectors *= kept
+def _left_out(columns: int, decoder) -> Tensor | None:  # [V] bool; None: no term is
+    if decoder is None or decoder.terms is None: return None
+    return torch.ones(columns, dtype=torch.bool, device=decoder.terms.device).index_fill(0, decoder.terms, False)
 
 # %% ../../nbs/2_model/07_splade_doc.ipynb #sparse-batch
 @torch.no_grad()
@@ -316,15 +312,15 @@ def sparse_batch(model: SpladeDoc,
                  lengths: list | None = None,  # tokens of each row, where the host knows them
                  ) -> tuple[Tensor, Tensor, Tensor]: # text, token [n], weight [n] above zero
     "What `encode_batch` gives, as entries. Raises `ValueError` for a row without a token."
+    left_out = _left_out(len(model.special), decoder)
     if decoder is None or model.parts:
-        states = read_states(model, input_ids, attention_mask)
-        logits = max_over_tokens(model, *states, input_ids, attention_mask, windows)
-        if decoder is not None and decoder.terms is not None: logits = _of_terms(logits, decoder.terms)
+        logits = max_over_tokens(model, *read_states(model, input_ids, attention_mask), input_ids, attention_mask, windows)
+        if left_out is not None: logits = logits.masked_fill(left_out, MASKED_LOGIT)  # before a norm or a bound
     else:
         rows = dict(input_ids=input_ids, lengths=lengths or attention_mask.sum(1).tolist())
         logits = _positive_maxima(model, decoder, rows, windows or [1] * len(input_ids))
     vectors, _ = weigh_batch(model, logits, input_ids, attention_mask, document, windows, mean_length)
-    if decoder is not None and decoder.terms is not None: _keep_terms(vectors, decoder.terms)
+    if left_out is not None: vectors.masked_fill_(left_out, 0)  # a registered part may have added some
     text, token = vectors.nonzero(as_tuple=True)
     return text, token, vectors[text, token]
 

@@ -264,7 +264,7 @@ def _counts_as_hit(vector, weights, score, terms): # terms: those that matched
     return bool(score >= LEAST_COSINE * np.linalg.norm(vector.data) * np.linalg.norm(weights))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #search-index-3
-MOST_ASKED = 10_000 # texts, where some of those that are found are no hits; servers give no more
+MOST_ASKED = 10_000 # texts of a search that looks further because some are no hits; OpenSearch gives no more
 
 def _search(searcher, query, wanted, part):
     tokenizer, store, hybrid = searcher.encoder.tokenizer, searcher.store, searcher.hybrid and part == 'all'
@@ -273,18 +273,18 @@ def _search(searcher, query, wanted, part):
         hashed, tokens = _hashed_columns(tokenizer, query), set(tokenizer.own_columns([query])[0])
         dense = _dense_query(searcher, query, vector, part)
     def hits(found):
-        results = ((document_store.read_entry(store, document_store.text_id(store, key)), score) for key, score in found)
-        for entry, score in ((entry, score) for entry, score in results if entry is not None):
+        for key, score in found:
+            if (entry := document_store.read_entry(store, document_store.text_id(store, key))) is None: continue
             terms = matched_terms(vector, entry, tokens, tokenizer, hashed)
             if not hybrid and not _counts_as_hit(vector, entry.weights, score, terms): continue
             yield Hit(entry.id, score, entry.title, entry.text, _reasons(score, terms, hybrid))
-    asked, kept, seen = wanted, [], 0
+    asked, kept, seen = wanted, [], set() # an engine may rank otherwise when it is asked for more
     with remembered({}):
         while True:
             found = searcher.index.search(vector, asked, dense)[0]
-            kept += hits(found[seen:])
+            kept += hits([(key, score) for key, score in found if key not in seen])
             if len(kept) >= wanted or len(found) < asked or asked >= MOST_ASKED: return kept[:wanted]
-            asked, seen = min(2 * asked, MOST_ASKED), len(found)
+            asked, seen = min(2 * asked, MOST_ASKED), seen | {key for key, _ in found}
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #searching
 def check_search(query: str, k: int, name: str = 'k') -> None: # name: what the number is called where it was typed

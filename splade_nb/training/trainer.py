@@ -478,7 +478,7 @@ def _show_progress(bar: tqdm, row: dict) -> None:
     bar.update(row['step'] + 1 - bar.n)
 
 # %% ../../nbs/3_training/14_trainer.ipynb #after-step
-GIVE_BACK = 10  # steps: batches of ever other lengths leave gaps in memory that the C library keeps, gigabytes in a run
+GIVE_BACK = 10  # steps: batches of varying lengths leave gaps in memory that the C library does not give back by itself
 
 def _after_step(run: Run, validator: Callable | None, last: int, save_every: int, writer=None) -> None:
     "Validate and save where the schedule asks for it; save the best validation too."
