@@ -1,5 +1,6 @@
 """Any engine after any changes gives what a fresh build gives; ids are opaque; one process at a time has an index."""
-import random, unicodedata
+import random, shutil, unicodedata
+from dataclasses import replace
 from threading import Thread
 import numpy as np
 import pytest
@@ -82,12 +83,36 @@ def test_a_dense_part_is_that_of_the_texts_that_are_there(encoder, tiny_encoder,
     options = dict(hybrid=0.3, dense_encoder=tiny_encoder)
     with build_searcher(encoder, TEXTS[:8], tmp_path/'old', **options) as searcher:
         for change, some, texts in drawn_changes(5, 3): getattr(searcher, change)(some)
+        assert {*searcher.store.column('SELECT id FROM dense')} == {text.id for text in texts}
         found = shown(searcher)
         hits = searcher.search(QUERIES[0], 50)
     assert any(term.kind == 'dense' and term.weight > 0 for hit in hits for term in hit.terms)
     with build_searcher(encoder, texts[::-1], tmp_path/'fresh', **options) as fresh: assert same(found, shown(fresh))
     with open_searcher(tmp_path/'old', encoder) as searcher: assert same(shown(searcher), found)
     with pytest.raises(ConfigError, match='made with dense_encoder .*, not .*; take another folder'): build_searcher(encoder, texts, tmp_path/'old', hybrid=0.3, dense_encoder=f'{tiny_encoder}/')
+
+
+def test_the_dense_encoder_reads_a_text_once(encoder, tiny_encoder, tmp_path, monkeypatch):
+    "Also where the mean length of the texts changes, an index is lost, or a process ended between encoding and saving the index."
+    read, true = [], searchers._dense_encoder
+    def counted(name):
+        encode = true(name)
+        def dense(texts, side='document'):
+            if side == 'document': read.extend(texts)
+            return encode(texts, side)
+        return dense
+    monkeypatch.setattr(searchers, '_dense_encoder', counted)
+    with monkeypatch.context() as broken:
+        broken.setattr(searchers.document_store, 'mark_indexed', lambda store: 1 / 0)
+        with pytest.raises(ZeroDivisionError): build_searcher(encoder, TEXTS[:8], tmp_path, hybrid=0.3, dense_encoder=tiny_encoder)
+    with build_searcher(encoder, TEXTS[:8], tmp_path, hybrid=0.3, dense_encoder=tiny_encoder) as searcher:
+        assert encoder.model.settings.counted_terms and sorted(read) == sorted(text.full for text in TEXTS[:8])
+        searcher.add(replace(TEXTS[8], text=TEXTS[8].text * 9))
+        searcher.delete(TEXTS[0].id)
+        found = shown(searcher)
+    shutil.rmtree(tmp_path/'index')
+    with open_searcher(tmp_path, encoder) as searcher: assert same(shown(searcher), found)
+    assert len(read) == 9
 
 
 @pytest.mark.parametrize('earlier', [dict(topics=0.5), dict(hybrid=0.2)])

@@ -85,7 +85,6 @@ class InitializationSettings:
     initial_terms: int = 0              # a document before training, with a pretrained decoder; 0: no calibration
     initial_filter: float = 0.0         # deviations by which filtered terms that no document has start lower; 0: none
 
-
 # %% ../../nbs/0_config/03_settings.ipynb #ranking-settings
 @dataclass(frozen=True)
 class RankingSettings:
@@ -181,7 +180,6 @@ class OptimizerSettings:
     weight_decay: float = 0.01          # not on biases and norms
     clip: float = 1.0                   # largest gradient norm
     adam_beta2: float = 0.999
-
 
 # %% ../../nbs/0_config/03_settings.ipynb #settings
 @dataclass(frozen=True)
@@ -299,7 +297,6 @@ def override(settings: Settings, changes: dict) -> Settings:  # changes: name ->
     return replace(settings, **{known_setting(name): cast(name, value, getattr(settings, name))
                                 for name, value in changes.items()})
 
-
 # %% ../../nbs/0_config/03_settings.ipynb #without-sections
 SECTIONS = 'model', 'data', 'loss', 'training'  # of a settings file
 FILE_NAMES = {'model.name': 'backbone', 'model.use_expansion': 'mlm_head', 'training.num_epochs': 'epochs',
@@ -383,7 +380,6 @@ def needs_teacher(settings: Settings) -> bool:
 def further_columns(settings: Settings) -> int:
     "Columns after the vocabulary: of counted terms, which are not trained."
     return 2 * settings.counted_terms
-
 
 # %% ../../nbs/0_config/03_settings.ipynb #counts-otherwise
 COUNTING = ('inference_free_query', 'term_frequency', 'output_idf')
@@ -512,7 +508,6 @@ CHOICES = dict(similarity=('cosine', 'dot'), self_form=('bce', 'mean', 'logit'),
 # %% ../../nbs/0_config/03_settings.ipynb #shares
 SHARES = ('dropout gate_dropout document_share flops_ramp language_ramp ramp_start warmup_ratio expansion_df document_norm '
           'adam_beta2').split()
-
 
 # %% ../../nbs/0_config/03_settings.ipynb #at-least
 AT_LEAST = dict.fromkeys('gate_hidden gate_heads batch_size accumulation epochs top_k mining_depth '

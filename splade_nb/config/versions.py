@@ -328,7 +328,6 @@ def scale_for(scale: str, overrides: dict) -> str:
     sizes = {'hidden', 'layers', 'vocabulary'} & overrides.keys()
     return 'small' if scale == 'mini' and overrides.get('backbone', 'mini') != 'mini' and not sizes else scale
 
-
 # %% ../../nbs/0_config/04_versions.ipynb #resolve
 def _corrections(scale: str, initialization: str = 'pretrained') -> dict:
     if scale == 'mini': return CORRECTIONS | MINI_CORRECTIONS

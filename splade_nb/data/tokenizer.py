@@ -153,7 +153,6 @@ def counted_names(texts: list) -> list:  # for each text two lists: bigrams and 
     "What stands in the columns after the tokens."
     return list(zip(bigrams(texts), [[f'{WORD_MARK}{word}' for word in row] for row in morphemes(texts)]))
 
-
 # %% ../../nbs/1_data/10_tokenizer.ipynb #vocabulary
 class _Vocabulary:
     "The columns of a vector: the tokens of `backend`, then those of counted morphemes and bigrams."
@@ -229,7 +228,6 @@ class SpladeTokenizer(_Vocabulary):
         "Token strings; the columns of this text's counted terms under their names."
         found = counted_names([text])[0] if self.counted_terms else ()
         return _NamesIn(self.names, {self.column(name): f'{name}⁺' for names in found for name in names})
-
 
 # %% ../../nbs/1_data/10_tokenizer.ipynb #reading-of
 def text_options(tokenizer: SpladeTokenizer) -> dict: # of `TEXT_OPTIONS`

@@ -166,7 +166,6 @@ def logit_moments(model: Splade,
                           'are needed to start a decoder')
     return mean.float(), variance.sqrt().float()
 
-
 # %% ../../nbs/2_model/14_initialization.ipynb #deviations-for
 @torch.no_grad()
 def deviations_for(model: Splade, documents, mean: torch.Tensor, spread: torch.Tensor, # of `logit_moments`
@@ -176,7 +175,6 @@ def deviations_for(model: Splade, documents, mean: torch.Tensor, spread: torch.T
     found = [((largest - mean) / spread)[:, usual].topk(min(terms, int(usual.sum()))).values[:, -1]
              for largest in _largest_logits(model, documents)]
     return torch.cat(found).mean().item()
-
 
 # %% ../../nbs/2_model/14_initialization.ipynb #logits-at-rank
 @torch.no_grad()
@@ -191,7 +189,6 @@ def logits_at_rank(model: Splade, documents, # as of `logit_moments`
         kept = torch.cat([kept.to(largest.device).reshape(-1, largest.shape[1]), elsewhere])
         kept = kept.topk(min(rank + 1, len(kept)), dim=0).values  # sorted
     return kept[rank] if rank < len(kept) else torch.full_like(kept[0], -math.inf)
-
 
 # %% ../../nbs/2_model/14_initialization.ipynb #create
 def backbone_for(settings: Settings, vocabulary: int): # transformers model

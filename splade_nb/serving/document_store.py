@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'POSTINGS', 'EARLIER', 'LONGEST_ID', 'HASHED', 'Entry', 'DocumentStore', 'transaction', 'index_key',
            'text_id', 'put', 'drop', 'removed_ids', 'synchronise', 'not_encoded', 'write_vectors', 'set_mean',
-           'at_mean', 'read_entry', 'not_indexed', 'to_index', 'mark_indexed', 'compare_with_index']
+           'at_mean', 'read_entry', 'dense_vectors', 'not_indexed', 'to_index', 'mark_indexed', 'compare_with_index']
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #imports
 import hashlib, itertools, sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ CREATE INDEX IF NOT EXISTS unread ON texts(number) WHERE columns IS NULL;
 CREATE INDEX IF NOT EXISTS waiting ON texts(number) WHERE placed = 0;
 CREATE INDEX IF NOT EXISTS lengths ON texts(length);
 CREATE TABLE IF NOT EXISTS long(key TEXT PRIMARY KEY, id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS dense(id TEXT PRIMARY KEY, vector BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS gone(id TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS changes(number INTEGER PRIMARY KEY, postings BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB);'''
@@ -138,7 +139,7 @@ def text_id(store: DocumentStore, key: str) -> str:
 def _remove(store, id):
     for columns in store.column('SELECT columns FROM texts WHERE id = ?', id):
         if columns: store.postings[np.frombuffer(columns, '<i4')] -= 1
-    store.run('DELETE FROM texts WHERE id = ?', id)
+    for table in ('texts', 'dense'): store.run(f'DELETE FROM {table} WHERE id = ?', id)
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #documents
 def _documents(documents): # one, or an iterable; raises `ConfigError` for anything else
@@ -252,6 +253,20 @@ def read_entry(store: DocumentStore, id: str) -> Entry | None:
         mask = np.unpackbits(np.frombuffer(own, np.uint8), count=row.nnz).astype(bool)
         return Entry(*words, row.indices, row.data, mask)
 
+# %% ../../nbs/6_serving/06_document_store.ipynb #dense-vectors
+def dense_vectors(store: DocumentStore,
+                  ids: list[str],    # of texts that are here
+                  encode: Callable   # texts -> [n, D]
+                 ) -> np.ndarray:    # [n, D] float32
+    "Dense vectors of texts; those that are not here yet are encoded and kept."
+    def kept(id): return store.column('SELECT vector FROM dense WHERE id = ?', id)
+    if missing := [id for id in ids if not kept(id)]:
+        words = [words for id in missing for words in store.run('SELECT id, title, text FROM texts WHERE id = ?', id)]
+        vectors = encode([Document(*each).full for each in words])
+        with transaction(store):
+            for id, vector in zip(missing, vectors): store.run('INSERT INTO dense VALUES(?, ?)', id, vector.astype('<f4'))
+    return np.stack([np.frombuffer(*kept(id), '<f4') for id in ids])
+
 # %% ../../nbs/6_serving/06_document_store.ipynb #not-indexed
 def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[str], sparse.csr_matrix]]:
     "Keys and vectors [n, V] that no index has saved, at most `limit` at a time."
@@ -262,9 +277,9 @@ def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[
         last = found[-1][0]
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #mark-indexed
-def to_index(store: DocumentStore) -> bool:
-    "Whether a text waits, or all do: the fact `again` says so in one row, however many there are."
-    return bool(store.fact('again') or store.count('placed = 0'))
+def to_index(store: DocumentStore) -> int:
+    "The number of texts that wait: all, where the fact `again` says so."
+    return store.count('TRUE' if store.fact('again') else 'placed = 0')
 
 def mark_indexed(store: DocumentStore) -> None:
     "Record that the index has saved every encoded text and deleted every removed one, and count it in `saves`."

@@ -180,11 +180,6 @@ def _encode_missing(encoder, store, progress):
             bar.update(len(rows))
     if cut.get('texts'): print(cut_note(cut, total, encoder.model.settings.max_length - 2, MOST_WINDOWS), file=sys.stderr)
 
-# %% ../../nbs/6_serving/08_searcher.ipynb #texts-of
-def _texts_of(store, keys):
-    ids = (document_store.text_id(store, key) for key in keys)
-    return [full_text(*store.run('SELECT title, text FROM texts WHERE id = ?', id)[0]) for id in ids]
-
 # %% ../../nbs/6_serving/08_searcher.ipynb #commit
 def commit(encoder: Encoder, store: DocumentStore, index: Index, progress: bool = False,
            dense=None # texts -> [n, D], of a hybrid
@@ -193,9 +188,13 @@ def commit(encoder: Encoder, store: DocumentStore, index: Index, progress: bool 
     _encode_missing(encoder, store, progress)
     if mean := mean_length(store, index): document_store.set_mean(store, mean, encoder.model.settings.similarity)
     removed = document_store.removed_ids(store)
-    if not removed and not document_store.to_index(store): return
+    if not (waiting := document_store.to_index(store)) and not removed: return
     index.delete(removed)
-    for keys, vectors in document_store.not_indexed(store): index.add(keys, vectors, dense and dense(_texts_of(store, keys)))
+    with tqdm(total=waiting, desc='indexing', unit=' texts', disable=not progress, mininterval=1) as bar:
+        for keys, vectors in document_store.not_indexed(store, 256 if dense else 2000):
+            ids = [document_store.text_id(store, key) for key in keys]
+            index.add(keys, vectors, dense and document_store.dense_vectors(store, ids, dense))
+            bar.update(len(keys))
     index.save()
     document_store.mark_indexed(store)
 

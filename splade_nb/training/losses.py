@@ -55,7 +55,6 @@ def scaled_scores(queries: Tensor,      # [B, V]
     if settings.similarity == 'cosine': return scores
     return scores * score_unit(queries, documents, settings.dot_scale, settings.score_limit)
 
-
 # %% ../../nbs/3_training/01_losses.ipynb #info-nce
 def info_nce(scores: Tensor,              # [B, N] similarity, the positive of query i in column i
              temperature: float,

@@ -65,7 +65,6 @@ def batch_scores(out: dict, training_data: TrainingData, settings: Settings) -> 
     queries = ranking_queries(out, training_data, settings)
     return scaled_scores(queries, out['document']['vectors'], settings) * training_data.score_factor
 
-
 # %% ../../nbs/3_training/10_objective.ipynb #against-negatives
 def _margins(scores: Tensor,  # [B, B + B * n]
              same: Tensor     # [B, B + B * n] bool: the document answers the query

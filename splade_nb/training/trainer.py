@@ -144,7 +144,6 @@ def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_d
         name, share = f'flops {side}', _between(found / _on_the_way(wanted[side], run), LARGEST_RATIO)
         run.damping = {**run.damping, name: _between(run.damping.get(name, 1.0) * share ** EXPONENT, LARGEST_FACTOR)}
 
-
 # %% ../../nbs/3_training/14_trainer.ipynb #batches
 class Batches:
     "The contrastive batches of a run, each made while the step before it runs."
