@@ -7,7 +7,7 @@ import torch
 from conftest import real
 from splade_nb import load
 from splade_nb.cli import laboratory
-from splade_nb.config.files import ConfigError, read_json
+from splade_nb.config.files import ConfigError, read_json, write_json
 from splade_nb.config.versions import SHIPPED, resolve, resolve_quietly
 from splade_nb.data.bm25 import BigramBM25
 from splade_nb.data.readers import load_collection
@@ -225,6 +225,8 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
     assert 0 < share(rarer) <= 0.2 < share(encoder)
     moved = {name for name, value in rarer.model.state_dict().items() if not value.equal(encoder.model.state_dict()[name])}
     assert any(name.endswith('decoder.bias') for name in moved) and all(name.endswith('bias') or name == 'counted_weights' for name in moved)
+    said = read_json(tmp_path/'run/summary.json')
+    write_json(tmp_path/'run/summary.json', said | dict(learned=said['learned'] | {'ndcg@10': -1}, active_terms=dict(query=-1, doc=-1), index={}))
     released = {weight: tmp_path/f'released-{weight:g}' for weight in (0, 0.001)}
     for weight, folder in released.items():
         label = release(tmp_path/'run', folder, forms='', counted_weight=weight)
@@ -232,7 +234,9 @@ def test_a_run_ends_with_counted_terms_and_says_what_each_part_gives(tmp_path, m
     usual, light = (matching_facts(folder)['summary'] for folder in released.values())
     collection = load_collection('toy')
     found = evaluate_queries(load(released[0.001]).model, load(released[0.001]).tokenizer, collection, [*collection.split('test')], k=1000)
-    assert light['metrics'] != usual['metrics'] and light['learned'] == usual['learned'] and light['bm25'] == usual['bm25']
+    assert light['metrics'] != usual['metrics'] and light['learned'] == said['learned'] != usual['learned'] and light['bm25'] == usual['bm25']
+    assert light['active_terms'] == found['active_terms'] and light['index']['model']['terms'] == found['active_terms']['doc']
+    assert 'korean' in usual and not {'korean', 'context_discrimination', 'model_hybrid'} & light.keys(), 'they are of another model'
     assert found['metrics'] == {name: value for name, value in light['metrics'].items() if name in found['metrics']}, 'the figures are of the weight'
     with pytest.raises(ConfigError, match='counted_weight=-1'): release(tmp_path/'run', tmp_path/'none', counted_weight=-1)
     with quiet(), pytest.raises(CheckpointError, match='learning_rate='): run_version('v28', scale='small', source='toy', out=str(tmp_path/'run'), settings=given | dict(learning_rate=1e-3), resume=True)
