@@ -186,6 +186,7 @@ def test_a_query_is_typed_and_the_page_says_why(served, browser, width):
     def searches(): return [url for url in requested() if url.endswith('/api/search')]
     def count(selector): return browser.value(f'document.querySelectorAll("{selector}").length')
     assert fits() and browser.value('document.activeElement.id') == 'query'
+    assert count('#examples button') == 3, 'texts without questions offer their titles'
     for syllable in ('ㅎ', '하', '한'):
         browser.call('Input.imeSetComposition', text=syllable, selectionStart=1, selectionEnd=1)
     browser.value('new Promise(done => setTimeout(done, 300))')  # fires after every timer of the page: none is longer

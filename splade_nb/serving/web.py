@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['PREFIX', 'WORD_END', 'HEADERS', 'PATIENCE', 'HEAD', 'CLIENT', 'ALL', 'term_spans', 'matched_letters', 'best_start',
-           'passage', 'search_json', 'expansion_json', 'page', 'bounded', 'application', 'check_port', 'http_server',
-           'serve', 'serve_texts']
+           'passage', 'search_json', 'expansion_json', 'page', 'bounded', 'application', 'first_words', 'check_port',
+           'http_server', 'serve', 'serve_texts']
 
 # %% ../../nbs/6_serving/10_web.ipynb #imports
-import asyncio, base64, hashlib, os, re, socket, sys
+import asyncio, base64, hashlib, os, re, socket, sys, textwrap
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -250,6 +250,13 @@ def application(searcher: Searcher,
     app.add_middleware(bounded)
     return app
 
+# %% ../../nbs/6_serving/10_web.ipynb #first-words
+def first_words(searcher: Searcher, most: int = 3, letters: int = 30) -> tuple[str, ...]:
+    "Titles of texts, or how they begin, from all over a searcher; whole words alone."
+    rows, places = 'SELECT title, text FROM texts ORDER BY number LIMIT 1 OFFSET ?', (i * len(searcher) // most for i in range(most))
+    found = (textwrap.shorten(title or text, letters, placeholder='') for at in places for title, text in searcher.store.run(rows, at))
+    return tuple(dict.fromkeys(filter(None, found)))
+
 # %% ../../nbs/6_serving/10_web.ipynb #check-port
 def check_port(port: int, host: str = '127.0.0.1') -> None:
     "Raises `ConfigError` for a number that is no port, and for a port on which the host lets nothing answer."
@@ -330,4 +337,5 @@ def serve_texts(host: str = '127.0.0.1', port: int = 8000, **options) -> None: #
     "Serve a saved searcher. Raises `ConfigError`, `DataError`."
     served_names(host)  # before a model is read
     check_port(port, host)
-    with saved_searcher(**options) as searcher: serve(searcher, host, port, short_queries(options['data']))
+    with saved_searcher(**options) as searcher:
+        serve(searcher, host, port, short_queries(options['data']) or first_words(searcher))
