@@ -112,6 +112,16 @@ def _seen_only(model, tokenizer, collection): # SpladeDoc
     with torch.no_grad(): other.decoder.bias[:len(unseen)][torch.from_numpy(unseen)] = BLOCKED
     return other
 
+# %% ../../nbs/5_hub/09_release.ipynb #figures
+def _figures(encoder: tuple, collection, ids: list) -> tuple: # what a summary says of them; [Q] nDCG@10
+    parts = part_searches(encoder[0], {id: collection.queries[id].text for id in ids})
+    found = evaluate_queries(*encoder, collection, ids, k=1000, others=[*parts.values()])
+    systems = dict(metrics=found['per_query']) | {name: search_metrics(search, collection) for name, search in parts.items()}
+    scores = {name: contract_metrics(collection.name, rows) for name, rows in systems.items()}
+    terms = {name: found[name] for name in ('active_terms', 'learned_terms', 'dead_rows') if name in found}
+    index = index_facts(dict(model=found['active_terms']['doc']), len(collection.texts))
+    return scores | terms | dict(index=index), found['per_query']['ndcg@10']
+
 # %% ../../nbs/5_hub/09_release.ipynb #judged-again
 NOT_AGAIN = 'model_hybrid', 'korean', 'context_discrimination'  # figures of the run that a release does not measure
 
@@ -120,14 +130,10 @@ def _judged_again(facts: dict, encoder: tuple) -> dict: # facts
     config, summary = facts['config'], {name: value for name, value in facts['summary'].items() if name not in NOT_AGAIN}
     collection = searched(load(config['data']), config['settings']['evaluation_documents'])
     ids = list(collection.split('test'))
-    parts = part_searches(encoder[0], {id: collection.queries[id].text for id in ids})
-    found = evaluate_queries(*encoder, collection, ids, k=1000, others=[*parts.values()])
-    difference = paired_difference(found['per_query']['ndcg@10'], baselines(collection, ids)[0]['bm25']['ndcg@10'])
-    systems = dict(metrics=found['per_query']) | {name: search_metrics(search, collection) for name, search in parts.items()}
-    summary |= {name: contract_metrics(collection.name, rows) for name, rows in systems.items()}
-    summary |= {name: found[name] for name in ('active_terms', 'learned_terms', 'dead_rows') if name in found}
-    index = summary.get('index', {}) | index_facts(dict(model=found['active_terms']['doc']), len(collection.texts))
-    summary |= dict(index=index, counted_weight=encoder[0].settings.counted_weight)
+    figures, ndcg = _figures(encoder, collection, ids)
+    difference = paired_difference(ndcg, baselines(collection, ids)[0]['bm25']['ndcg@10'])
+    index = summary.get('index', {}) | figures['index']
+    summary |= figures | dict(index=index, counted_weight=encoder[0].settings.counted_weight)
     return facts | dict(summary=summary, evaluation=facts['evaluation'] | dict(difference=difference))
 
 # %% ../../nbs/5_hub/09_release.ipynb #limits
