@@ -129,11 +129,15 @@ def test_passes_follow_from_memory_and_work_falls_with_processes():
 SETS = 'tydiqa_ko_goldp question_pair ko_strategyqa_facts techdocs_ko'.split()
 
 
+@pytest.fixture(scope='module')
+def xlmr(): return load_tokenizer(real('tokenizers/xlm-roberta-base'))  # takes seconds
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SETS)
-def test_a_step_on_real_texts_is_hardly_padded(name):
-    tokenizer, collection = load_tokenizer(real('tokenizers/xlm-roberta-base')), load_collection(str(real(f'data/{name}')))
-    documents, queries = ([len(row[:190]) + 2 for row in tokenizer.ids(list(texts)[:600])]
+def test_a_step_on_real_texts_is_hardly_padded(name, xlmr):
+    collection = load_collection(str(real(f'data/{name}')))
+    documents, queries = ([len(row[:190]) + 2 for row in xlmr.ids(list(texts)[:600])]
                           for texts in (collection.texts.values(), (query.text for query in collection.queries.values())))
     random = np.random.default_rng(0)
     for size in (4, 24, 96):
