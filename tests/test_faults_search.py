@@ -13,6 +13,7 @@ from splade_nb.serving import document_store, embedded_engines, searcher as sear
 from splade_nb.serving.engines import new_index, open_index
 from splade_nb.serving.index import Label
 from splade_nb.serving.searcher import build_searcher, open_encoder, open_searcher
+from splade_nb.training.check_settings import quiet, tiny_checkpoint
 
 ENGINES = ('exact', 'seismic', 'milvus', 'qdrant', 'opensearch')
 every = pytest.mark.parametrize('engine', ENGINES)
@@ -113,6 +114,30 @@ def test_the_dense_encoder_reads_a_text_once(encoder, tiny_encoder, tmp_path, mo
     shutil.rmtree(tmp_path/'index')
     with open_searcher(tmp_path, encoder) as searcher: assert same(shown(searcher), found)
     assert len(read) == 9
+
+
+def test_vectors_of_another_dense_encoder_are_not_searched(encoder, tiny_encoder, tmp_path):
+    "It has the name and the dimensions of the one that made them."
+    shutil.copytree(tiny_encoder, tmp_path/'dense')
+    options = dict(hybrid=1.0, dense_encoder=str(tmp_path/'dense'))
+    with build_searcher(encoder, TEXTS[:8], tmp_path/'texts', **options) as searcher: before = shown(searcher)
+    shutil.rmtree(tmp_path/'dense')
+    with quiet(): tiny_checkpoint(tmp_path/'dense', [text.full for text in TEXTS], 1)
+    with open_searcher(tmp_path/'texts', encoder) as searcher: found = shown(searcher)
+    with build_searcher(encoder, TEXTS[:8], tmp_path/'fresh', **options) as fresh: assert same(found, shown(fresh)) and not same(found, before)
+
+
+def test_a_dense_vector_goes_with_its_text_and_one_that_is_not_finite_is_not_kept(encoder, tiny_encoder, tmp_path, monkeypatch):
+    options = dict(hybrid=0.3, dense_encoder=tiny_encoder)
+    with monkeypatch.context() as broken:
+        broken.setattr(searchers, '_dense_encoder', lambda name: lambda texts, side='document': np.full((len(texts), 32), np.nan))
+        with pytest.raises(ConfigError, match='dense vectors: a number is not finite'): build_searcher(encoder, TEXTS[:4], tmp_path, **options)
+    with build_searcher(encoder, TEXTS[:4], tmp_path, **options) as searcher:
+        assert len(searcher.store.run('SELECT id FROM dense')) == 4
+        searcher.store.run('DELETE FROM texts WHERE id = ?', TEXTS[0].id)  # as an earlier revision does it
+        assert len(searcher.store.run('SELECT id FROM dense')) == 3
+        searcher.add(Document('silent', '', ''))
+        assert searcher.read('silent') is not None
 
 
 @pytest.mark.parametrize('earlier', [dict(topics=0.5), dict(hybrid=0.2)])

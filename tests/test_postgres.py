@@ -7,6 +7,7 @@ from scipy import sparse
 from test_engines import BLANK, CHANGES, DOCUMENTS, LABEL, NAMES, QUERIES, collection, exact_results, recall
 from splade_nb.config.files import ConfigError
 from splade_nb.data.records import Document, toy_corpus
+from splade_nb.serving.document_store import index_key
 from splade_nb.serving.engines import new_index, open_index, resume_index
 from splade_nb.serving.index import ExactIndex, Label, NoIndex
 from splade_nb.serving.searcher import build_searcher, check_address, open_searcher
@@ -63,7 +64,7 @@ def test_dense_vectors_stand_beside(at):
             assert [id for id, _ in row] == [id for id, _ in best] and [score for _, score in row] == pytest.approx([score for _, score in best], rel=1e-4)
 
 
-def test_what_does_not_belong_there_is_refused(at, server):
+def test_what_does_not_belong_there_is_refused(at, server, capsys):
     new_index('postgres', at('taken'), LABEL).close()
     with pytest.raises(ConfigError, match='an index is there already'): new_index('postgres', at('taken'), LABEL)
     with pytest.raises(ConfigError, match='model.*77aa00.*b0b0'): open_index(at('taken'), Label('5e1f00', 400, 'b0b0'))
@@ -73,8 +74,13 @@ def test_what_does_not_belong_there_is_refused(at, server):
     with pytest.raises(ConfigError, match='a table of something else'): open_index(at('other'), LABEL)
     with pytest.raises(ConfigError, match='at most 63 bytes'): new_index('postgres', at('긴' * 30), LABEL)
     with new_index('postgres', at('large'), Label('5e1f00', 20_000, '77aa00')) as index:
-        with pytest.raises(ConfigError, match='16000'): index.add(['너무 긴 글'], sparse.csr_matrix(np.ones((1, 20_000), np.float32)))
-        assert len(index) == 0, 'nothing of a refused change stays'
+        index.add(['긴 글'], sparse.csr_matrix(np.arange(20_000, dtype=np.float32)[None] + 1))
+        assert 'postgres takes the 16,000 heaviest of the 20,000 terms of 긴 글' in capsys.readouterr().err
+        queries = sparse.csr_matrix(np.eye(20_000, dtype=np.float32)[[0, 3999, 4000, 19_999]])
+        assert [[hit for hit, _ in row] for row in index.search(queries, 1)] == [[], [], ['긴 글'], ['긴 글']]
+        with pytest.raises(ConfigError): index.add(['sound', '가\0나'], sparse.csr_matrix(np.ones((2, 20_000), np.float32)))
+        assert len(index) == 1, 'nothing of a refused change stays'
+    assert '\0' not in index_key('가\0나'), 'a searcher gives it none'
     with pytest.raises(ConfigError, match='NUL'):
         with open_index(at('taken'), LABEL) as index: index.add(['가\0나'], DOCUMENTS[:1])
 

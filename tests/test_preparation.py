@@ -55,7 +55,8 @@ def plain_data(setup):
     lists = dict(bm25=[[(index[d], score) for d, score in row] for row in words.ranked(query_texts, options.mining_depth)])
     cosines = normalize(vectors[0]) @ normalize(vectors[1]).T
     lists['dense'] = [[(int(d), float(row[d])) for d in best(row, options.mining_depth)] for row in cosines]
-    mined = {source: [negatives.not_relevant(row, [*answers], bag, 0.8) for row, answers in zip(rows, relevant)]
+    asked = list(map(set, words.cut(query_texts)))
+    mined = {source: [negatives.not_relevant(row, [*answers], bag, 0.8, query=own) for row, answers, own in zip(rows, relevant, asked)]
              for source, rows in lists.items()}
     keys = adopt([curriculum_key(query.kind) for query in queries.values()], options)
     ids = data.tokenizer.ids(query_texts), data.tokenizer.ids(texts)

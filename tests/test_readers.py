@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import made_collection
 from splade_nb.config.files import DataError, root
 from splade_nb.data import lines, triplets
 from splade_nb.data.prepared import clean_prepared, file_hash
 from splade_nb.data.readers import load, load_collection, short_queries
 from splade_nb.data.records import toy_corpus
+from splade_nb.data.text import letters
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +109,51 @@ def test_leaks_are_dropped(tmp_path):
     texts = {split: [query.text for query in found.split(split).values()] for split in ('train', 'dev', 'test')}
     assert texts == {'train': ['질문'], 'dev': ['새는 질문'], 'test': ['새는 질문 2', 'dev 질문']}
     assert found.notes == ('1 query texts (2 triplets) dropped from train: dev or test has them too', '1 query texts (1 triplets) dropped from dev: dev or test has them too')
-    assert [sorted(grades) for grades in found.qrels.values()] == [['d0'], ['d1'], ['d1'], ['d1']] and len(found.documents) == 4
+    answers = {query.text: sorted(found.documents[id].text for id in found.qrels[query.id]) for query in found.queries.values()}
+    assert answers == {'질문': ['답 2'], '새는 질문': ['답 1', '답 2', '답 3'], '새는 질문 2': ['답 1'], 'dev 질문': ['답 1', '답 2']}, 'relevant in any split'
+    assert len(found.documents) == 4
+
+
+def test_texts_that_differ_in_spaces_and_signs_stay_on_one_side(tmp_path):
+    "In files whose names tell no split, in those whose names do, and across sources."
+    spellings = lambda n: (f'부자 되게 해주세요 {n}', f'부자되게  해주세요{n}!', f'부자 되게\u200b 해주세요 {n}.')
+    asked = [line(text, f'답 {n}') for n in range(60) for text in spellings(n)]
+    def apart(found): return not {*map(letters, texts(found, 'train'))} & {*map(letters, texts(found, 'test'))}
+    def texts(found, split): return [query.text for query in found.split(split).values()]
+    write(tmp_path/'all.jsonl', *asked)
+    drawn = load(tmp_path/'all.jsonl')
+    assert apart(drawn) and len(texts(drawn, 'test')) + len(texts(drawn, 'train')) == 180, 'nothing is lost where all spellings go together'
+    write(tmp_path/'train.jsonl', *asked[::3], line('다른 질문', '답'))
+    write(tmp_path/'test.jsonl', *asked[1::3])
+    assert texts(load(f'{tmp_path}/train.jsonl,{tmp_path}/test.jsonl'), 'train') == ['다른 질문']
+    write(tmp_path/'asked/corpus.jsonl', dict(_id='d', text='답'))
+    write(tmp_path/'asked/queries.jsonl', *(dict(_id=f'q{n}', text=spellings(n)[1]) for n in range(60)))
+    (tmp_path/'asked/qrels_test.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(f'q{n}\td\t1\n' for n in range(60)), encoding='utf-8')
+    joined = load(f'train={tmp_path}/train.jsonl,{tmp_path}/asked')
+    assert texts(joined, 'train') == ['다른 질문'] and len(texts(joined, 'test')) == 60
+    assert joined.notes[-1] == '60 train queries left out: dev or test queries of another source say the same'
+
+
+def test_a_split_before_a_collection_is_that_of_its_queries(tmp_path):
+    plain, named = made_collection(), tmp_path/'named'
+    shutil.copytree(plain, named)
+    for path in named.glob('qrels*'): path.unlink()
+    rows = [json.loads(row) for row in (plain/'queries.jsonl').read_text(encoding='utf-8').splitlines()]
+    write(named/'queries.jsonl', *(row | dict(metadata={}) for row in rows))
+    judged = [path.read_text(encoding='utf-8').splitlines() for path in plain.glob('qrels_*.tsv')]
+    (named/'qrels.tsv').write_text('\n'.join([judged[0][0], *(row for part in judged for row in part[1:])]) + '\n', encoding='utf-8')
+    number = len(load(plain).relevant)
+    assert len(load(f'test={named}').split('test')) == number > len(load(named).split('test'))
+    with pytest.raises(DataError, match="found test= before a source that names train; allowed: its own"): load(f'test={plain}')
+    with pytest.raises(DataError, match="found train= before a source that names"): load('train=mini,toy')
+
+
+def test_named_dev_queries_stay_dev_beside_test_queries_of_another_source(tmp_path):
+    for name, numbers in dict(train=range(40), dev=range(40, 50), test=range(50, 60)).items():
+        paragraphs = [dict(context=f'문단 {n}', qas=[dict(question=f'질문 {n}', id=f'q{n}')]) for n in numbers]
+        write(tmp_path/f'set/{name}.json', dict(data=[dict(title='제목', paragraphs=paragraphs)]))
+    sizes = lambda source: [len(load(source).split(split)) for split in ('train', 'dev', 'test')]
+    assert sizes(tmp_path/'set') == [40, 10, 10] and sizes(f'{tmp_path}/set/train.json,{tmp_path}/set/dev.json') == [40, 0, 10]
 
 
 def test_beside_judged_collections(seeds):

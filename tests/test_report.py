@@ -11,7 +11,7 @@ from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.records import Document, Query, toy_corpus
 from splade_nb.evaluation import compare, error_analysis, metrics, report, validation
 from splade_nb.evaluation.exact_search import Search, exact_search
-from splade_nb.evaluation.retrieval import evaluate_queries, search_metrics
+from splade_nb.evaluation.retrieval import compare_systems, evaluate_queries, search_metrics
 from splade_nb.model.counted_terms import join_counted
 from splade_nb.training.dataset import prepare
 
@@ -24,6 +24,29 @@ def setup():
 
 @pytest.fixture(scope='module')
 def run(): return report.read_run(root()/'data'/'example_run')
+
+
+def test_a_run_as_written_with_a_change_has_a_settings_table():
+    "Nothing was corrected, and the table has one row: a report with it ended in an error."
+    table = report.settings_table(SimpleNamespace(config=dict(differences=[], off={}, overridden={'steps': 6}, settings={'steps': 6})))
+    assert table.loc['steps'].tolist() == ['', '', 6, '', 'overridden for this run']
+
+
+def test_advice_needs_no_share_of_languages(run):
+    "It is null where no document has a Korean term, as over English texts."
+    nothing = replace(run, summary=run.summary | dict(korean=dict.fromkeys(run.summary['korean'])))
+    assert not any('noise' in seen for seen in error_analysis.next_steps(nothing)[0].index)
+
+
+def test_runs_of_one_seed_are_one_seed():
+    table = pd.DataFrame(dict(version='v28', recipe='corrected', steps=6, seed=[42, 42], **{'nDCG@10': [0.6, 0.7]}))
+    assert compare.spread_of(table) is None and compare.spread_of(table.assign(seed=[42, 43])) == pytest.approx(0.1)
+
+
+def test_a_single_query_has_its_kind():
+    rows = pd.DataFrame({'ndcg@10': [.5]}, index=['q'])
+    found = compare_systems(dict(model=rows, bm25=rows), SimpleNamespace(queries={'q': Query('q', '배', kind='travel')}))
+    assert [*found['by_kind']] == ['travel']
 
 
 def test_differences_without_variance_are_judged_by_their_signs():

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports-library
@@ -26,6 +26,7 @@ from .merge import merge
 from .prepared import file_state
 from .records import Collection, ContextPair, Document, PAIR_TYPES, Query, SPLITS
 from .records import collect, given_triplets, ready, toy_corpus
+from .text import letters
 from .triplets import holds_documents, is_triplets, read_triplets, split_of, triplet_files
 
 # %% ../../nbs/1_data/07_readers.ipynb #metadata
@@ -149,8 +150,12 @@ def _assemble(name: str, corpus, questions, judged: dict, faults: Faults, negati
 def _judgment_files(folder: Path) -> dict[str, Path]:  # '' is the file that names no split
     "The folder's judgment files by split. Raises DataError if there is none."
     forms = ('qrels_{}.tsv', 'qrels/{}.tsv', 'qrels/{}.jsonl')
-    files = {SPLITS[split]: path for split in SPLITS for form in reversed(forms)
-             if (path := folder/form.format(split)).is_file()}
+    files = {}
+    for split, form in product(SPLITS, forms):
+        if not (path := folder/form.format(split)).is_file(): continue
+        other = files.setdefault(SPLITS[split], path)
+        found = f'{other.relative_to(folder)} and {path.relative_to(folder)}'
+        if other != path: raise DataError(folder, None, 'judgments', found, 'one file for a split')
     if not files and (folder/'qrels.tsv').is_file(): files = {'': folder/'qrels.tsv'}
     looked = ', '.join([form.format('<split>') for form in forms] + ['qrels.tsv'])
     if not files: raise DataError(folder, None, 'judgments', 'no file', f'{looked}; <split> is {", ".join(SPLITS)}')
@@ -320,10 +325,20 @@ def parts_of(source: str) -> list[Part]:
     raise DataError(show(source), None, 'source', 'nothing', f'{SOURCES}; several are joined by commas')
 
 # %% ../../nbs/1_data/07_readers.ipynb #read-folder
-def _read_folder(folder: Path, faults: Faults, split: str) -> list[Collection]:
+def _of_split(collection: Collection, part: Part) -> Collection:
+    "With the split that stands before a source. Raises DataError where the source names another one itself."
+    own = {query.split for query in collection.queries.values()} - {'', part.split}
+    if not part.split: return collection
+    found = f'{part.split}= before a source that names {", ".join(sorted(own))}'
+    if own: raise DataError(part.name, None, 'split', found, 'its own')
+    moved = collection.moved({id: part.split for id in collection.queries}, '')
+    return replace(moved, notes=collection.notes)
+
+def _read_folder(part: Part, faults: Faults, split: str) -> list[Collection]:
     "BEIR form, a hub snapshot, or SQuAD-form files, of which several name their splits."
-    if (folder/'corpus.jsonl').is_file(): return [read_beir(folder, faults)]
-    if is_snapshot(folder): return [_read_hub(str(folder), faults)]
+    folder = part.path
+    if (folder/'corpus.jsonl').is_file(): return [_of_split(read_beir(folder, faults), part)]
+    if is_snapshot(folder): return [_of_split(_read_hub(str(folder), faults), part)]
     if (folder/'dataset_dict.json').exists() or (folder/'dataset_info.json').exists():
         way = "JSON lines: datasets.load_from_disk(folder), then .to_json('train.jsonl') of each split"
         raise DataError(folder, None, 'files', 'a data set that save_to_disk wrote', way)
@@ -335,9 +350,9 @@ def _read_folder(folder: Path, faults: Faults, split: str) -> list[Collection]:
 # %% ../../nbs/1_data/07_readers.ipynb #load-one
 def _read_part(part: Part, faults: Faults, split: str) -> list[Collection]:
     "What one source other than triplets holds, its splits as they are named."
-    if part.name == 'toy': return [toy_corpus()]
-    if part.path is None: return [_read_hub(part.name, faults)]
-    if part.path.is_dir(): return _read_folder(part.path, faults, split)
+    if part.name == 'toy': return [_of_split(toy_corpus(), part)]
+    if part.path is None: return [_of_split(_read_hub(part.name, faults), part)]
+    if part.path.is_dir(): return _read_folder(part, faults, split)
     if kind_of(part.path) == '.json': return [read_squad(part.path, faults, split)]
     if kind_of(part.path) in TEXTS:
         raise DataError(part.path, None, 'queries', 'documents alone', f'queries and judgments too; {ALONE}')
@@ -355,6 +370,20 @@ def _judged(parts: list[Part], strict: bool, pair_types) -> list[Collection]:
             for collection in _read_part(part, Faults(strict, pair_types),
                                          part.split or (split_of(part.path) if several and part.path else ''))]
 
+# %% ../../nbs/1_data/07_readers.ipynb #apart
+def _apart(joined: Collection) -> Collection:
+    "Without train queries that say what a dev or test query of another source says, and a note that counts them."
+    def source(id): return id.partition('/')[0]
+    later = {}
+    for id, query in (*joined.split('dev').items(), *joined.split('test').items()):
+        later.setdefault(letters(query.text), set()).add(source(id))
+    rows, ids = joined.split_rows('train'), list(joined.queries)
+    if not later or not len(rows): return joined
+    asked = zip((ids[row] for row in rows), map(letters, joined.query_texts(rows)))
+    leaks = [id for id, text in asked if later.get(text, set()) - {source(id)}]
+    note = f'{len(leaks):,} train queries left out: dev or test queries of another source say the same'
+    return joined.moved(dict.fromkeys(leaks, ''), note) if leaks else joined
+
 # %% ../../nbs/1_data/07_readers.ipynb #load
 def load(source: Path | str,
          strict: bool = True, # stop at the first fault; else skip and count
@@ -368,10 +397,10 @@ def load(source: Path | str,
     found = _judged([part for part in parts if part not in triplets], strict, pair_types)
     places = [(part.path, part.split) for part in triplets]
     named = {query.split for each in found for query in each.queries.values()}
-    alone = not {'dev', 'test'} & named.union(split for place in places for _, split in triplet_files(*place))
-    collections = [ready(each, alone) for each in found]
-    if places: collections.append(read_triplets(places, Faults(strict, pair_types), alone))
-    return collections[0] if len(collections) == 1 else merge(collections)
+    named |= {split for place in places for _, split in triplet_files(*place)}
+    collections = [ready(each, named) for each in found]
+    if places: collections.append(read_triplets(places, Faults(strict, pair_types), named))
+    return collections[0] if len(collections) == 1 else _apart(merge(collections))
 
 # %% ../../nbs/1_data/07_readers.ipynb #collect
 def load_collection(source: str) -> Collection:

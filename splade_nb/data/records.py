@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 import numpy as np
 from ..config.files import DataError, alternatives
+from .text import letters
 
 # %% ../../nbs/1_data/03_records.ipynb #document
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ContextPair:
     documents: tuple[tuple[str, ...], tuple[str, ...]]  # ids of the documents that answer each
 
 # %% ../../nbs/1_data/03_records.ipynb #splits
-SPLITS = {'train': 'train', 'dev': 'dev', 'test': 'test', 'validation': 'dev'}
+SPLITS = {'train': 'train', 'dev': 'dev', 'test': 'test', 'validation': 'dev', 'training': 'train', 'valid': 'dev', 'val': 'dev'}
 
 # %% ../../nbs/1_data/03_records.ipynb #texts-by-id
 class TextsById(dict):
@@ -230,10 +231,11 @@ def settle_splits(split: np.ndarray,      # [n] of `CODES`: what the source says
                   places: np.ndarray,     # [n] from 0 to 1, equal for what stays together
                   of: str = 'the query',  # what the places come from, for the note
                   share: float = 0.2,     # of the queries that becomes test where none is named
-                  alone: bool = True      # False: another source has test queries, so named ones are not divided
+                  named: Iterable = ()    # splits that other sources name; test: named dev queries stay dev
                  ) -> tuple:              # [n] of `CODES`; notes; the one of them that tells of a draw, or ''
     "Give every query a split; nothing that is named test or dev is divided."
     train, dev, test = (bool((split == code).any()) for code in (1, 2, 3))
+    alone, elsewhere = not {'dev', 'test'} & {*named}, 'test' in {*named}
     unnamed, number = split == 0, lambda some: len(np.unique(places[some]))
     if not len(split): return split, ['no query has a relevant document'], ''
     if not (dev or test) and (alone or unnamed.any()):
@@ -245,17 +247,17 @@ def settle_splits(split: np.ndarray,      # [n] of `CODES`: what the source says
                 f'({share:.0%} test)')
         return split, [note], note
     notes = [f'{number(unnamed):,} queries that name no split are train'] if unnamed.any() else []
-    if dev and not test: notes.append(f'no test split given: the {number(split == 2):,} dev queries stand in for it')
+    if dev and not (test or elsewhere): notes.append(f'no test split given: the {number(split == 2):,} dev queries stand in for it')
     if not (train or unnamed.any()): notes.append('no train split: for evaluation only')
-    return np.where(unnamed, 1, split if test else np.where(split == 2, 3, split)), notes, ''
+    return np.where(unnamed, 1, split if test or elsewhere else np.where(split == 2, 3, split)), notes, ''
 
 # %% ../../nbs/1_data/03_records.ipynb #with-splits
 def _settled(collection: Collection, named: dict,  # query id -> split
-             share: float = 0.2, alone: bool = True) -> Collection:
+             share: float = 0.2, others=()) -> Collection:  # others: `named` of `settle_splits`
     "See `settle_splits`; stderr tells of a draw."
     places = np.array([int(hashlib.sha256(id.encode()).hexdigest()[:12], 16) for id in named]) / 16**12
     before = np.array([*map(CODES.index, named.values())], dtype=int)
-    split, notes, drawn = settle_splits(before, places, 'the query id', share, alone)
+    split, notes, drawn = settle_splits(before, places, 'the query id', share, others)
     if drawn: print(f'{collection.name}: {drawn}', file=sys.stderr)
     moves = {id: CODES[code] for id, code in zip(named, split.tolist()) if CODES[code] != collection.queries[id].split}
     moved = collection.moved(moves, '') if moves else collection
@@ -268,16 +270,16 @@ def with_splits(collection: Collection, share: float = 0.2) -> Collection:
 
 # %% ../../nbs/1_data/03_records.ipynb #leaks
 def _leaks(collection: Collection) -> list: # notes
-    "A note on test queries whose text is a training query too: they do not show how a model does on new queries."
-    def texts(split): return [collection.queries[id].text.strip() for id in collection.split(split)]
+    "A note on test queries whose letters are a training query's too: they do not show how a model does on new queries."
+    def texts(split): return [letters(collection.queries[id].text) for id in collection.split(split)]
     known, tested = {*texts('train')}, texts('test')
     same = sum(text in known for text in tested)
     return [f'{same:,} of {len(tested):,} test query texts are training queries too'] * bool(same)
 
 # %% ../../nbs/1_data/03_records.ipynb #ready
-def ready(collection: Collection, alone: bool = True) -> Collection:  # alone: see `settle_splits`
+def ready(collection: Collection, named: Iterable = ()) -> Collection:  # named: see `settle_splits`
     "The collection with a split for every judged query, and notes of what was settled and what is missing."
-    settled = _settled(collection, {id: collection.queries[id].split for id in collection.relevant}, alone=alone)
+    settled = _settled(collection, {id: collection.queries[id].split for id in collection.relevant}, others=named)
     return replace(settled, notes=(*settled.notes, *_leaks(settled)))
 
 # %% ../../nbs/1_data/03_records.ipynb #toy-documents

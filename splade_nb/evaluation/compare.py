@@ -281,7 +281,9 @@ def gains(table, version: str, recipe: str):  # Series by seed
 # %% ../../nbs/4_evaluation/08_compare.ipynb #gains-2
 def spread_of(table) -> float | None:
     "The largest difference between runs that differ only in their seed; None where no two do."
-    seeds = table.groupby(['version', 'recipe', 'steps'])['nDCG@10'].agg(['min', 'max', 'size']).query('size > 1')
+    alike = ['version', 'recipe', 'steps']
+    of_seeds = table.groupby([*alike, 'seed'])['nDCG@10'].mean()
+    seeds = of_seeds.groupby(alike).agg(['min', 'max', 'size']).query('size > 1')
     return float((seeds['max'] - seeds['min']).max()) if len(seeds) else None
 
 # %% ../../nbs/4_evaluation/08_compare.ipynb #what-changed

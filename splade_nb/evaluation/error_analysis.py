@@ -235,6 +235,10 @@ def _infonce_deviation(run: Run) -> float: # from its trend, as a share of its m
 def _lost_with_filter(run: Run) -> float:
     return _lost_in_training(run) * bool(run.config['settings']['lambda_language'])
 
+def _noise(run: Run) -> float: # of documents; NaN where none has a Korean term
+    found = run.summary['korean']['noise']
+    return math.nan if found is None else found
+
 def _disjoint_share(run: Run) -> float: # of the worst queries
     reasons = [why(miss)[0] for miss in _failed(run)]
     return reasons.count('disjoint') / max(1, len(reasons))
@@ -256,7 +260,7 @@ ADVICE = tuple(Advice(*row) for row in (
     ('Queries have too many terms', 'active terms of a query', _terms_of('query'), True, 40, dict(lambda_flops=0.1)),
     ('Queries are sparse, documents are dense', 'active terms of a document for one of a query', _terms_ratio, True, 10,
      dict(document_share=1.0)),
-    ('Foreign tokens stand in Korean documents', 'noise among active terms', lambda run: run.summary['korean']['noise'],
+    ('Foreign tokens stand in Korean documents', 'noise among active terms', _noise,
      True, 0.1, _WEAK_FILTER),
     ('Query and document meet only in the words that both hold', 'worst queries without a common term',
      _disjoint_share, True, 0.3, dict(lambda_positive=2.0, decoder_bias_offset=3.0)),

@@ -511,7 +511,7 @@ def settings_table(run: Run):  # DataFrame, a row for each setting
     import pandas as pd
     config, idle = run.config, run.config.get('off', {})
     rows = pd.DataFrame(config['differences'], dtype=object)
-    table = rows.reindex(columns=['setting', 'original', 'corrected', 'reason']).set_index('setting')
+    table = rows.reindex(columns=['setting', 'original', 'corrected', 'reason']).astype(object).set_index('setting')
     for name in config.get('overridden', {}): table.loc[name, 'reason'] = 'overridden for this run'
     table.insert(2, 'in force', [config['settings'][name] for name in table.index])
     table.insert(3, 'off because', [idle.get(name, '') for name in table.index])

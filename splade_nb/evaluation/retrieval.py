@@ -233,7 +233,7 @@ def compare_systems(systems: dict, # name -> DataFrame, a row for each query; "m
     values = pd.DataFrame({name: rows.loc[ids, 'ndcg@10'] for name, rows in systems.items()})
     def over(name, rows=values): return paired_difference(rows['model'], rows[name])
     by_kind = {kind: {**rows.mean().round(5), 'queries': len(rows), 'difference': over('bm25', rows)}
-               for kind, rows in values.groupby([collection.queries[id].kind or 'original' for id in ids])}
+               for kind, rows in values.groupby(pd.Series([collection.queries[id].kind or 'original' for id in ids], ids))}
     differences = {name: over(name) for name in systems if name != 'model'}
     return dict(systems={name: summarise(rows) for name, rows in systems.items()}, by_kind=by_kind,
                 difference=differences['bm25'], differences=differences,

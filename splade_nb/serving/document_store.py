@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'POSTINGS', 'EARLIER', 'LONGEST_ID', 'HASHED', 'Entry', 'DocumentStore', 'transaction', 'index_key',
            'text_id', 'put', 'drop', 'removed_ids', 'synchronise', 'not_encoded', 'write_vectors', 'set_mean',
-           'at_mean', 'read_entry', 'dense_vectors', 'not_indexed', 'to_index', 'mark_indexed', 'compare_with_index']
+           'at_mean', 'read_entry', 'dense_vectors', 'keep_dense_of', 'not_indexed', 'to_index', 'mark_indexed',
+           'compare_with_index']
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #imports
 import hashlib, itertools, sqlite3
@@ -42,6 +43,7 @@ CREATE INDEX IF NOT EXISTS waiting ON texts(number) WHERE placed = 0;
 CREATE INDEX IF NOT EXISTS lengths ON texts(length);
 CREATE TABLE IF NOT EXISTS long(key TEXT PRIMARY KEY, id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS dense(id TEXT PRIMARY KEY, vector BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS no_dense AFTER DELETE ON texts BEGIN DELETE FROM dense WHERE id = OLD.id; END;
 CREATE TABLE IF NOT EXISTS gone(id TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS changes(number INTEGER PRIMARY KEY, postings BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB);'''
@@ -126,7 +128,7 @@ LONGEST_ID, HASHED = 512, 'sha256:'  # bytes of an id that every engine takes; h
 
 def index_key(id: str) -> str:
     "What an index calls a text."
-    if len(id.encode()) <= LONGEST_ID and not id.startswith(HASHED): return id
+    if len(id.encode()) <= LONGEST_ID and not id.startswith(HASHED) and '\0' not in id: return id  # PostgreSQL has no \0
     return HASHED + hashlib.sha256(id.encode()).hexdigest()
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #text-id
@@ -139,7 +141,7 @@ def text_id(store: DocumentStore, key: str) -> str:
 def _remove(store, id):
     for columns in store.column('SELECT columns FROM texts WHERE id = ?', id):
         if columns: store.postings[np.frombuffer(columns, '<i4')] -= 1
-    for table in ('texts', 'dense'): store.run(f'DELETE FROM {table} WHERE id = ?', id)
+    store.run('DELETE FROM texts WHERE id = ?', id)
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #documents
 def _documents(documents): # one, or an iterable; raises `ConfigError` for anything else
@@ -258,14 +260,22 @@ def dense_vectors(store: DocumentStore,
                   ids: list[str],    # of texts that are here
                   encode: Callable   # texts -> [n, D]
                  ) -> np.ndarray:    # [n, D] float32
-    "Dense vectors of texts; those that are not here yet are encoded and kept."
+    "Dense vectors of texts; those that are not here yet are encoded and kept. Raises `ConfigError` for one that is not finite."
     def kept(id): return store.column('SELECT vector FROM dense WHERE id = ?', id)
     if missing := [id for id in ids if not kept(id)]:
         words = [words for id in missing for words in store.run('SELECT id, title, text FROM texts WHERE id = ?', id)]
-        vectors = encode([Document(*each).full for each in words])
+        vectors = np.asarray(encode([Document(*each).full for each in words]), np.float32)
+        if not np.isfinite(vectors).all(): raise ConfigError('dense vectors: a number is not finite')
         with transaction(store):
             for id, vector in zip(missing, vectors): store.run('INSERT INTO dense VALUES(?, ?)', id, vector.astype('<f4'))
     return np.stack([np.frombuffer(*kept(id), '<f4') for id in ids])
+
+def keep_dense_of(store: DocumentStore, encoder: str) -> None: # a hash of the encoder that makes the vectors
+    "Forget the vectors of another encoder; the index then has to receive all texts again."
+    if (before := store.fact('dense encoder')) == encoder: return
+    with transaction(store):
+        if before is not None: store.run('DELETE FROM dense')
+        for name, value in {'dense encoder': encoder, 'again': int(before is not None)}.items(): store.set_fact(name, value)
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #not-indexed
 def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[str], sparse.csr_matrix]]:

@@ -92,7 +92,7 @@ class _SeismicSearch(RowsIndex):
             known = numbers[query.indices] > 0
             names, weights = numbers[query.indices[known]].astype(kind), query.data[known]
             terms = len(names) if k >= len(ids) else self.settings.terms  # all lists where all documents are asked for
-            rows = [int(row) for *_, row in built.search('', names, weights, k, terms, self.settings.heap_factor)] if len(names) else []
+            rows = [int(row) for *_, row in built.search('', names, weights, min(k, len(ids)), terms, self.settings.heap_factor)] if len(names) else []
             yield list(zip([ids[row] for row in rows], (vectors[rows] @ query.toarray()[0]).tolist()))
 
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #write-seismic

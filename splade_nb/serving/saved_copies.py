@@ -114,7 +114,8 @@ def _unused(place): # raises `ConfigError` where a process has the copy open
 def empty_copy(place: Path) -> None:
     "Remove what a damaged copy holds, so that it is made again. Raises `ConfigError` where a process has it open."
     with _unused(place):
-        for path in place.glob('[!.]*'): shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in place.glob('[!.]*'):
+            if path.name != 'paths.json': shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 def remove_copy(place: Path) -> int: # bytes that were freed
     "Remove a copy. Raises `ConfigError` where a process has it open."

@@ -170,6 +170,10 @@ def _dense_encoder(name): # (texts, side) -> [n, D] of unit length; None for ''
     encode = sentence_encoder(name)
     return lambda texts, side='document': encode(texts, side=side)
 
+def _dense_hash(name): # of its files
+    from splade_nb.training.teacher import identity
+    return identity(name)
+
 # %% ../../nbs/6_serving/08_searcher.ipynb #encode-missing
 def _encode_missing(encoder, store, progress):
     total, cut = store.count('columns IS NULL'), {}
@@ -438,6 +442,7 @@ def _open_folder(place, encoder, engine, index, source='', hybrid=0.0, dense_enc
     with ExitStack() as opened:
         file = opened.enter_context(open_locked(place))
         store = opened.enter_context(closing(DocumentStore(place/'texts.db', encoder.label.size)))
+        if hybrid: document_store.keep_dense_of(store, _dense_hash(dense_encoder))
         found = _resume(place, engine, index, label, file)
         opened.pop_all()
     return Searcher(encoder, store, found, bool(texts or not index), file, hybrid, dense_encoder)
@@ -505,7 +510,7 @@ def open_searcher(place: Path | str,
                   model: str | Path | Encoder | None = None, # None: the folder of the model that built it
                   index: str = '',                           # the address with its password, where one is needed
                   progress: bool = False,
-                  hybrid: float | None = None                # weight of dense vectors; None: as it was built
+                  hybrid: float | None = None                # weight of dense vectors; None: as it was first built
                  ) -> Searcher:
     "A finished searcher, after interrupted changes. Raises `NoSearcher`; `ConfigError` for another model's."
     path = Path(place)/'searcher.json'

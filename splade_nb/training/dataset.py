@@ -80,9 +80,9 @@ def dev_split(collection, seed: int) -> tuple:  # ids, notes
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-rows
 def training_rows(collection, dev_queries: set) -> np.ndarray:  # [Q] int32
-    "Rows of the train split's queries without those of the dev split."
-    kept = np.array([id not in dev_queries for id in collection.split('train')], dtype=bool)
-    return collection.split_rows('train')[kept]
+    "Rows of the train split's queries without those of the dev split, by text: one may be asked in several pair types."
+    rows, held = collection.split_rows('train'), {collection.queries[id].text for id in dev_queries}
+    return rows[[text not in held for text in collection.query_texts(rows)]]
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-queries
 class TrainingQueries:
@@ -205,17 +205,18 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
 MOST_SEARCHED = 100_000  # documents that the negatives of a query are searched in
 
 def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: TrainingQueries, relevant: Rows,
-          teacher: tuple | None, documents: Rows, place: str, of: dict) -> dict:  # documents: token ids
+          teacher: tuple | None, questions: Rows, documents: Rows, place: str, of: dict) -> dict:  # questions, documents: token ids
     "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of: hashes."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
-    words, found, depth = word_rows(stages, texts) if settings.bm25_negatives else documents, {}, settings.mining_depth
-    if settings.bm25_negatives:
-        queries = word_rows(stages, split.all_texts, chosen=split.kept)
+    found, depth, counted = {}, settings.mining_depth, settings.bm25_negatives
+    words, queries = documents, questions
+    if counted:
+        words, queries = word_rows(stages, texts), word_rows(stages, split.all_texts, chosen=split.kept)
         found['bm25'] = bm25_candidates(stages, queries, words, relevant, depth, most=MOST_SEARCHED, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
         if not settings.bm25_negatives: by |= dict(copies='by tokens')
-        found['dense'] = dense_candidates(stages, *teacher, words, relevant, depth, place=place, most=MOST_SEARCHED, **by)
+        found['dense'] = dense_candidates(stages, *teacher, queries, words, relevant, depth, place=place, most=MOST_SEARCHED, **by)
     return found
 
 # %% ../../nbs/3_training/07_dataset.ipynb #numbered
@@ -318,7 +319,7 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     teacher = _teacher(stages, settings, split, texts, pairs, of)
     return TrainingData(tokenizer, questions, documents, pairs, keys, relevant, given,
                         *_vocabulary_tensors(frequencies, groups, settings, place),
-                        _mine(stages, settings, texts, split, relevant, teacher, documents, place, of),
+                        _mine(stages, settings, texts, split, relevant, teacher, questions, documents, place, of),
                         teacher, collection.hash, frequencies, notes, _type_counts(codes, pairs)), groups
 
 # %% ../../nbs/3_training/07_dataset.ipynb #initial-directions

@@ -20,13 +20,15 @@ def not_relevant(ranking: list,       # [(document, score)], best first
                  relevant: Sequence,  # documents
                  words: Callable,     # document -> set of words
                  duplicate: float,    # Jaccard similarity to a relevant document from which a document is its copy
-                 suspects: Collection | None = None # documents that may be copies; None: all
+                 suspects: Collection | None = None, # documents that may be copies; None: all
+                 query: Collection = ()              # its words; a document of the same words asks the same
                  ) -> list:           # [(document, score)], best first
-    "A ranking without the relevant documents and their near-duplicates."
+    "A ranking without the relevant documents, their near-duplicates, and documents that repeat the query."
     answers = [words(one) for one in relevant]
     def copies(doc, one): return len(doc & one) >= duplicate * len(doc | one)
     def copied(doc): return (suspects is None or doc in suspects) and any(copies(words(doc), one) for one in answers)
-    return [(doc, score) for doc, score in ranking if doc not in relevant and not copied(doc)]
+    def repeats(doc): return bool(query) and words(doc) == query
+    return [(doc, score) for doc, score in ranking if doc not in relevant and not copied(doc) and not repeats(doc)]
 
 # %% ../../nbs/3_training/03_negatives.ipynb #candidates
 class Candidates(Sequence):
@@ -46,7 +48,7 @@ def _packed(kept: list) -> np.ndarray:  # kept: [(document, score)]; [2 n] int32
 # %% ../../nbs/3_training/03_negatives.ipynb #candidates-of
 def _candidates(stages: Preparation, source: str,
                 rank: Callable,      # (first, last) -> for each of these queries documents and scores, best first
-                words: Rows,         # of the documents
+                asked: Sequence, words: Rows, # of the queries, of the documents
                 relevant: Sequence,  # for each query its documents
                 duplicate: float,    # see `not_relevant`
                 **of) -> Candidates:
@@ -59,10 +61,11 @@ def _candidates(stages: Preparation, source: str,
         one, other = sizes()[documents], sizes()[answers][:, None]
         return set(documents[(np.minimum(one, other) >= duplicate * np.maximum(one, other)).any(0)].tolist())
     def some(first, last):
-        for (documents, scores), answers in zip(rank(first, last), relevant[first:last]):
+        for (documents, scores), answers, query in zip(rank(first, last), relevant[first:last], asked[first:last]):
             ranking, answers = list(zip(documents.tolist(), scores.tolist())), [*map(int, answers)]
-            yield _packed(not_relevant(ranking, answers, bag, duplicate, alike(documents, answers)))
-    return Candidates(stages.rows(f'negatives {source}', len(relevant), some, 4000, duplicate=duplicate, **of))
+            copies, own = alike(documents, answers), frozenset(query.tolist())
+            yield _packed(not_relevant(ranking, answers, bag, duplicate, copies, own))
+    return Candidates(stages.rows(f'negatives {source}', len(relevant), some, 4000, duplicate=duplicate, form=2, **of))
 
 # %% ../../nbs/3_training/03_negatives.ipynb #block-size
 BLOCK = 50_000  # documents that are searched together
@@ -94,7 +97,7 @@ def bm25_candidates(stages: Preparation,
     paths, of = bm25_blocks(stages, words, size, **made), made if blocks is None else made | dict(searched=blocks.shape[1] * size)
     def rank(first, last):
         return ranked_blocks(paths, asked[first:last], depth, None if blocks is None else blocks[first:last])
-    return _candidates(stages, 'bm25', rank, words, relevant, duplicate, depth=depth, queries=queries, **of)
+    return _candidates(stages, 'bm25', rank, asked, words, relevant, duplicate, depth=depth, queries=queries, **of)
 
 # %% ../../nbs/3_training/03_negatives.ipynb #units
 def _units(rows, place: str):  # tensor [n, D] on the device
@@ -146,7 +149,7 @@ def nearest_rows(query_vectors,               # [Q, D], an array or `Parts`
 def dense_candidates(stages: Preparation,
                      query_vectors,              # [Q, D], `Parts` or an array
                      doc_vectors,                # [N, D]
-                     words: Rows,                # of the documents: `word_rows`
+                     asked: Sequence, words: Rows, # of the queries, of the documents: `word_rows`
                      relevant: Sequence,         # for each query its documents
                      depth: int = 100, duplicate: float = 0.8,
                      place: str | None = None,   # see `nearest_rows`
@@ -161,7 +164,7 @@ def dense_candidates(stages: Preparation,
     def rank(first, last):
         searched = None if blocks is None else blocks[first:last]
         return nearest_rows(query_vectors[first:last], doc_vectors, depth, place, size, blocks=searched)
-    return _candidates(stages, 'dense', rank, words, relevant, duplicate, depth=depth, **of)
+    return _candidates(stages, 'dense', rank, asked, words, relevant, duplicate, depth=depth, **of)
 
 # %% ../../nbs/3_training/03_negatives.ipynb #draw-logits
 def _logits(scores: np.ndarray, temperature: float) -> np.ndarray:

@@ -73,10 +73,12 @@ def validation_pool(setup: TrainingSetup) -> np.ndarray: # rows of the collectio
 
 # %% ../../nbs/3_training/08_validation_pool.ipynb #narrowed
 def narrowed(collection, ids, most: int = 2000) -> Collection:
-    "Some queries, their relevant documents and others, evenly chosen, up to `most`."
+    "Some queries, their judged documents, those of the context pairs, and others, evenly chosen, up to `most`."
     wanted = {doc for id in ids for doc in collection.qrels[id]}
+    wanted |= {doc for pair in collection.context_pairs for side in pair.documents for doc in side}
     others = [doc for doc in collection.documents if doc not in wanted]
-    chosen = wanted.union(others[::max(1, -(-len(others) // max(1, most - len(wanted))))])
+    more = min(len(others), max(0, most - len(wanted)))
+    chosen = wanted.union(others[i * len(others) // more] for i in range(more))
     documents = {id: collection.documents[id] for id in collection.documents if id in chosen}
     queries, qrels = ({id: part[id] for id in ids} for part in (collection.queries, collection.qrels))
     note = f'the queries search {len(documents):,} of {len(collection.documents):,} documents'
