@@ -153,9 +153,9 @@ def _judgment_files(folder: Path) -> dict[str, Path]:  # '' is the file that nam
     files = {}
     for split, form in product(SPLITS, forms):
         if not (path := folder/form.format(split)).is_file(): continue
-        other = files.setdefault(SPLITS[split], path)
+        if (other := files.setdefault(SPLITS[split], path)) == path: continue
         found = f'{other.relative_to(folder)} and {path.relative_to(folder)}'
-        if other != path: raise DataError(folder, None, 'judgments', found, 'one file for a split')
+        raise DataError(folder, None, 'judgments', found, 'one file for each split')
     if not files and (folder/'qrels.tsv').is_file(): files = {'': folder/'qrels.tsv'}
     looked = ', '.join([form.format('<split>') for form in forms] + ['qrels.tsv'])
     if not files: raise DataError(folder, None, 'judgments', 'no file', f'{looked}; <split> is {", ".join(SPLITS)}')
@@ -326,11 +326,10 @@ def parts_of(source: str) -> list[Part]:
 
 # %% ../../nbs/1_data/07_readers.ipynb #read-folder
 def _of_split(collection: Collection, part: Part) -> Collection:
-    "With the split that stands before a source. Raises DataError where the source names another one itself."
-    own = {query.split for query in collection.queries.values()} - {'', part.split}
+    "All queries in the split that `part` names. Raises DataError where the collection names another one."
     if not part.split: return collection
-    found = f'{part.split}= before a source that names {", ".join(sorted(own))}'
-    if own: raise DataError(part.name, None, 'split', found, 'its own')
+    if own := {query.split for query in collection.queries.values()} - {'', part.split}:
+        raise DataError(part.name, None, 'split', ', '.join(sorted(own)), f'none, or {part.split}, after {part.split}=')
     moved = collection.moved({id: part.split for id in collection.queries}, '')
     return replace(moved, notes=collection.notes)
 
@@ -372,16 +371,16 @@ def _judged(parts: list[Part], strict: bool, pair_types) -> list[Collection]:
 
 # %% ../../nbs/1_data/07_readers.ipynb #apart
 def _apart(joined: Collection) -> Collection:
-    "Without train queries that say what a dev or test query of another source says, and a note that counts them."
+    "Without train queries whose letters a dev or test query of another source has; a note counts them."
     def source(id): return id.partition('/')[0]
     later = {}
     for id, query in (*joined.split('dev').items(), *joined.split('test').items()):
         later.setdefault(letters(query.text), set()).add(source(id))
+    if not later: return joined
     rows, ids = joined.split_rows('train'), list(joined.queries)
-    if not later or not len(rows): return joined
     asked = zip((ids[row] for row in rows), map(letters, joined.query_texts(rows)))
     leaks = [id for id, text in asked if later.get(text, set()) - {source(id)}]
-    note = f'{len(leaks):,} train queries left out: dev or test queries of another source say the same'
+    note = f'{len(leaks):,} train queries left out: dev or test queries of another source have the same text'
     return joined.moved(dict.fromkeys(leaks, ''), note) if leaks else joined
 
 # %% ../../nbs/1_data/07_readers.ipynb #load

@@ -59,7 +59,8 @@ class ContextPair:
     documents: tuple[tuple[str, ...], tuple[str, ...]]  # ids of the documents that answer each
 
 # %% ../../nbs/1_data/03_records.ipynb #splits
-SPLITS = {'train': 'train', 'dev': 'dev', 'test': 'test', 'validation': 'dev', 'training': 'train', 'valid': 'dev', 'val': 'dev'}
+SPLITS = {'train': 'train', 'dev': 'dev', 'test': 'test', # the names of a split, and the split
+          'validation': 'dev', 'training': 'train', 'valid': 'dev', 'val': 'dev'}
 
 # %% ../../nbs/1_data/03_records.ipynb #texts-by-id
 class TextsById(dict):
@@ -235,7 +236,8 @@ def settle_splits(split: np.ndarray,      # [n] of `CODES`: what the source says
                  ) -> tuple:              # [n] of `CODES`; notes; the one of them that tells of a draw, or ''
     "Give every query a split; nothing that is named test or dev is divided."
     train, dev, test = (bool((split == code).any()) for code in (1, 2, 3))
-    alone, elsewhere = not {'dev', 'test'} & {*named}, 'test' in {*named}
+    named = {*named}
+    alone, elsewhere = not {'dev', 'test'} & named, 'test' in named
     unnamed, number = split == 0, lambda some: len(np.unique(places[some]))
     if not len(split): return split, ['no query has a relevant document'], ''
     if not (dev or test) and (alone or unnamed.any()):
@@ -247,7 +249,8 @@ def settle_splits(split: np.ndarray,      # [n] of `CODES`: what the source says
                 f'({share:.0%} test)')
         return split, [note], note
     notes = [f'{number(unnamed):,} queries that name no split are train'] if unnamed.any() else []
-    if dev and not (test or elsewhere): notes.append(f'no test split given: the {number(split == 2):,} dev queries stand in for it')
+    if dev and not (test or elsewhere):
+        notes.append(f'no test split given: the {number(split == 2):,} dev queries stand in for it')
     if not (train or unnamed.any()): notes.append('no train split: for evaluation only')
     return np.where(unnamed, 1, split if test or elsewhere else np.where(split == 2, 3, split)), notes, ''
 

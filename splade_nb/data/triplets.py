@@ -71,7 +71,9 @@ class Lines:
     def add(self, query: str, positive: str, kind: str, negatives: list, split: str, file: int, line: int) -> None:
         wrong = [self.documents.number(text) for text in (positive, *negatives)]
         number = self.queries.number(query)
-        if number == len(self.letters): self.letters.append(int.from_bytes(hashlib.sha256(letters(query).encode()).digest()[:8], 'big'))
+        if number == len(self.letters):  # a new text
+            digest = hashlib.sha256(letters(query).encode()).digest()
+            self.letters.append(int.from_bytes(digest[:8], 'big'))
         values = (number, self.kinds.setdefault(kind, len(self.kinds)), CODES.index(split),
                   wrong[0], file, line, len(negatives))
         for column, value in zip(self.columns.values(), values): column.append(value)

@@ -7,7 +7,7 @@ __all__ = ['SPLIT', 'LEFT_OUT', 'sources', 'read_pairs', 'text_key', 'components
            'survey', 'write_pairs', 'registered_pairs']
 
 # %% ../../nbs/9_lab/13_pairs.ipynb #imports
-import hashlib, json, re
+import hashlib, json
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
@@ -19,7 +19,7 @@ from ..config.files import SEED, DataError, replaced
 from ..data.collections import fetch, registry
 from ..data.lines import Faults, read_rows, visible
 from ..data.readers import load_collection
-from ..data.text import clean_text
+from ..data.text import letters
 
 # %% ../../nbs/9_lab/13_pairs.ipynb #sources
 def sources(folder: Path | str) -> dict:  # source: its file
@@ -41,8 +41,7 @@ def read_pairs(path: Path) -> Iterator[tuple]:  # query, positive, kind
 # %% ../../nbs/9_lab/13_pairs.ipynb #text-key
 def text_key(text: str) -> int:  # below 2^63
     "Letters and digits of a text as a number: texts that differ in spaces, signs or capitals alone have the same."
-    letters = re.sub(r'\W+', '', clean_text(text)).casefold().encode()
-    return int.from_bytes(hashlib.blake2b(letters, digest_size=8).digest(), 'little') >> 1
+    return int.from_bytes(hashlib.blake2b(letters(text).encode(), digest_size=8).digest(), 'little') >> 1
 
 # %% ../../nbs/9_lab/13_pairs.ipynb #components
 def components(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:  # [pairs] the least key of each component

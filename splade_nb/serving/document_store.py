@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'POSTINGS', 'EARLIER', 'LONGEST_ID', 'HASHED', 'Entry', 'DocumentStore', 'transaction', 'index_key',
            'text_id', 'put', 'drop', 'removed_ids', 'synchronise', 'not_encoded', 'write_vectors', 'set_mean',
-           'at_mean', 'read_entry', 'dense_vectors', 'keep_dense_of', 'not_indexed', 'to_index', 'mark_indexed',
+           'at_mean', 'read_entry', 'dense_vectors', 'set_dense_encoder', 'not_indexed', 'to_index', 'mark_indexed',
            'compare_with_index']
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #imports
@@ -270,12 +270,15 @@ def dense_vectors(store: DocumentStore,
             for id, vector in zip(missing, vectors): store.run('INSERT INTO dense VALUES(?, ?)', id, vector.astype('<f4'))
     return np.stack([np.frombuffer(*kept(id), '<f4') for id in ids])
 
-def keep_dense_of(store: DocumentStore, encoder: str) -> None: # a hash of the encoder that makes the vectors
-    "Forget the vectors of another encoder; the index then has to receive all texts again."
+# %% ../../nbs/6_serving/06_document_store.ipynb #set-dense-encoder
+def set_dense_encoder(store: DocumentStore, encoder: str) -> None: # a hash of the encoder that makes the vectors
+    "Delete the vectors of another encoder; the index then has to receive all texts again."
     if (before := store.fact('dense encoder')) == encoder: return
     with transaction(store):
-        if before is not None: store.run('DELETE FROM dense')
-        for name, value in {'dense encoder': encoder, 'again': int(before is not None)}.items(): store.set_fact(name, value)
+        store.set_fact('dense encoder', encoder)
+        if before is None: return
+        store.run('DELETE FROM dense')
+        store.set_fact('again', 1)
 
 # %% ../../nbs/6_serving/06_document_store.ipynb #not-indexed
 def not_indexed(store: DocumentStore, limit: int = 2000) -> Iterator[tuple[list[str], sparse.csr_matrix]]:

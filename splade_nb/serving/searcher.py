@@ -442,7 +442,7 @@ def _open_folder(place, encoder, engine, index, source='', hybrid=0.0, dense_enc
     with ExitStack() as opened:
         file = opened.enter_context(open_locked(place))
         store = opened.enter_context(closing(DocumentStore(place/'texts.db', encoder.label.size)))
-        if hybrid: document_store.keep_dense_of(store, _dense_hash(dense_encoder))
+        if hybrid: document_store.set_dense_encoder(store, _dense_hash(dense_encoder))
         found = _resume(place, engine, index, label, file)
         opened.pop_all()
     return Searcher(encoder, store, found, bool(texts or not index), file, hybrid, dense_encoder)

@@ -252,10 +252,11 @@ def application(searcher: Searcher,
 
 # %% ../../nbs/6_serving/10_web.ipynb #first-words
 def first_words(searcher: Searcher, most: int = 3, letters: int = 30) -> tuple[str, ...]:
-    "Titles of texts, or how they begin, from all over a searcher; whole words alone."
-    rows, places = 'SELECT title, text FROM texts ORDER BY number LIMIT 1 OFFSET ?', (i * len(searcher) // most for i in range(most))
-    found = (textwrap.shorten(title or text, letters, placeholder='') for at in places for title, text in searcher.store.run(rows, at))
-    return tuple(dict.fromkeys(filter(None, found)))
+    "Titles of some texts, evenly chosen, or their first words where they have no title."
+    row = 'SELECT title, text FROM texts ORDER BY number LIMIT 1 OFFSET ?'
+    texts = (words for part in range(most) for words in searcher.store.run(row, part * len(searcher) // most))
+    lines = (textwrap.wrap((title or text)[:10 * letters], letters) for title, text in texts)
+    return tuple(dict.fromkeys(line for first in lines for line in first[:1]))
 
 # %% ../../nbs/6_serving/10_web.ipynb #check-port
 def check_port(port: int, host: str = '127.0.0.1') -> None:

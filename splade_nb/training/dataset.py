@@ -29,6 +29,7 @@ from ..config.settings import CURRICULUM_KEYS, EMBEDDED_TEACHERS, Settings, ever
 from ..data.bm25 import word_rows
 from ..data.idf import Frequencies, count_rows, idf, penalty_weights
 from ..data.prepared import Preparation, Rows, content_key, prepared_folder
+from ..data.text import letters
 from ..data.tokenizer import TEXT_OPTIONS, SpladeTokenizer, allowed_mask, as_pretrained, batch, kiwi_version
 from ..data.tokenizer import load_tokenizer, masks, save_tokenizer, sentences_of, token_kind, token_rows
 from ..data.tokenizer import tokenizer_key, train_unigram
@@ -80,9 +81,9 @@ def dev_split(collection, seed: int) -> tuple:  # ids, notes
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-rows
 def training_rows(collection, dev_queries: set) -> np.ndarray:  # [Q] int32
-    "Rows of the train split's queries without those of the dev split, by text: one may be asked in several pair types."
-    rows, held = collection.split_rows('train'), {collection.queries[id].text for id in dev_queries}
-    return rows[[text not in held for text in collection.query_texts(rows)]]
+    "Rows of the train split's queries whose letters no dev query has: a text may stand under several pair types."
+    rows, held = collection.split_rows('train'), {letters(collection.queries[id].text) for id in dev_queries}
+    return rows[[letters(text) not in held for text in collection.query_texts(rows)]]
 
 # %% ../../nbs/3_training/07_dataset.ipynb #training-queries
 class TrainingQueries:
@@ -205,18 +206,20 @@ def pool(training_data: TrainingData, query: int, period: int, settings: Setting
 MOST_SEARCHED = 100_000  # documents that the negatives of a query are searched in
 
 def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: TrainingQueries, relevant: Rows,
-          teacher: tuple | None, questions: Rows, documents: Rows, place: str, of: dict) -> dict:  # questions, documents: token ids
+          teacher: tuple | None, questions: Rows, documents: Rows, # token ids
+          place: str, of: dict) -> dict:
     "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of: hashes."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
-    found, depth, counted = {}, settings.mining_depth, settings.bm25_negatives
+    found, depth = {}, settings.mining_depth
     words, queries = documents, questions
-    if counted:
+    if settings.bm25_negatives:
         words, queries = word_rows(stages, texts), word_rows(stages, split.all_texts, chosen=split.kept)
         found['bm25'] = bm25_candidates(stages, queries, words, relevant, depth, most=MOST_SEARCHED, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
         if not settings.bm25_negatives: by |= dict(copies='by tokens')
-        found['dense'] = dense_candidates(stages, *teacher, queries, words, relevant, depth, place=place, most=MOST_SEARCHED, **by)
+        found['dense'] = dense_candidates(stages, *teacher, queries, words, relevant, depth, place=place,
+                                          most=MOST_SEARCHED, **by)
     return found
 
 # %% ../../nbs/3_training/07_dataset.ipynb #numbered

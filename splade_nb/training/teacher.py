@@ -178,10 +178,10 @@ def sentence_encoder(source: str,              # hub name or folder
         if torch.cuda.is_available(): model.to('cuda')
         longest = min(max_length, positions(model), tokenizer.model_max_length)
         ids = tokenizer([prompts[side] + text for text in texts], max_length=longest, truncation=True)['input_ids']
-        said = [row or [tokenizer.unk_token_id or 0] for row in ids]
-        batches, order = [], _batches(np.array([len(row) for row in said]))
+        filled = [row or [tokenizer.unk_token_id or 0] for row in ids]
+        batches, order = [], _batches(np.array([len(row) for row in filled]))
         for places in order:
-            batches.append(_embed(model, pooling, [said[i] for i in places], normalise))
+            batches.append(_embed(model, pooling, [filled[i] for i in places], normalise))
             advance(len(places))
         vectors = torch.cat(batches)[np.argsort(np.concatenate(order))].numpy()
         vectors[[not row for row in ids]] = 0  # a text without a token
