@@ -104,6 +104,18 @@ def toy_rows(tokenizer: SpladeTokenizer, documents: int, seed: int = 0) -> spars
     return sparse.random(documents, len(tokenizer), density=0.2, format='csr', dtype=np.float32, random_state=seed)
 
 
+@pytest.mark.parametrize('made, found', [
+    (lambda rows: (rows.toarray(), None, None), 'found ndarray'),
+    (lambda rows: ([[[1.0] * rows.shape[1]]], None, None), 'found list'),
+    (lambda rows: (rows, ['가', '나', '\ud800', '라'], None), "line 3, id: found '.ud800'"),
+    (lambda rows: (rows, None, ['가', '나 \udfff', '다', '라']), "line 2, text: found '나 .udfff'")])
+def test_what_cannot_be_written_is_named(made, found, tmp_path):
+    tokenizer = toy_tokenizer()
+    rows, ids, texts = made(toy_rows(tokenizer, 4))
+    with pytest.raises(ValueError, match=found): write_vectors(rows, tmp_path/'out', 'milvus', tokenizer, ids, texts)
+    assert not [*tmp_path.rglob('*.jsonl*')]
+
+
 @pytest.fixture
 def four(tmp_path) -> sparse.csr_matrix: # written for Milvus and for Qdrant; the last has no term
     tokenizer = toy_tokenizer()

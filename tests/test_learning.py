@@ -9,6 +9,7 @@ import faults
 from faults import saved_checkpoints, lines
 from splade_nb.training import checkpoints
 from splade_nb.training import dataset as training_data
+from splade_nb.config import stages
 from splade_nb.config.processes import ProcessGroup
 from splade_nb.training import batch, losses, memory, objective
 from splade_nb.data import readers
@@ -312,12 +313,20 @@ def test_flops_is_steered_by_the_texts_of_all_micro_batches(tmp_path, monkeypatc
     assert seen == [dict(query=8, document=16)] * 6
 
 
-def test_memory_is_given_back_every_ten_steps(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(training, 'give_back', lambda: given.append(1))
+def test_memory_is_given_back_once_a_third_of_it_may_be_gaps(tmp_path, monkeypatch):
+    "MB: before and after each time that memory is given back, and what four steps between them have."
+    sizes, given = iter([400, 300, 400, 450, 451, 250, 376, 260]), []
+    monkeypatch.setattr(stages, '_status', lambda name: next(sizes))
+    monkeypatch.setattr(stages, 'give_back', lambda: given.append(1))
     data, model = TRUE_TOY()
-    training.train(model, data, faults.settings_of(steps=25), tmp_path, quiet=True)
-    assert len(given) == 2
+    run = training.train(model, data, faults.settings_of(steps=5), tmp_path, quiet=True)
+    assert len(given) == 3 and run.private_mb == 260 and not [*sizes]
+
+
+def test_a_system_that_tells_no_size_gives_nothing_back(monkeypatch):
+    monkeypatch.setattr(stages, '_status', lambda name: None)
+    monkeypatch.setattr(stages, 'give_back', lambda: 1 / 0)
+    assert stages.give_back_gaps(0) == 0
 
 
 def test_a_resumed_run_whose_best_is_broken_takes_the_next(tmp_path):

@@ -1,5 +1,5 @@
 """Vocabulary pruning on true tokenizers, on every family of model, and against files and disks that fail."""
-import json, re, resource, shutil
+import json, os, platform, re, resource, shutil
 from pathlib import Path
 import pytest
 import torch
@@ -9,7 +9,7 @@ from transformers import (AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertCo
                           MPNetConfig, PreTrainedTokenizerFast, RobertaConfig, XLMRobertaConfig)
 from conftest import real
 from faults import program
-from splade_nb.config.files import ConfigError, root
+from splade_nb.config.files import ConfigError, new_folder, root
 from splade_nb.config.settings import Settings
 from splade_nb.data.readers import load
 from splade_nb.model.initialization import create
@@ -281,9 +281,17 @@ def test_a_disk_that_refuses(limit, small, corpus, tmp_path, capsys):
 
 
 def test_what_a_kill_left_is_cleared(small, corpus, tmp_path):
-    (tmp_path/'cut.part').mkdir(); (tmp_path/'cut.part'/'model.safetensors').write_text('half'); (tmp_path/'cut').mkdir()
+    left, other, own = (tmp_path/name for name in (f'cut.{platform.node()}-999999999.part', f'cut.{platform.node()}-{os.getppid()}.part', 'cut.part'))
+    for folder in (left, other, own, tmp_path/'cut'): folder.mkdir()
+    for folder in (left, other, own): (folder/'model.safetensors').write_text('half')
     assert main([str(small), str(corpus), str(tmp_path/'cut')]) == 0, 'an empty folder may be filled'
-    assert not (tmp_path/'cut.part').exists() and (tmp_path/'cut'/'kept.json').exists()
+    assert not left.exists() and other.exists() and own.exists() and (tmp_path/'cut'/'kept.json').exists()
+
+
+def test_of_two_that_write_one_folder_the_first_is_kept(tmp_path):
+    with pytest.raises(ConfigError, match='is there already'), new_folder(tmp_path/'cut') as part:
+        (tmp_path/'cut').mkdir(); (tmp_path/'cut'/'first').write_text('whole'); (part/'second').write_text('whole')
+    assert [path.name for path in tmp_path.rglob('*')] == ['cut', 'first']
 
 
 def test_a_python_tokenizer_is_named(tmp_path):

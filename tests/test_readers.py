@@ -65,6 +65,13 @@ def test_folders_become_one_collection(seeds):
     assert both.queries['q4'].meta == {'file': 'v27.0/train_travel_01.jsonl', 'line': 1}
 
 
+def test_a_pair_needs_no_negatives(tmp_path):
+    rows = dict(query='제주 가는 배', positive=FERRY), dict(query='과일 배', positive=PEAR, negatves=SNOW)
+    with pytest.raises(ValueError, match='negatves'): load(write(tmp_path/'train.jsonl', *rows))
+    found = load(write(tmp_path/'train.jsonl', *rows), strict=False)
+    assert list(found.texts.values()) == [FERRY, PEAR] and listed(found.given_rows(found.split_rows())) == [[], []]
+
+
 def test_mappings_over_tables(seeds):
     both = load_collection(f'{seeds[0]},{seeds[1]}')
     assert (len(both.documents), len(both.queries), len(both.qrels), len(both.triplets)) == (5, 5, 5, 5)

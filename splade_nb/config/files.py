@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['DISK_ERRORS', 'SEED', 'PREVIOUS', 'BUSY', 'ENCODERS', 'PROMPTS', 'RESULTS', 'ConfigError', 'DataError', 'Damaged',
-           'reason', 'reading', 'disk_fault', 'writing', 'clear_errors', 'check_text', 'check_count', 'check_seed',
-           'check_number', 'texts_of', 'root', 'embedded', 'replaced', 'plain', 'write_json', 'read_json', 'sha256_of',
-           'nearest', 'alternatives', 'choose', 'listed', 'no_repeats', 'writable', 'no_empty_folders', 'alone',
-           'in_turn', 'released_folder', 'encoder_folder', 'typed_command', 'out_of_reach', 'installed', 'needs',
-           'folder_of', 'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb', 'machine', 'device']
+           'reason', 'reading', 'disk_fault', 'writing', 'clear_errors', 'as_config_error', 'check_text', 'check_count',
+           'check_seed', 'check_number', 'texts_of', 'root', 'embedded', 'replaced', 'plain', 'write_json', 'read_json',
+           'sha256_of', 'nearest', 'alternatives', 'choose', 'listed', 'no_repeats', 'writable', 'no_empty_folders',
+           'new_folder', 'alone', 'in_turn', 'released_folder', 'encoder_folder', 'typed_command', 'out_of_reach',
+           'installed', 'needs', 'folder_of', 'model_folder', 'versions_of', 'packages', 'revision', 'peak_memory_mb',
+           'machine', 'device']
 
 # %% ../../nbs/0_config/01_files.ipynb #imports
 import difflib, errno, fcntl, functools, glob, hashlib, importlib.util, json, math, operator, os, platform
@@ -97,6 +98,14 @@ def clear_errors():
         if not (said := disk_fault(error)): raise
         raise ConfigError(said) from error
 
+# %% ../../nbs/0_config/01_files.ipynb #as-config-error
+@contextmanager
+def as_config_error(what: str):
+    "Any error of another library, as of the hub or of PyTorch's export, becomes a `ConfigError` of one line."
+    try: yield
+    except (ConfigError, DataError): raise
+    except Exception as error: raise ConfigError(f'{what}: {reason(error)}') from error
+
 # %% ../../nbs/0_config/01_files.ipynb #check-text
 def check_text(value: str, name: str, empty: bool = True) -> str: # empty: whether it may be
     "Raises `ConfigError` for what is no text, for half of a surrogate pair in it, and for a forbidden empty one."
@@ -167,10 +176,15 @@ def _runs(process: str) -> bool:
 def _part_of(path: Path, process: str | int) -> Path: # several machines may share a folder, and repeat numbers
     return path.with_name(f'{path.name}.{platform.node()}-{process}.part')
 
-def _remains(path: Path) -> list:  # parts of this file that processes of this machine left which have ended
+def _remains(path: Path) -> list:  # parts of it that processes of this machine left which have ended
     before, after = _part_of(path, '\0').name.split('\0')
     parts = path.parent.glob(f'{glob.escape(before)}*{after}')
     return [part for part in parts if not _runs(part.name.removeprefix(before).removesuffix(after))]
+
+def _discard(part: Path) -> None:
+    "A file or a folder, where it is there."
+    if part.is_dir(): return shutil.rmtree(part, ignore_errors=True)
+    with suppress(FileNotFoundError, NotADirectoryError): part.unlink()
 
 # %% ../../nbs/0_config/01_files.ipynb #replaced
 @contextmanager
@@ -181,13 +195,13 @@ def replaced(path: Path | str, binary: bool = False):  # a file to write into
     beside = _part_of(path, os.getpid())
     try:
         with writing(path):
-            for part in _remains(path): part.unlink(missing_ok=True)
+            for part in _remains(path): _discard(part)
         with writing(path), open(beside, 'wb') if binary else open(beside, 'w', encoding='utf-8') as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         with writing(path): os.replace(beside, path)
-    finally: beside.unlink(missing_ok=True)
+    finally: _discard(beside)
 
 # %% ../../nbs/0_config/01_files.ipynb #plain
 def plain(value: object) -> object:  # what JSON can hold
@@ -275,6 +289,25 @@ def no_empty_folders(folder: Path):
     finally:
         for each in made:
             with suppress(OSError): each.rmdir()
+
+# %% ../../nbs/0_config/01_files.ipynb #new-folder
+@contextmanager
+def new_folder(out: Path | str): # yields the folder to write into
+    """A folder that is renamed to `out` when complete. Raises `ConfigError` if `out` is not empty, also where another
+    process was faster, or cannot be written."""
+    out = Path(out).resolve()
+    part = _part_of(out, os.getpid())
+    def filled() -> bool: return out.exists() and not (out.is_dir() and not any(out.iterdir()))
+    there = f'{out} is there already: remove it, or name another folder'
+    if filled(): raise ConfigError(there)
+    for left in (part, *_remains(out)): _discard(left)
+    with no_empty_folders(part):
+        try:
+            with writing(out): part.mkdir(parents=True)
+            yield part
+            if filled(): raise ConfigError(there)
+            with writing(out): os.replace(part, out)
+        finally: _discard(part)
 
 # %% ../../nbs/0_config/01_files.ipynb #alone
 BUSY = ('is training into this folder; choose another with out=, or end it (a notebook holds its folder until its '

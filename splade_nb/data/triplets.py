@@ -52,8 +52,8 @@ FIELDS = {'query', 'positive', 'pair_type', 'difficulty'}
 _NEGATIVES = re.compile(r'negatives?(_\d+)?')
 
 def read_triplet(row: Row, faults: Faults) -> tuple:  # query, positive, pair type, negatives
-    "A line's texts. Raises DataError with file, line and field."
-    names = [name for name in row.values if _NEGATIVES.fullmatch(name)] or ['negatives']
+    "A line's texts; a pair names no negatives. Raises DataError with file, line and field."
+    names = [name for name in row.values if _NEGATIVES.fullmatch(name)]
     query, positive = row.text('query'), row.text('positive')
     negatives = {text: name for name in names for text in row_texts(row, name)}
     if positive in negatives: raise row.fault(negatives[positive], 'the positive itself', 'other texts')

@@ -19,10 +19,9 @@ import torch
 from torch import nn
 
 # %% ../../nbs/5_hub/03_export.ipynb #imports-library
-from ..config.files import ConfigError, choose, needs, write_json
+from ..config.files import ConfigError, as_config_error, choose, needs, new_folder, write_json
 from ..data.text import RULES
 from ..data.tokenizer import SpladeTokenizer, save_tokenizer, text_options
-from ..model.prune_vocabulary import as_config_error, new_folder
 from ..model.load import save
 from ..model.splade import under_gate
 from ..model.splade_doc import parts_of, query_weights, sides_differ, uses_count_factor

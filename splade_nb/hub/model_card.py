@@ -9,12 +9,11 @@ __all__ = ['FACTS', 'EMBEDDED', 'FORMATS', 'SYSTEMS', 'SERVED', 'facts_of', 'dat
 # %% ../../nbs/5_hub/04_model_card.ipynb #imports
 from itertools import takewhile
 from pathlib import Path
-from ..config.files import ConfigError, DataError, listed, read_json
+from ..config.files import ConfigError, DataError, as_config_error, listed, read_json
 from ..config.versions import ABOUT, PARENTS
 from ..data.readers import locate
 from ..evaluation.compare import from_parent, markdown_table, short
 from ..evaluation.report import against_bm25, made_by
-from ..model.prune_vocabulary import as_config_error
 
 # %% ../../nbs/5_hub/04_model_card.ipynb #facts
 FACTS = ('summary', 'config', 'evaluation') # files of a run folder

@@ -21,13 +21,12 @@ from scipy import sparse
 from torch import nn
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports-library
-from ..config.files import ConfigError, sha256_of, write_json
+from ..config.files import ConfigError, as_config_error, sha256_of, write_json
 from ..data.bm25 import K1
 from ..data.idf import BIGRAM_SHARE
 from ..data.readers import load_collection
 from ..data.tokenizer import SpladeTokenizer
 from ..model.encode import MOST_WINDOWS, encode, encode_queries, normalize_for_scoring
-from ..model.prune_vocabulary import as_config_error
 from ..model.counted_terms import learned_part
 from ..model.splade_doc import query_weights, sides_differ, uses_count_factor
 from ..evaluation.metrics import active_terms, rank, retrieval_metrics

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 # %% ../../nbs/5_hub/09_release.ipynb #imports-library
-from ..config.files import ConfigError, choose, listed, read_json, sha256_of, write_json
+from ..config.files import ConfigError, choose, listed, new_folder, read_json, sha256_of, write_json
 from ..data.readers import load
 from ..data.tokenizer import save_tokenizer
 from ..evaluation.metrics import paired_difference
@@ -27,7 +27,6 @@ from ..model.counted_terms import reweighed, widened
 from ..model.encode import is_rounded
 from ..model.load import load_encoder, save
 from ..model.opened import model_place, open_model
-from ..model.prune_vocabulary import new_folder
 from ..training.validation_pool import searched
 
 # %% ../../nbs/5_hub/09_release.ipynb #matching-facts

@@ -5,18 +5,17 @@
 # %% auto #0
 __all__ = ['RAW', 'PRUNABLE', 'is_fallback', 'requested_rows', 'model_rows', 'read_verbatim', 'write_verbatim', 'renumber',
            'tokenizer_state', 'write_tokenizer', 'prune_backbone', 'differences', 'coverage', 'savings', 'table',
-           'as_config_error', 'new_folder', 'open_checkpoint', 'prune', 'kept_rows', 'cut_tokenizer', 'read_texts',
-           'parser', 'main']
+           'open_checkpoint', 'prune', 'kept_rows', 'cut_tokenizer', 'read_texts', 'parser', 'main']
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #imports
-import contextlib, copy, difflib, json, os, re, shutil, sys, unicodedata
+import copy, difflib, json, os, re, sys, unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
 from ..config.command_line import CommandLine, exit_codes
-from ..config.files import ConfigError, choose, encoder_folder, listed, no_empty_folders, out_of_reach
+from ..config.files import ConfigError, as_config_error, choose, encoder_folder, listed, new_folder, out_of_reach
 from ..config.files import read_json, reading, reason, write_json, writing
 from ..data.encoders import encoder_record
 from ..data.readers import DataError, Faults, load, read_lines
@@ -235,30 +234,6 @@ def table(report: dict) -> str: # report: of `prune`
                      f'{row["newly_unknown"]:,} newly unknown')
     largest = 'largest difference: hidden states {hidden_states:.1e}, logits of kept rows {logits:.1e}'
     return '\n'.join([*lines, largest.format(**report['differences'])])
-
-# %% ../../nbs/2_model/12_prune_vocabulary.ipynb #as-config-error
-@contextlib.contextmanager
-def as_config_error(what: str):
-    "Any error of another library, as of the hub or of PyTorch's export, becomes a `ConfigError` of one line."
-    try: yield
-    except (ConfigError, DataError): raise
-    except Exception as error: raise ConfigError(f'{what}: {reason(error)}') from error
-
-# %% ../../nbs/2_model/12_prune_vocabulary.ipynb #new-folder
-@contextlib.contextmanager
-def new_folder(out: Path | str): # yields the folder to write into
-    "A folder that is renamed to `out` when complete. Raises `ConfigError` if `out` is not empty or cannot be written."
-    out = Path(out).resolve()
-    part = out.with_name(f'{out.name}.part')
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f'{out} is there already: remove it, or name another folder')
-    shutil.rmtree(part, ignore_errors=True)
-    with no_empty_folders(part):
-        try:
-            with writing(out): part.mkdir(parents=True)
-            yield part
-            with writing(out): os.replace(part, out)
-        finally: shutil.rmtree(part, ignore_errors=True)
 
 # %% ../../nbs/2_model/12_prune_vocabulary.ipynb #open-checkpoint
 def _backbone(source: Path | str) -> nn.Module:  # with its head, where it was published with one

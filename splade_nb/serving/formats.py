@@ -21,6 +21,7 @@ import numpy as np
 from scipy import sparse
 from tqdm import tqdm
 from ..config.files import ConfigError, choose, needs, no_repeats, read_json, reading, write_json, writing
+from ..data.lines import SURROGATE, show
 from ..data.records import DataError
 from ..data.tokenizer import SpladeTokenizer, vocabulary_hash
 from ..model.encode import prune
@@ -85,6 +86,8 @@ def _check_documents(path, part):
     for line, (id, text) in enumerate(zip(part.ids, part.texts or itertools.repeat(None)), 1):
         if not (isinstance(id, str) and id): raise DataError(path, line, 'id', repr(id), 'a string that is not empty')
         if not isinstance(text, str | None): raise DataError(path, line, 'text', repr(text), 'a string, or none')
+        for name, value in (('id', id), ('text', text)):
+            if value and SURROGATE.search(value): raise DataError(path, line, name, show(value), 'no half of a surrogate pair')
 
 # %% ../../nbs/6_serving/01_formats.ipynb #repeated
 def _repeated(values): # [n] bool: whether a value occurred before
@@ -266,6 +269,7 @@ def _parts(rows, ids, texts, size): # Part for each csr_matrix of rows; size: V
     given = {name: iter(values) for name, values in dict(ids=ids, texts=texts).items() if values is not None}
     streams = dict(ids=map(str, itertools.count())) | given
     for matrix in [rows] if sparse.issparse(rows) else rows:
+        if not sparse.issparse(matrix): raise ConfigError(f'vectors: found {type(matrix).__name__}; allowed: sparse matrices of SciPy')
         documents, width = matrix.shape
         if width != size: raise ConfigError(f'vectors over {width} tokens, the vocabulary has {size}')
         taken = {name: list(itertools.islice(values, documents)) for name, values in streams.items()}
