@@ -5,6 +5,7 @@
 """
 import re, sys, tempfile, textwrap
 from pathlib import Path
+import numpy as np
 import pandas as pd
 import readme_table
 from splade_nb.config.files import read_json
@@ -28,11 +29,11 @@ TEXT = {
           'dense, multilingual-e5-small': ('dense', 'vectors of the encoder'), 'start': ('start', 'the encoder with its head, before training')},
   found='By learned terms alone the versions reach {low} to {high} on average, BM25 {bm25}, BM25 with bigrams {bigrams} and dense vectors {dense}: {above} of {all} have a higher mean than BM25 with bigrams, and for {certain} of them the difference is certain. In one index with counted terms they reach {joined} at the best of the weights tried ([the study](../nbs/studies/encoder.ipynb)).',
   alone='Learned from question_pair alone, before the weights of a document were divided by the root of its norm (`document_norm`), without which long documents rank too high; with three seeds of V26 and V28, and as written. The corrected versions reach {low} to {high}, BM25 with bigrams {bigrams}. As written they do not collapse from a pretrained encoder: {written_low} to {written_high}, with {written_few} to {written_many} terms of a document instead of {few} to {many}.',
-  table=('nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval; terms of a query / a document; MB of the index. *start* is the model before training, *as written* the recipe `original`. '
+  table=('nDCG@10 of the test queries in percent; points: over BM25 with bigrams, with the 95 % interval (▲ above, ▼ below, ≈ neither can be claimed, by Holm over the table, so an interval may leave out 0); terms of a query / a document; MB of the index. *start* is the model before training, *as written* the recipe `original`. '
          'Criteria of V28, expansions and what each idea is worth: [the study](../nbs/studies/encoder.ipynb).'),
   head=(), words={}, none='none',
   card=('Trained on a GPU on four collections and open triplets of many sources, {steps} steps ([table](gpu.md#v22-to-v28)), one seed each; the mean of {sets} sets, some of them unseen, nDCG@10 of the learned terms alone and noise, the share of terms that are neither Korean nor in the text: {rows}. '
-        'The steeper the IDF penalty, the more noise; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
+        'Noise grows from V22 to V26, of which not the IDF penalty alone differs; with its Korean filter V28 has the least, though its criterion asks for 5 % at most.'),
   card_row='{version} {ndcg} (noise {noise})',
   whole='With all 250,002 rows of the vocabulary, most of them of other languages, on two cores: {rows}. V26 has no filter, and so few steps do not teach it which rows to leave out; V28 starts without most of what it filters (`initial_filter`). `small` trains with the rows that the texts use, in a fraction of the time.',
   which=('Which to take: to search your texts the packaged model, or `splade_ko`, which ranks by counted and learned terms together; V28 where added terms must be Korean; V22 to V27 to study one idea each. '
@@ -49,11 +50,11 @@ TEXT = {
           'dense, multilingual-e5-small': ('밀집', '인코더의 벡터'), 'start': ('학습 전', '인코더와 닫힌 형태의 출력층')},
   found='배운 용어만의 평균은 {low}~{high}, BM25는 {bm25}, 글자쌍을 더한 BM25는 {bigrams}, 밀집 벡터는 {dense}입니다. {all}개 가운데 {above}개의 평균이 글자쌍을 더한 BM25보다 높고, 차이가 확실한 것은 {certain}개입니다. 배운 용어를 센 용어와 한 색인에 두면 시도한 가중치 가운데 가장 좋은 것에서 {joined}입니다([연구](../nbs/studies/encoder.ipynb)).',
   alone='question_pair만으로 학습한 결과입니다. 문서의 가중치를 그 노름의 제곱근으로 나누기(`document_norm`) 전에 잰 것으로, 그러지 않으면 긴 문서의 순위가 너무 높아집니다. V26과 V28은 시드 세 개로, 또 모든 버전을 적힌 대로도 학습했습니다. corrected 버전은 {low}~{high}, 글자쌍을 더한 BM25는 {bigrams}입니다. 사전학습된 인코더에서는 적힌 대로도 무너지지 않아 {written_low}~{written_high}이고, 문서의 용어는 {few}~{many}개가 아니라 {written_few}~{written_many}개입니다.',
-  table=('시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간, 질의 / 문서의 용어 수, 색인의 MB입니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. '
+  table=('시험 질의의 nDCG@10(백분율), BM25 + 글자쌍과의 차이와 95 % 구간(▲ 위, ▼ 아래, ≈ 어느 쪽이라고도 할 수 없음: 표 전체에 Holm 보정을 하므로 구간에 0이 없어도 그럴 수 있음), 질의 / 문서의 용어 수, 색인의 MB입니다. *학습 전*은 학습하기 전의 모델, *적힌 대로*는 레시피 `original`입니다. '
          'V28의 기준, 확장, 착상마다의 값어치는 [연구](../nbs/studies/encoder.ipynb)에 있습니다.'),
   none='0', head=('시스템', '시드'), words={'BM25 + bigrams': 'BM25 + 글자쌍', 'hybrid, dense and BM25 + 글자쌍': '하이브리드, 밀집과 BM25 + 글자쌍', 'dense,': '밀집,', ', all rows': ', 모든 행', 'start of v28': 'V28의 학습 전', 'start': '학습 전', ', as written': ', 적힌 대로', '| mean |': '| 평균 |', '| points |': '| BM25 + 글자쌍 대비 |', '| terms |': '| 용어 |', ', without document_norm': ', document_norm 없이', '| steps | minutes |': '| 스텝 | 분 |'},
   card=('GPU에서 컬렉션 네 개와 여러 출처의 공개 트리플렛으로 학습한 결과입니다({steps}스텝, [표](gpu.md#v22-to-v28), 시드 하나씩). 데이터 {sets}개(본 적 없는 것도 있음)의 평균이며, 배운 용어만의 nDCG@10과 잡음(한국어도 아니고 글에도 없는 용어의 비율): {rows}. '
-        'IDF 벌점이 가파를수록 잡음이 많고, 한국어 필터가 있는 V28이 가장 적지만 그 기준은 5 % 이하입니다.'),
+        'V22에서 V26으로 갈수록 잡음이 늘지만 IDF 벌점 말고 다른 설정도 함께 달라졌습니다. 한국어 필터가 있는 V28이 가장 적지만 그 기준은 5 % 이하입니다.'),
   card_row='{version} {ndcg}(잡음 {noise})',
   whole='어휘의 250,002행을 모두 쓰면(대부분 다른 언어의 것) 코어 두 개에서 {rows}입니다. V26에는 필터가 없고, 이만한 스텝으로는 어느 행을 버릴지 배우지 못합니다. V28은 걸러낼 용어를 대부분 뺀 채 시작합니다(`initial_filter`). 규모 `small`은 글에 나오는 행으로 학습하며, 훨씬 짧은 시간이 걸립니다.',
   which=('고르기: 내 글을 검색하려면 패키지에 든 모델이나, BM25로 센 용어와 모델이 배운 용어로 함께 순위를 매기는 `splade_ko`. 더하는 용어가 한국어여야 하면 V28. 착상을 하나씩 살펴보려면 V22~V27. '
@@ -67,6 +68,13 @@ def study_tables(cell: str = 'ranking-table') -> list:
     return [part.split('\n', 1)[1].strip() for part in re.split('^### ', text, flags=re.M)[1:]]
 
 
+def unrounded(group: int, run: str) -> tuple:  # nDCG@10 in percent: the mean of the collections, parakqc
+    "Of a kept run of the study: means over seeds are not those of rounded figures."
+    found = read_json(DOCS/'results'/'studies'/'encoder'/('question_pair' if group else '4_collections')/f'{run}.json')['found']
+    values = {name: 100 * np.mean([float(value) for value in each['ndcg@10'].split()]) for name, each in found.items()}
+    return np.mean([*values.values()]), values.get('parakqc', np.nan)
+
+
 def rows(group: int = 0) -> pd.DataFrame:  # of `study_tables`: 0 learned from several collections, -1 from one
     "The study's systems: name, recipe ('' for those beside the versions), nDCG@10 in percent, terms of a document."
     found = readme_table.cells(study_tables()[group])
@@ -74,7 +82,9 @@ def rows(group: int = 0) -> pd.DataFrame:  # of `study_tables`: 0 learned from s
     recipe = ('corrected' if name == system else 'original' if name in SHOWN else '' for name, system in zip(names, found['system']))
     found = found.assign(name=names, certain=found['points'].str.contains('▲'), recipe=[how if name in SHOWN else '' for name, how in zip(names, recipe)], terms=found['terms'].str.split('/').str[-1])
     numbers = {column: pd.to_numeric(found[column], errors='coerce') for column in (*PANELS, 'mean')}
-    return found[['name', 'recipe', 'certain']].assign(**numbers)[names.isin([*BESIDE, *SHOWN])]
+    table = found[['name', 'recipe', 'seed', 'certain']].assign(**numbers)[names.isin([*BESIDE, *SHOWN])]
+    for place, row in table[table['recipe'] != ''].iterrows(): table.loc[place, ['mean', 'parakqc']] = unrounded(group, f'{row["name"]}-{row["recipe"]}-{row["seed"]}')
+    return table
 
 
 def lines_of(language: str) -> dict:  # name -> its label, what it adds in one line

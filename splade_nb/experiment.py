@@ -40,11 +40,12 @@ from .model.splade_doc import SpladeDoc
 
 # %% ../nbs/7_experiment.ipynb #imports-training
 from .training.check_settings import require_acting_settings
-from .training.checkpoints import LAUNCHED, TRAINED, checkpoints, new_part, put_in_place, set_aside, tidy, verify
+from .training.checkpoints import LAUNCHED, TRAINED, checkpoints, new_part, put_in_place, set_aside
+from .training.checkpoints import state_of, tidy, verify
 from .training.dataset import AFTER_TRAINING, TrainingSetup, as_searched, prepare, save_model_folder
 from .config.processes import ProcessGroup
 from .training.teacher import teacher_label
-from .training.trainer import Run, train
+from .training.trainer import Run, refuse_other, train
 from .training.validation_pool import evaluated
 
 # %% ../nbs/7_experiment.ipynb #imports-evaluation
@@ -135,12 +136,12 @@ def scaled_batch(settings: Settings,
 def _write_config(path: Path, resolved: Settings, overridden: dict,
                   **launched) -> None:  # version, recipe, scale, data, seed
     "Write `config.json`: what a run was launched with, and the settings that follow."
-    version, corrected = launched['version'], launched['recipe'] == 'corrected'
     made_of = {name: encoder_record(getattr(resolved, name)) for name in ('backbone', 'teacher')}
     write_json(path, dict(**launched, settings=as_dict(resolved), off=off(resolved),
                           encoders={name: record for name, record in made_of.items() if record},
                           overridden=overridden,
-                          differences=differences(version, launched['scale']) if corrected else []))
+                          differences=differences(launched['version'], launched['scale'],
+                                                  changed=launched['recipe'], also=overridden)))
 
 def _for_training(source: str):  # Collection
     "Raises `ConfigError` for data without a training query."
@@ -166,12 +167,12 @@ def begin_run(version: str | int, recipe: str, scale: str,
               seed: int, out: str,   # run folder; '': outputs/<version>
               settings: dict | str,  # overrides: names and values, JSON text, or a JSON or YAML file
               rank: int = 0,         # only the first process writes
-              resume: bool = False,  # where a checkpoint is, keep `config.json`, but for what acts after training
+              resume: bool | str = False, # or a checkpoint; keep `config.json`, but for what acts after training
               batches: int = 1,      # how many batches of the version's size make one, see `scaled_batch`
               max_steps: int = 0     # only checked here: training takes it
              ) -> tuple:             # name, scale, settings, collection, folder
     """Check everything that can be wrong before any work, then write `config.json` and hold the folder until the end of
-    `finish_run`. Raises `ConfigError`, `DataError`."""
+    `finish_run`. Raises `ConfigError`, `DataError`, `CheckpointError` for a run to resume that has other settings."""
     check_seed(seed)
     check_count(max_steps, 'max_steps', 0)
     name, recipe, scale = version_name(version), choose('recipe', recipe, RECIPES), scale_of(scale)
@@ -184,7 +185,10 @@ def begin_run(version: str | int, recipe: str, scale: str,
         held.enter_context(alone(folder))
         require_parts(resolved, folder)
         tidy(folder/'checkpoints')
-        kept = resume and checkpoints(folder/'checkpoints') and (folder/'config.json').exists()
+        there = [Path(resume)] if isinstance(resume, str) else checkpoints(folder/'checkpoints') if resume else []
+        kept = there and (folder/'config.json').exists()
+        if kept and (state := state_of(there[-1])):
+            refuse_other(there[-1], state, folder, dict(seed=seed, settings=as_dict(resolved)))
         if not kept: set_aside(folder, (*TRAINED, *LAUNCHED))
         if not kept or _changes_only_searching(folder/'config.json', resolved):
             _write_config(folder/'config.json', resolved, settings,
@@ -223,8 +227,9 @@ def sample_texts(collection, number: int = 10, seed: int = 7) -> list:
 
 # %% ../nbs/7_experiment.ipynb #sample-terms
 def sample_terms(model, tokenizer: SpladeTokenizer, texts: list) -> list:  # for each text [(term, weight)]
-    "The heaviest terms of some texts."
-    return [terms(row, tokenizer) for row in encode(model, tokenizer, texts, document=False)]
+    "The heaviest learned terms of some texts; counted ones have no names of their own."
+    rows = encode(model, tokenizer, texts, document=False)[:, :len(tokenizer.backend)]
+    return [terms(row, tokenizer) for row in rows]
 
 # %% ../nbs/7_experiment.ipynb #keep-samples
 def keep_samples(setup: TrainingSetup, texts: list, before: list, folder: Path | str) -> None:
@@ -455,7 +460,7 @@ def run_version(version: str | int = 'v28', recipe: str = 'corrected', scale: st
     group, stages = _processes(timeout), Stages()
     with stages('reading'), _first_before_others(group):
         name, scale, resolved, collection, folder = begin_run(
-            version, recipe, scale, source, seed, out, settings or '', group.rank, resume or bool(resume_from),
+            version, recipe, scale, source, seed, out, settings or '', group.rank, resume_from or resume,
             group.number if scale_batch else 1, max_steps)
     with _HELD:
         with stages('checking settings'):

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import torch
 from splade_nb.config.files import read_json, root, write_json
-from splade_nb.config.versions import resolve_quietly
 from splade_nb.data.records import Document, Query, toy_corpus
+from splade_nb.config.settings import as_dict, off
+from splade_nb.config.versions import differences, resolve_quietly
 from splade_nb.evaluation import compare, error_analysis, metrics, report, validation
 from splade_nb.evaluation.exact_search import Search, exact_search
 from splade_nb.evaluation.retrieval import compare_systems, evaluate_queries, search_metrics
@@ -26,10 +27,16 @@ def setup():
 def run(): return report.read_run(root()/'data'/'example_run')
 
 
-def test_a_run_as_written_with_a_change_has_a_settings_table():
-    "Nothing was corrected, and the table has one row: a report with it ended in an error."
-    table = report.settings_table(SimpleNamespace(config=dict(differences=[], off={}, overridden={'steps': 6}, settings={'steps': 6})))
-    assert table.loc['steps'].tolist() == ['', '', 6, '', 'overridden for this run']
+@pytest.mark.parametrize('recipe', ['original', 'earlier', 'corrected'])
+def test_the_settings_table_has_what_a_recipe_changes_and_what_was_typed(recipe):
+    "As written nothing is changed, and the table has one row: a report with it ended in an error."
+    resolved = resolve_quietly('v26', recipe, 'mini', steps=6)
+    config = dict(differences=differences('v26', 'mini', changed=recipe, also=['steps']), off=off(resolved), overridden={'steps': 6}, settings=as_dict(resolved))
+    table = report.settings_table(SimpleNamespace(config=config, summary=dict(recipe=recipe)))
+    whole = resolve_quietly('v26', recipe, 'mini').steps
+    assert table.loc['steps'].tolist() == [400, *[whole] * (recipe != 'original'), 6, '', 'overridden for this run']
+    assert len(table) == {'original': 1, 'earlier': 7}.get(recipe, len(differences('v26', 'mini')) + (whole == 400))
+    assert table['reason'].all() and (table['original'].map(str) != '').all()
 
 
 def test_advice_needs_no_share_of_languages(run):
@@ -109,7 +116,7 @@ def typed(command: str) -> dict: return dict(part.split('=', 1) for part in shle
 
 def test_what_to_try_next_trains_this_run_again_with_one_change(run, tmp_path):
     "They named only what changes: another version, recipe and data set would have been trained, some over the run itself."
-    config = run.config | dict(version='v22', recipe='original', data='data/my set', overridden=dict(epochs=2, lambda_flops=0.3))
+    config = run.config | dict(version='v22', recipe='original', data='data/my set', overridden=dict(batch_size=4, lambda_flops=0.3))
     here = replace(run, folder=tmp_path/'outputs'/'v22-43', config=config,
                    summary=run.summary | dict(version='v22', recipe='original', planned_steps=60, active_terms=dict(query=50.0, doc=700.0)))
     rising = replace(here, history=[dict(metrics={'ndcg@10': value}) for value in (.5, .6, .7)])
@@ -119,8 +126,8 @@ def test_what_to_try_next_trains_this_run_again_with_one_change(run, tmp_path):
     assert len(commands) == 10 and len({command['OUT'] for command in commands}) == 5
     for command in commands:
         assert command['OUT'].startswith('outputs/v22-43-') and of_run.items() <= (command | dict(SEED='42')).items()
-        assert command['SEED'] in ('42', '43') and json.loads(command['SETTINGS'])['epochs'] == 2, 'what was typed stays'
-    assert json.loads(commands[0]['SETTINGS']) == dict(epochs=2, lambda_flops=0.1) and json.loads(commands[3]['SETTINGS'])['steps'] == 120
+        assert command['SEED'] in ('42', '43') and json.loads(command['SETTINGS'])['batch_size'] == 4, 'what was typed stays'
+    assert json.loads(commands[0]['SETTINGS']) == dict(batch_size=4, lambda_flops=0.1) and json.loads(commands[3]['SETTINGS'])['steps'] == 120
     whole = next(command for command in commands if command['OUT'].endswith('-whole'))
     assert 'MAX_STEPS' not in whole and commands[-1]['MAX_STEPS'] == '60' and commands[-1]['SEED'] == '43'
 

@@ -128,7 +128,23 @@ def test_what_begins_anew_where_no_checkpoint_is_says_what_it_was_launched_with(
     assert (found['seed'], found['settings']['steps'], found['overridden']) == (2, 2, dict(steps=2))
     (tmp_path/'run/checkpoints/step-0').mkdir(parents=True)
     (tmp_path/'run/checkpoints/step-0/manifest.json').touch()
-    assert began(3, resume=True) == found, 'a checkpoint is there: training compares it, and refuses'
+    assert began(3, resume=True) == found, 'a checkpoint is there that says nothing: training opens it, and refuses'
+
+
+SMALL = dict(steps=2, hidden=32, layers=1, vocabulary=300, batch_size=4)
+
+
+def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
+    given = dict(scale='mini', source='toy', out=str(tmp_path/'run'))
+    run_version('v28', settings=SMALL | dict(lambda_flops=0.006), max_steps=1, **given)
+    def record() -> dict: return {path.name: path.read_bytes() for path in (tmp_path/'run').glob('*.json')}
+    before = record()
+    assert 'lambda_flops' in before['settings_check.json'].decode()
+    with pytest.raises(CheckpointError, match=r'has other values: lambda_flops=0\.006 there'):
+        run_version('v28', settings=SMALL, resume=True, **given)
+    with pytest.raises(CheckpointError, match='has other values: seed=42 there, 7 here'):
+        run_version('v28', settings=SMALL | dict(lambda_flops=0.006), seed=7, resume=True, **given)
+    assert record() == before
 
 
 def begin_twice(folder: Path) -> None:

@@ -11,6 +11,7 @@ __all__ = ['MIXES', 'TRAVEL_MIXES', 'PHASES_22', 'PHASES_23', 'PHASES_24', 'PHAS
 
 # %% ../../nbs/0_config/04_versions.ipynb #imports
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from .files import ENCODERS, choose, encoder_folder, read_json
@@ -359,14 +360,16 @@ def resolve_quietly(*arguments, **overrides) -> Settings:
 
 # %% ../../nbs/0_config/04_versions.ipynb #differences
 def differences(version: str, scale: str = 'full',
-                recipe: str = 'original'  # or earlier
-               ) -> list:                 # [{'setting', 'original', 'corrected', 'reason'}], under the recipe's name
-    "What `corrected` has other than a recipe in a version at a scale, and why."
-    before, after = (as_dict(resolve_quietly(version, name, scale)) for name in (recipe, 'corrected'))
+                recipe: str = 'original',      # or earlier
+                changed: str = 'corrected',    # or earlier, original
+                also: Iterable[str] = ()       # settings that are listed in any case
+               ) -> list:                      # [{'setting', 'original', 'corrected', 'reason'}], under the recipes' names
+    "What one recipe has other than another in a version at a scale, and why."
+    before, after = (as_dict(resolve_quietly(version, name, scale)) for name in (recipe, changed))
     reasons = {name: f'addition of `earlier`: {c.reason}' for name, c in ADDED.items()}
-    reasons |= {name: c.reason for name, c in _corrections(scale).items()}
-    return [{'setting': name, recipe: before[name], 'corrected': after[name], 'reason': reasons[name]}
-            for name in after if before[name] != after[name]]
+    if changed == 'corrected': reasons |= {name: c.reason for name, c in _corrections(scale).items()}
+    return [{'setting': name, recipe: before[name], changed: after[name], 'reason': reasons.get(name, '')}
+            for name in after if before[name] != after[name] or name in also]
 
 # %% ../../nbs/0_config/04_versions.ipynb #version-table
 def version_table(versions=tuple(VERSIONS), recipe: str = 'original', scale: str = 'full',

@@ -12,7 +12,9 @@ from collections import Counter
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from ..config.versions import PARENTS
+from ..config.files import ConfigError
+from ..config.settings import off
+from ..config.versions import PARENTS, resolve_quietly
 from ..model.encode import encode, heaviest, matched
 from .compare import from_parent, join_words, short
 from .exact_search import Search, normalize_for_scoring
@@ -188,6 +190,12 @@ def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve 
     return table.map(short), f'{number_of(len(events), "event")}: {counts}.'
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #advice
+def _acts(run: Run, changes: dict) -> bool: # changes: setting -> value
+    "Whether the run with these changes can be, and none of them is off in it."
+    version, given = (run.config[name] for name in ('version', 'recipe', 'scale')), run.config['overridden'] | changes
+    try: return not changes.keys() & off(resolve_quietly(*version, **given)).keys()
+    except ConfigError: return False
+
 @dataclass(frozen=True)
 class Advice:
     "A symptom, the number that shows it, and what ended it in the tuning guide."
@@ -199,10 +207,11 @@ class Advice:
     changes: dict    # setting -> value
 
     def seen(self, run: Run) -> float | None:
-        "The number, where it shows the symptom and the changes are not in force."
+        "The number, where it shows the symptom and the changes, not in force, would act."
         value = self.measure(run)
         shown = value > self.limit if self.above else value < self.limit
-        return value if shown and not self.changes.items() <= run.config['settings'].items() else None
+        in_force = self.changes.items() <= run.config['settings'].items()
+        return value if shown and not in_force and _acts(run, self.changes) else None
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #measures
 def _terms_of(side: str): # Run -> mean active terms; NaN where the run counted learned and counted terms together
@@ -239,7 +248,8 @@ def _noise(run: Run) -> float: # of documents; NaN where none has a Korean term
     found = run.summary['korean']['noise']
     return math.nan if found is None else found
 
-def _disjoint_share(run: Run) -> float: # of the worst queries
+def _disjoint_share(run: Run) -> float: # of the worst queries; NaN but for the form of the loss that the guide measured
+    if run.config['settings']['positive_form'] != 'mean': return math.nan
     reasons = [why(miss)[0] for miss in _failed(run)]
     return reasons.count('disjoint') / max(1, len(reasons))
 
@@ -289,7 +299,8 @@ def next_steps(run: Run) -> tuple: # DataFrame; caption
     left = [*_unfinished(run), *_weakest_kind(run), again]
     table = pd.DataFrame([*seen, *((*step, 'this run') for step in left)], columns=['seen', 'try', 'source'])
     first = f'first to try: {seen[0][1]}' if seen else 'what every run leaves open follows'
-    return table.set_index('seen'), f'Symptoms of the tuning guide that show: {len(seen)} of {len(ADVICE)}; {first}.'
+    return table.set_index('seen'), ('Symptoms of the tuning guide that show, by numbers of this run: '
+                                     f'{len(seen)} of {len(ADVICE)}; {first}.')
 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #next-steps-2
 def _unfinished(run: Run) -> list: # (seen, try): a schedule that was cut, or a curve that still rises at its end

@@ -154,7 +154,7 @@ def shorten(text: str, most: int) -> str:
 
 # %% ../../nbs/4_evaluation/06_figures.ipynb #texts-2
 def label(term: str) -> str:
-    "A token as people read it: without the mark of a word's beginning; `##` where it continues a word."
+    "A token as people read it: without the mark of a word's beginning; `##` where it has none."
     return (term[1:] or term) if term.startswith('▁') else '##' + term
 
 # %% ../../nbs/4_evaluation/06_figures.ipynb #html

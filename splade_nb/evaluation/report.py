@@ -218,7 +218,7 @@ def collapse(summary: dict) -> str:  # what shows it, or nothing
 def korean_curve(run: Run) -> tuple:  # figure, caption
     "The Korean share of documents by weight and by count over the steps."
     figure, axis = canvas(width=8, height=2.8)
-    _curve(axis, run, 'korean_share', 'green', 'by weight', factor=100, title='Korean share of documents, %')
+    _curve(axis, run, 'korean_share', 'green', 'by weight', factor=100, title='Korean share of a batch\'s documents, %')
     _curve(axis, run, 'korean_count', 'orange', 'by count', factor=100)
     axis.legend(loc='lower right', ncols=2)
     axis.set(xlabel='step', ylim=(0, 103))
@@ -229,7 +229,7 @@ def _korean_caption(run: Run) -> str:
     first, last = ends(run.metrics['korean_share'])
     count, terms, lost = ends(run.metrics['korean_count'])[1], ends(run.metrics['active_doc'])[1], collapse(run.summary)
     if math.isnan(last): return 'At the end no document of a batch has a term left.'
-    caption = (f"{last:.1%} of a document's weight is on Korean terms at the end (from {first:.1%}), "
+    caption = (f"{last:.1%} of the weight of a batch's documents, English ones too, is on Korean terms at the end (from {first:.1%}), "
                f'and {count:.1%} of its {terms:.1f} active terms')
     return f'{caption}; the model collapsed ({lost}), so the share means nothing.' if lost else f'{caption}.'
 
@@ -457,7 +457,7 @@ def context_pairs(run: Run, target: float = 0.6, most: int = 12) -> tuple:  # fi
     return figure, _context_caption(context, pairs, target)
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #context-pairs-2
-_DISTANCES = dict(text=dict(label='the texts alone', color='#999999', marker='|'),
+_DISTANCES = dict(text=dict(label='their texts, by pairs of characters', color='#999999', marker='|'),
                   set=dict(label='active terms', color=palette['orange'], marker='o'),
                   weighted=dict(label='weights', color=palette['blue'], marker='o'))
 
@@ -507,14 +507,15 @@ def _stage_row(summary: dict) -> dict:
 
 # %% ../../nbs/4_evaluation/07_report.ipynb #settings-table
 def settings_table(run: Run):  # DataFrame, a row for each setting
-    "What the recipe corrected and why, what was overridden, the value in force, and why a setting that is off is off."
+    "What the recipe changed and why, what was overridden, the value in force, and why a setting that is off is off."
     import pandas as pd
     config, idle = run.config, run.config.get('off', {})
     rows = pd.DataFrame(config['differences'], dtype=object)
-    table = rows.reindex(columns=['setting', 'original', 'corrected', 'reason']).astype(object).set_index('setting')
+    columns = dict.fromkeys(('setting', 'original', run.summary['recipe'], 'reason'))
+    table = rows.reindex(columns=[*columns]).astype(object).set_index('setting')
     for name in config.get('overridden', {}): table.loc[name, 'reason'] = 'overridden for this run'
-    table.insert(2, 'in force', [config['settings'][name] for name in table.index])
-    table.insert(3, 'off because', [idle.get(name, '') for name in table.index])
+    table.insert(len(columns) - 2, 'in force', [config['settings'][name] for name in table.index])
+    table.insert(len(columns) - 1, 'off because', [idle.get(name, '') for name in table.index])
     def cut(value): return shorten(', '.join(map(str, value)), 60) if isinstance(value, list) else value
     return table.map(cut).fillna('')
 

@@ -78,7 +78,7 @@ def pretrained_backbone(source: str,             # hub name, local folder, `rele
     if (folder/'splade.json').exists() and not random: return _trained_backbone(folder, mlm_head)
     changes = NEW_HEAD if new_head and mlm_head else {}
     try: backbone, missing = _read_backbone(model_folder(source, weights=not random), mlm_head, random, **changes)
-    except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini')) from error
+    except OSError as error: raise ConfigError(out_of_reach('backbone', source, 'use scale mini and name no backbone')) from error
     except ValueError as error:
         raise ConfigError(f'backbone={source!r}: no masked language model: {str(error).splitlines()[0]}') from error
     except (RuntimeError, SafetensorError) as error:
@@ -331,7 +331,7 @@ def open_checkpoint_folder(source: Path | str) -> tuple: # model, tokenizer
     return SpladeDoc(backbone, settings, [], query_weight=weights).eval(), tokenizer
 
 # %% ../../nbs/2_model/11_load.ipynb #named-config
-def named_config(setting: str, source: str, instead: str = 'use scale mini'): # transformers config
+def named_config(setting: str, source: str, instead: str = 'use scale mini and name no backbone'): # transformers config
     "How a named model is built. Raises `ConfigError` where it is neither local nor on the hub."
     from transformers import AutoConfig
     try: return AutoConfig.from_pretrained(model_folder(source, weights=False))

@@ -269,7 +269,8 @@ def _parts(rows, ids, texts, size): # Part for each csr_matrix of rows; size: V
     given = {name: iter(values) for name, values in dict(ids=ids, texts=texts).items() if values is not None}
     streams = dict(ids=map(str, itertools.count())) | given
     for matrix in [rows] if sparse.issparse(rows) else rows:
-        if not sparse.issparse(matrix): raise ConfigError(f'vectors: found {type(matrix).__name__}; allowed: sparse matrices of SciPy')
+        if not sparse.issparse(matrix):
+            raise ConfigError(f'vectors: found {type(matrix).__name__}; allowed: sparse matrices of SciPy')
         documents, width = matrix.shape
         if width != size: raise ConfigError(f'vectors over {width} tokens, the vocabulary has {size}')
         taken = {name: list(itertools.islice(values, documents)) for name, values in streams.items()}
