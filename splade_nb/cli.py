@@ -150,7 +150,7 @@ LAB_FORMS = {'elasticsearch': 'elasticsearch_model', 'vespa': 'vespa_model'}  # 
 def _add_forms(wanted: str) -> None:
     "Let each module add its forms to `hub.export.EXPORTS`. Raises `ConfigError` for a form that is not installed."
     from splade_nb.hub import onnx_int8, opensearch_model
-    here = LAB_FORMS if installed('splade_nb.lab') or wanted in LAB_FORMS else {}
+    here = LAB_FORMS if installed('splade_nb.lab') else {wanted: LAB_FORMS[wanted]} if wanted in LAB_FORMS else {}
     for module in here.values(): laboratory(module)
 
 # %% ../nbs/8_cli.ipynb #export-folder

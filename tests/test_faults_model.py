@@ -1,19 +1,23 @@
 """A run's folder is its user's too, its numbers are those of all its data, and a model is what its folder says."""
-import re, shutil
+import copy, re, shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 import faults
 from splade_nb.config.files import ConfigError
+from splade_nb.config.settings import off
 from splade_nb.config.versions import resolve
+from splade_nb.data.prepared import Preparation
 from splade_nb.data.records import toy_corpus
 from splade_nb.lab.passages import PackedSequences, packed_batch
 from splade_nb.model.load import fit, position_table, positions
 from splade_nb.hub.export import add_graph
 from splade_nb.model.opened import open_model
-from splade_nb.training import batch, checkpoints, curriculum, objective
+from splade_nb.training import batch, check_settings, checkpoints, curriculum, dataset, objective
 from splade_nb.lab import masked_language
 from splade_nb.training import trainer as training
 from splade_nb.training.dataset import fix_seeds, prepare, save_model_folder, toy_training_data
@@ -177,3 +181,80 @@ def test_a_checkpoint_without_its_tokenizer_does_not_open(tmp_path):
     backbone.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match='no tokenizer: found neither tokenizer.json nor'): open_model(tmp_path)
     with pytest.raises(ConfigError, match='holds 3000 tokens, its tokenizer 40: they do not belong together'): fit(backbone, resolve('v26'), 40)
+
+
+# What a setting says and what it does
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+    tiny = dict(hidden=32, layers=1, vocabulary=300, batch_size=8, bm25_negatives=0, dense_negatives=0, max_length=24, segment='kiwi')
+    return prepare(resolve('v28', scale='mini', **tiny), toy_corpus(), 1, tmp_path_factory.mktemp('cache'))
+
+
+def test_scores_of_one_pair_have_no_spread(small):
+    settings = small.settings.but(score_spread=3.0, similarity='dot')
+    factors = [dataset._score_factor(small.model, settings, replace(small.training_data, pairs=small.training_data.pairs[:pairs])) for pairs in (1, 2)]
+    assert factors[0] == 1.0 != factors[1]
+
+
+def test_documents_of_every_length_calibrate(small, monkeypatch):
+    "Of a small collection only the sixteen shortest had."
+    lengths, (model, data) = [], (copy.deepcopy(small.model), small.training_data)
+    monkeypatch.setattr(dataset, '_batches', lambda *_: [dict(input_ids=torch.ones(16, length, dtype=torch.long)) for length in range(1, 8)])
+    size = len(data.language)
+    monkeypatch.setattr(dataset, 'logit_moments', lambda model, texts: (torch.zeros(size), torch.ones(size)))
+    monkeypatch.setattr(dataset, 'deviations_for', lambda model, texts, *_: lengths.extend(rows['input_ids'].shape[1] for rows in texts) or 0.0)
+    dataset._calibrate(Preparation(), model, small.settings.but(initial_terms=5), data)
+    assert lengths == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_named_backbone_has_its_own_vocabulary():
+    with pytest.raises(ConfigError, match='vocabulary=8000: a named backbone brings its own tokens; the nearest is 0'): resolve('v26', scale='small', vocabulary=8000)
+
+
+def test_cosines_are_distilled_without_a_spread():
+    torch.manual_seed(0)
+    queries, documents, teacher = torch.rand(3, 9), torch.rand(4, 9), torch.rand(3, 4)
+    settings = resolve('v26', scale='small', similarity='cosine', score_limit=0.0)
+    found = [objective._distil(queries, documents, teacher, settings.but(score_spread=spread), 1.0).item() for spread in (0.0, 3.0)]
+    assert 'score_spread' in off(settings) and found[0] == found[1]
+
+
+@pytest.mark.parametrize('idle', [dict(document_share=0.0, document_terms=20), dict(initialization='random', initial_terms=400)])
+def test_what_is_off_does_not_steer(idle, tmp_path):
+    def factor(**changes) -> dict:
+        run = SimpleNamespace(settings=resolve('v26', scale='small').but(**dict(query_terms=3, document_terms=0, initial_terms=0, flops_ramp=1.0) | changes), damping={}, steps=10, step=1)
+        training.steer(run, dict(active_query=9.0, active_doc=9.0), dict(query=[9], document=[9]))
+        return run.damping
+    plain = {name: value for name, value in idle.items() if name not in ('document_terms', 'initial_terms')}
+    assert factor(**idle) == factor(**plain)
+
+
+def test_a_phase_begins_for_data_and_losses_alike():
+    "With accumulation the batches of a step are all of its phase."
+    settings, pools = resolve('v28', 'original', 'full'), curriculum.pools_of(['single_term'] * 400 + ['multi_term'] * 400 + ['hard_neg'] * 400 + ['original'] * 400)
+    for number in (1, 4):
+        drawn = [curriculum.sample(batch, 7, pools, settings, 1, 16, number) for batch in range(7 * number)]
+        kinds = [{'single_term', 'multi_term', 'hard_neg', 'original'}.intersection(key for key, pool in pools.items() if np.isin(indices, pool).any()) for indices in drawn]
+        mixes = [dict(curriculum.phase_at(batch // number, 7, settings).mix) for batch in range(7 * number)]
+        assert all(found <= mix.keys() for found, mix in zip(kinds, mixes)), number
+
+
+def test_a_run_that_goes_on_from_a_saved_one_keeps_its_gate_and_its_words(small, tmp_path, capsys):
+    first = replace(small, model=copy.deepcopy(small.model))
+    with torch.no_grad():
+        for value in first.model.gate.parameters(): value += 0.25
+    save_model_folder(first, tmp_path)
+    def goes_on(**changes):
+        again = resolve('v28', scale='small', backbone=str(tmp_path/'model'), max_length=24, query_length=24, bm25_negatives=0, teacher='lsa', **changes)
+        assert again.segment == 'kiwi'
+        return prepare(again, toy_corpus(), 1, tmp_path/'cache').model.gate.state_dict()
+    assert all(value.equal(first.model.gate.state_dict()[name]) for name, value in goes_on(gate_hidden=small.settings.gate_hidden).items())
+    goes_on(gate_hidden=small.settings.gate_hidden + 8)
+    assert 'has another shape, so the new run begins with its own' in capsys.readouterr().err
+
+
+def test_a_changed_setting_that_others_switch_off_is_said(capsys):
+    settings = resolve('v28', scale='mini').but(temperature=0.5)
+    check_settings.require_acting_settings(settings, ['temperature'])
+    assert 'temperature=0.5 does nothing here: every phase sets its own' in capsys.readouterr().err

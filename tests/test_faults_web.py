@@ -137,6 +137,7 @@ class Answers:
         return []
 
     def expand(self, text): return []
+    def read(self, id): return None
 
 
 @contextmanager
@@ -309,7 +310,7 @@ ASTRAL = '😀'
 
 @pytest.mark.parametrize('path, body, code', {
     'a query': ('/api/search', dict(query=ASTRAL * 1000), 200), 'more': ('/api/search', dict(query='가' * 1001), 422),
-    'a text': ('/api/expand', dict(text=ASTRAL * 5000), 200), 'more letters': ('/api/expand', dict(text='가' * 5001), 422),
+    'a text': ('/api/expand', dict(text=ASTRAL * 5000), 200), 'more letters': ('/api/expand', dict(text='가' * 5001), 422), 'an id': ('/api/expand', dict(id='가' * 1200 + '\0'), 404), 'no id': ('/api/expand', dict(id='\ud800'), 422),
     'texts': (SIDES['document'], dict(input=[ASTRAL * 12_500] * 32), 200), 'a long one': (SIDES['document'], dict(input=['가' * 100_000]), 200),
     'longer': (SIDES['query'], dict(input=['가' * 100_001]), 422), 'more texts': (SIDES['query'], dict(input=['가'] * 33), 422),
     'more together': (SIDES['document'], dict(input=['가' * 12_501] * 32), 422), 'byte 0': ('/api/search', dict(query='배\0'), 422)}.values())

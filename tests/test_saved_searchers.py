@@ -1,5 +1,5 @@
 """Saved searchers follow their source, stay apart on a server, survive interruptions, and are removed when outdated."""
-import json, os, signal
+import json, os, signal, sys
 from pathlib import Path
 import numpy as np
 import pytest
@@ -8,6 +8,8 @@ from fake_opensearch import Fault, serving
 from splade_nb import cli
 from splade_nb.serving import document_store, saved_copies, searcher as searchers
 from splade_nb.data.records import Document
+from splade_nb.model import opened as opened_models
+from splade_nb.model.opened import RELEASED
 from splade_nb.config.files import ConfigError, DataError
 from splade_nb.serving.opensearch import OpenSearchIndex
 from splade_nb.serving.index import Label
@@ -467,3 +469,32 @@ def test_a_searcher_whose_removal_was_cut_off_is_none(encoder, project, monkeypa
     assert [place.name[:9] for place in places()] == ['.removed-'] and not saved_copies.old_copies()
     saved_copies.clean()
     assert not places()
+
+
+def test_a_searcher_of_the_packaged_model_names_it_wherever_the_package_lies(monkeypatch, tmp_path):
+    names = [searchers.open_encoder(name).folder for name in ('released', RELEASED, RELEASED/'..'/'released')]
+    assert names == ['released'] * 3
+    place = tmp_path/'copy'
+    saved_copies.record_use(place, 'released', str(Path(__file__)))
+    assert not saved_copies.outdated(place)
+    moved = tmp_path/'elsewhere'
+    (moved/'model').mkdir(parents=True)
+    (moved/'model'/'model.safetensors').write_bytes((RELEASED/'model'/'model.safetensors').read_bytes())
+    for module in (opened_models, saved_copies): monkeypatch.setattr(module, 'RELEASED', moved)
+    saved_copies._released_stamp.cache_clear()
+    assert not saved_copies.outdated(place), 'the same weights in a new installation'
+    (moved/'model'/'model.safetensors').write_bytes(b'others')
+    saved_copies._released_stamp.cache_clear()
+    assert 'another model' in saved_copies.outdated(place)
+    saved_copies._released_stamp.cache_clear()
+
+
+def test_a_searcher_is_closed_once(build):
+    with build() as searcher: searcher.close()
+    searcher.close()
+
+
+def test_an_engine_that_is_not_installed_is_named_before_texts_are_encoded(build, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, 'seismic', None)
+    with pytest.raises(ConfigError, match='seismic is not installed'): build(engine='seismic')
+    assert not Encoders.read

@@ -114,7 +114,7 @@ def test_what_only_the_repository_has_is_named(tmp_path, monkeypatch, capsys):
     for command in (*(f'export --to {form} --out' for form in cli.LAB_FORMS), f'encode --data {tmp_path}/texts.txt --engine ray --out'):
         assert cli.main([*command.split(), str(tmp_path/'out')]) == 2
         said = capsys.readouterr().err
-        assert 'is in splade_nb.lab' in said and said.strip().endswith(f'git clone {url}')
+        assert f'{next((module for form, module in cli.LAB_FORMS.items() if form in command), "encode_cluster")} is in splade_nb.lab' in said and said.strip().endswith(f'git clone {url}')
     with pytest.raises(ConfigError, match='mlm does not'): cli.export_model('', 'mlm', str(tmp_path/'out'), data='toy')
 
 

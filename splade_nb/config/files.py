@@ -377,8 +377,9 @@ def typed_command(command: str, /, **options) -> str:  # options by name; `from_
 # %% ../../nbs/0_config/01_files.ipynb #out-of-reach
 def out_of_reach(what: str, source, instead: str = '') -> str:
     "The message for a model that is neither a local folder nor reachable on the hub."
-    if (name := encoder_folder(source).name) in ENCODERS: instead = f'type {typed_command("data", name=name)}'
-    return (f'{what}={str(source)!r}: neither a local folder with its files nor reachable on the hub. Fetch it where '
+    told = f'{what}={str(source)!r}: neither a local folder with its files nor reachable on the hub.'
+    if (name := encoder_folder(source).name) in ENCODERS: return f'{told} Fetch it: {typed_command("data", name=name)}.'
+    return (f'{told} Fetch it where '
             f'there is a network (`hf download {source}`) and pass the folder{f", or {instead}" if instead else ""}.')
 
 # %% ../../nbs/0_config/01_files.ipynb #needs

@@ -604,6 +604,8 @@ def impossible(settings: Settings) -> list:  # messages
     if hidden and settings.initialization in TRAINED:
         messages.append(f'initialization={settings.initialization}: a backbone of hidden size {hidden} is made from '
                         'random weights; take random or near_identity')
+    if vocabulary and not hidden:
+        messages.append(f'vocabulary={vocabulary}: a named backbone brings its own tokens; the nearest is 0')
     if not hidden and settings.initialization == 'near_identity': messages.append(NEEDS_RANDOM_WEIGHTS)
     return messages + _impossible_numbers(settings) + _beside_counted(settings)
 

@@ -322,6 +322,9 @@ def has_head(backbone: str) -> bool:
 
 TRAINED_START = dict(initialization='pretrained', initial_terms=0, initial_filter=0.0, vocabulary_rows='all')
 
+def _trained_start(backbone: str) -> dict:  # of a saved model: its texts are cut as it learned them
+    return TRAINED_START | dict(segment=read_json(encoder_folder(backbone)/'text.json')['segment'])
+
 def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head stays
 
 def scale_for(scale: str, overrides: dict) -> str:
@@ -348,7 +351,7 @@ def resolve(version: str | int = 'v28',
     start = overrides.get('initialization', base.initialization)
     if recipe == 'original': base = _as_written(name, base)
     if recipe == 'corrected': base = _correct(base, _corrections(scale, start), overrides)
-    if _is_trained(backbone): base = override(base, TRAINED_START)
+    if _is_trained(backbone): base = override(base, _trained_start(backbone))
     return check(override(base, overrides), base)
 
 # %% ../../nbs/0_config/04_versions.ipynb #resolve-quietly

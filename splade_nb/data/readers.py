@@ -18,7 +18,7 @@ from itertools import chain, islice, product
 from pathlib import Path
 
 # %% ../../nbs/1_data/07_readers.ipynb #imports-library
-from ..config.files import DataError, embedded, listed, root
+from ..config.files import DataError, embedded, listed, root, typed_command
 from .lines import IDS, Faults, Row, children, file_encoding, is_blank, kind_of, known_id, known_ids
 from .lines import new_id, normalise, one_of, open_bytes, pair_type, parse_row, read_lines, read_rows
 from .lines import row_texts, show, visible
@@ -284,7 +284,7 @@ def _read_hub(name: str, faults: Faults) -> Collection:
 
 # %% ../../nbs/1_data/07_readers.ipynb #locate
 TEXTS = '.txt', '.md', '.csv', '.tsv', '.jsonl'  # kinds of files with texts of one's own
-SOURCES = ("mini, a set that `make data` has fetched, one's own texts (.txt, .md, .csv, .tsv, .jsonl or a folder of "
+SOURCES = (f"mini, a set that `{typed_command('data')}` has fetched, one's own texts (.txt, .md, .csv, .tsv, .jsonl or a folder of "
            'them), a BEIR folder, SQuAD-form .json files, triplets (.jsonl or a folder of them), or owner/name on the hub')
 
 # %% ../../nbs/1_data/07_readers.ipynb #locate-source

@@ -21,7 +21,7 @@ from scipy import sparse
 from torch import nn
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #imports-library
-from ..config.files import ConfigError, as_config_error, sha256_of, write_json
+from ..config.files import ConfigError, as_config_error, sha256_of, typed_command, write_json
 from ..data.bm25 import K1
 from ..data.idf import BIGRAM_SHARE
 from ..data.readers import load_collection
@@ -417,7 +417,7 @@ def to_connector(model: nn.Module, tokenizer: SpladeTokenizer, folder: Path,
     _write_bodies(facts, refused, folder)
     (folder/'index-semantic.json').unlink()
     (folder/'no-semantic.txt').write_text('semantic: its remote models are dense ones; take rank_features\n')
-    needed = 'make serve has to run with this model where OpenSearch reaches it.'
+    needed = f'{typed_command("serve")} has to run with this model where OpenSearch reaches it.'
     return [needed, *collection_limits(model), *_loss_lines(facts), *[refused] * bool(refused)]
 
 # %% ../../nbs/5_hub/05_opensearch_model.ipynb #card-use

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..config.files import ConfigError
 from ..config.settings import NEEDS_RANDOM_WEIGHTS, Settings
 from .head import max_logits
-from .load import fit, pretrained_backbone
+from .load import fit, pretrained_backbone, with_trained_parts
 from .splade import Splade, read_states
 from .splade_doc import SpladeDoc
 from .term_weights import output_weights
@@ -223,4 +223,5 @@ def create(settings: Settings,
         rows = torch.randn(vocabulary, settings.hidden) if directions is None else directions
         near_identity(backbone, rows, decoder_bias=-settings.decoder_bias_offset)
     mean_length = mean_length if settings.term_frequency else 0.0
-    return SpladeDoc(backbone, settings, special, weight, mean_length, queries).eval()
+    model = SpladeDoc(backbone, settings, special, weight, mean_length, queries).eval()
+    return model if settings.hidden else with_trained_parts(model, settings.backbone)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['NEW_HEAD', 'SAVED_SETTINGS', 'without_load_report', 'pretrained_backbone', 'position_table', 'positions', 'fit',
-           'save_shape', 'save_weights', 'save', 'graph_weights', 'load', 'open_checkpoint_folder', 'named_config',
-           'load_encoder']
+           'save_shape', 'save_weights', 'save', 'graph_weights', 'load', 'with_trained_parts',
+           'open_checkpoint_folder', 'named_config', 'load_encoder']
 
 # %% ../../nbs/2_model/11_load.ipynb #imports
-import math, os
+import math, os, sys
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -236,6 +236,21 @@ def _trained_backbone(folder: Path, mlm_head: bool): # of what `save` wrote; rai
     _as_trained(backbone, model.decoder)
     backbone.load_state_dict(model.backbone.state_dict())
     return backbone
+
+# %% ../../nbs/2_model/11_load.ipynb #saved-parts
+def _saved_parts(model: SpladeDoc, source: str) -> dict:  # name -> value; none of a source that no run wrote
+    folder, own = encoder_folder(source), model.state_dict()
+    saved = load(folder).state_dict() if (folder/'splade.json').exists() else {}
+    return {name: value for name, value in saved.items() if name.startswith(('gate.', 'query_shift')) and name in own}
+
+# %% ../../nbs/2_model/11_load.ipynb #with-trained-parts
+def with_trained_parts(model: SpladeDoc, source: str) -> SpladeDoc:
+    "A new model with the gate and the query table of a saved one, where both have them in one shape."
+    own, saved = model.state_dict(), _saved_parts(model, source)
+    other = [name for name, value in saved.items() if value.shape != own[name].shape]
+    if other: print(f'{source}: {other[0]} has another shape, so the new run begins with its own', file=sys.stderr)
+    model.load_state_dict(own | ({} if other else saved))
+    return model
 
 # %% ../../nbs/2_model/11_load.ipynb #routes
 def _routes(folder: Path) -> dict:  # 'query' and 'document' -> [(class name, folder)]; raises `ConfigError`

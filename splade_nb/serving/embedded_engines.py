@@ -15,7 +15,7 @@ from pathlib import Path
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #imports-library
 import numpy as np
 from scipy import sparse
-from ..config.files import ConfigError, Damaged, needs, reading, writing
+from ..config.files import ConfigError, Damaged, needs, reading, typed_command, writing
 from .formats import EMPTY, point_id, row_entries
 from splade_nb.serving.index import (
     REBUILD, Index, Label, NoIndex, RowsIndex, check_label, claim_folder, lock_folder, read_label, split_rows,
@@ -80,6 +80,10 @@ def _check_file(path, crc):
 # %% ../../nbs/6_serving/03_embedded_engines.ipynb #seismic-search
 class _SeismicSearch(RowsIndex):
     settings, hybrid = Seismic(), False
+
+    def __init__(self, *arguments, **options):
+        needs('seismic', 'engines')  # before texts are encoded for it
+        super().__init__(*arguments, **options)
 
     def _ready(self): # Seismic's index or None, token numbers
         self._made = self._made or build_seismic(self.rows()[1], self.settings)
@@ -306,7 +310,7 @@ class _MilvusCollection:
         about = self.client.describe_collection(self.name)
         if 'document' not in [field['name'] for field in about['fields']]:
             raise Damaged(f'{self.file or self.name}: built by an earlier form (ids in another field); build it anew '
-                          'from the texts (`build_searcher`, `make search`)')
+                          f'from the texts (`build_searcher`, `{typed_command("search")}`)')
         return Label(**json.loads(about['properties']['splade_nb']))
 
     def flush(self): self.client.flush(self.name)

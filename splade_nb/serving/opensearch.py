@@ -59,7 +59,7 @@ def server_errors(place: str):
         hint = 'Name the authority that signed its certificate: ca_certs=file'
         raise ConfigError(f'{place}: {error.error}. {hint}') from error
     except exceptions.ConnectionError as error:
-        hint = '`make opensearch` starts a server for a trial'
+        hint = 'In the repository `make opensearch` starts a server for a trial'
         raise ConfigError(f'{place}: no answer ({error.error}). {hint}') from error
     except exceptions.TransportError as error:
         reason = f'{error.status_code}: {error_reason(error.info)}'

@@ -7,12 +7,13 @@ __all__ = ['source_paths', 'source_name', 'file_stamp', 'copies_folder', 'copy_f
            'outdated', 'old_copies', 'folder_size', 'report_old_copies', 'empty_copy', 'remove_copy', 'clean']
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #imports
-import hashlib, json, os, re, shutil, sys
+import functools, hashlib, json, os, re, shutil, sys
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from ..config.files import ConfigError, alone, read_json, root, typed_command, write_json
+from ..config.files import ConfigError, alone, read_json, root, sha256_of, typed_command, write_json
 from ..data.readers import parts_of
+from ..model.opened import RELEASED, model_place
 from .index import Label, try_lock
 from .network import without_password
 
@@ -67,9 +68,14 @@ def write_lock(place: Path):
     return alone(place, 'is writing this searcher; wait for it, or take another folder')
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #record-use
+@functools.cache
+def _released_stamp(): return sha256_of(RELEASED/'model'/'model.safetensors')[:16]  # a package is installed anew
+
 def _weights_stamp(folder): # of a run or model folder; of no file for a model of the hub
-    folder = Path(folder)/'model' if (Path(folder)/'model').is_dir() else Path(folder)
-    return file_stamp(sorted([*folder.glob('*.safetensors'), *folder.glob('*.bin')]))
+    place = model_place(folder)
+    if place == RELEASED: return _released_stamp()
+    place = place/'model' if (place/'model').is_dir() else place
+    return file_stamp(sorted([*place.glob('*.safetensors'), *place.glob('*.bin')]))
 
 def record_use(place: Path, model: str, source: str) -> None: # model: its folder
     "Write `paths.json`."

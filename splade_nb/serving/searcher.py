@@ -31,7 +31,7 @@ from ..data.records import Document
 from ..data.tokenizer import WORD_MARK, SpladeTokenizer, bigrams, counted_names, morphemes, remembered, spaced
 from ..model.encode import MOST_WINDOWS, columns_of, counted, cut_note, encode, encode_queries, factor_for
 from ..model.encode import input_terms, normalize_for_scoring, prepared_decoder
-from ..model.opened import model_place, open_model
+from ..model.opened import RELEASED, model_place, open_model
 from ..model.dense import ENCODER, dense_queries
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #imports-serving
@@ -60,8 +60,9 @@ def open_encoder(folder: Path | str | Encoder) -> Encoder:
     "A model by its run folder or its model folder; one that is open as it is. Raises `ConfigError`."
     if isinstance(folder, Encoder): return folder
     model, tokenizer = open_model(folder)
-    place = model_place(folder)
-    return Encoder(str(place.resolve() if place.exists() else folder), model, tokenizer, label_of(model, tokenizer))
+    place = model_place(folder).resolve()
+    name = 'released' if place == RELEASED.resolve() else str(place if place.exists() else folder)  # packages move
+    return Encoder(name, model, tokenizer, label_of(model, tokenizer))
 
 # %% ../../nbs/6_serving/08_searcher.ipynb #term-names
 def _hashed_columns(tokenizer, text): # {column: (name, kind)}
@@ -356,6 +357,7 @@ class Searcher(_Answers):
         with _changing(self): document_store.drop(self.store, ids)
 
     def close(self) -> None:
+        if getattr(self.lock_file, 'closed', False): return
         with self.lock_file, closing(self.store): self.index.close()
     def __enter__(self): return self
     def __exit__(self, *error): self.close()

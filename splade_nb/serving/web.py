@@ -21,6 +21,7 @@ import numpy as np
 # %% ../../nbs/6_serving/10_web.ipynb #imports-library
 from ..config.command_line import printable
 from ..config.files import ConfigError, needs
+from ..data.lines import LONGEST
 from ..data.readers import short_queries
 from ..data.text import aligned
 from ..data.tokenizer import ENDINGS, PARTICLES, spaced, token_kind
@@ -197,7 +198,8 @@ def _add_expansion(app, searcher, queue):
     from fastapi.concurrency import run_in_threadpool
     from pydantic import AfterValidator
     valid = AfterValidator(valid_text)
-    Id, Text = (Annotated[str, Body(max_length=most.letters), valid] for most in (QUERY, EXPANSION))
+    Text = Annotated[str, Body(max_length=EXPANSION.letters), valid]
+    Id = Annotated[str, Body(max_length=LONGEST), AfterValidator(lambda id: id.encode().decode())]  # any that a text has
 
     @app.post('/api/expand')
     async def expand(text: Text = None, id: Id = None):

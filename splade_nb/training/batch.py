@@ -84,5 +84,5 @@ def batch_at(step: int, steps: int,  # of the optimizer
     "A contrastive batch of a step: a pure function of its arguments, so that a resumed run sees the same batches."
     number, size = contrastive_batches(settings)
     position = step * number + part
-    indices = sample(position, steps * number, training_data.pools, settings, seed, size)
+    indices = sample(position, steps, training_data.pools, settings, seed, size, number)
     return make_batch(indices, training_data, settings, mining_period(step, steps, settings), (seed, position))

@@ -9,7 +9,7 @@ __all__ = ['PROBES', 'SAVE_MEMORY', 'CANDIDATES', 'ADDED', 'TOGETHER', 'check_co
            'require_reproducible', 'SettingCheck', 'check_settings', 'UnusedSetting', 'require_acting_settings']
 
 # %% ../../nbs/3_training/15_check_settings.ipynb #imports
-import contextlib, copy, functools, hashlib, math, tempfile
+import contextlib, copy, functools, hashlib, math, sys, tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -316,10 +316,13 @@ def _names_to_check(settings: Settings, changed: Iterable[str]) -> list: # names
 def require_acting_settings(settings: Settings,
                             changed: Iterable[str], # rows of `flat` in which the run differs from its version
                             folder: Path | str | None = None) -> list[SettingCheck]:
-    "Check what a run changes, and write it into its folder. Raises `UnusedSetting` naming what has no effect."
+    """Check what a run changes, write it into its folder, and say what others switch off. Raises `UnusedSetting` naming
+    what has no effect."""
     names = _names_to_check(settings, {*changed})
     found = check_settings(settings, names) if names else []
     if folder: write_json(Path(folder)/'settings_check.json', [asdict(check) for check in found])
+    for check in found:
+        if check.state == 'off': print(f'{check.name}={check.value} does nothing here: {check.seen}', file=sys.stderr)
     dead = [check.name for check in found if check.state == 'dead']
     if dead: raise UnusedSetting(f'settings that change nothing: {", ".join(dead)}. Make them act, or remove them.')
     return found

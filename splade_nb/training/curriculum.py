@@ -158,13 +158,14 @@ def sample(step: int, steps: int,
            keys: list | dict,      # curriculum key of each pair, or their pools
            settings: Settings,
            seed: int,
-           number: int = 0         # of pairs; 0: batch_size
+           number: int = 0,        # of pairs; 0: batch_size
+           parts: int = 1          # batches of each of the `steps`; `step` counts batches
            ) -> np.ndarray:        # indices of pairs
     "The pairs of a step: keys by the phase's mix, each pair of a key once before any is repeated."
     pools, number = keys if isinstance(keys, dict) else pools_of(keys), number or settings.batch_size
     sizes = {key: len(pool) for key, pool in pools.items()}
-    sizes[ALL], starts = sum(sizes.values()), tuple(borders(steps, settings))
-    taken, drawn = _taken(steps, tuple(sizes.items()), every_phase(settings), starts, seed, number), []
+    sizes[ALL], starts = sum(sizes.values()), tuple(parts * border for border in borders(steps, settings))
+    taken, drawn = _taken(steps * parts, tuple(sizes.items()), every_phase(settings), starts, seed, number), []
     for column, (key, size) in enumerate(sizes.items()):
         first, last = taken[step:step + 2, column].tolist()
         for turn in range(first // size, -(-last // size)) if first < last else ():

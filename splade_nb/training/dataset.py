@@ -207,8 +207,8 @@ MOST_SEARCHED = 100_000  # documents that the negatives of a query are searched 
 
 def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: TrainingQueries, relevant: Rows,
           teacher: tuple | None, questions: Rows, documents: Rows, # token ids
-          place: str, of: dict) -> dict:
-    "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of: hashes."
+          place: str, of: dict, tokens: str) -> dict:
+    "Source -> `Candidates` of each query; copies are known by morphemes, without BM25 by tokens; of, tokens: hashes."
     if not (settings.bm25_negatives or settings.dense_negatives): return {}
     found, depth = {}, settings.mining_depth
     words, queries = documents, questions
@@ -217,7 +217,7 @@ def _mine(stages: Preparation, settings: Settings, texts: Sequence, split: Train
         found['bm25'] = bm25_candidates(stages, queries, words, relevant, depth, most=MOST_SEARCHED, **of)
     if settings.dense_negatives:
         by = of | dict(teacher=identity(settings.teacher), max_length=settings.teacher_max_length)
-        if not settings.bm25_negatives: by |= dict(copies='by tokens')
+        if not settings.bm25_negatives: by |= dict(copies=tokens)
         found['dense'] = dense_candidates(stages, *teacher, queries, words, relevant, depth, place=place,
                                           most=MOST_SEARCHED, **by)
     return found
@@ -322,7 +322,8 @@ def _build_training_data(stages: Preparation, settings: Settings, collection, ro
     teacher = _teacher(stages, settings, split, texts, pairs, of)
     return TrainingData(tokenizer, questions, documents, pairs, keys, relevant, given,
                         *_vocabulary_tensors(frequencies, groups, settings, place),
-                        _mine(stages, settings, texts, split, relevant, teacher, questions, documents, place, of),
+                        _mine(stages, settings, texts, split, relevant, teacher, questions, documents, place, of,
+                              tokenizer_key(tokenizer)),
                         teacher, collection.hash, frequencies, notes, _type_counts(codes, pairs)), groups
 
 # %% ../../nbs/3_training/07_dataset.ipynb #initial-directions
@@ -376,7 +377,8 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
         mean, spread = logit_moments(model, texts)
         spread = spread.clamp(min=spread.median() / 2)  # of terms that the texts hardly reach
         mean += torch.tensor(held[:len(mean)], device=place) * spread
-        return (mean + deviations_for(model, texts[::8], mean, spread, settings.initial_terms) * spread).cpu().numpy()
+        some = texts[::min(8, max(1, len(texts) // 4))]  # of every length
+        return (mean + deviations_for(model, some, mean, spread, settings.initial_terms) * spread).cpu().numpy()
     sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may get other weights
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
     of |= dict(terms=settings.initial_terms, max_length=settings.max_length, mask_special=settings.mask_special)
@@ -421,8 +423,8 @@ def _score_factor(model: torch.nn.Module, settings: Settings, data: TrainingData
     asked = vectors(queries, query_length(queries, settings), False)
     answers = vectors([data.documents[d] for _, d in pairs], settings.max_length, True)
     scores = scaled_scores(asked, answers, settings)
-    spread = scores.std().item() / every_phase(settings)[0].temperature
-    return settings.score_spread / max(spread, 1e-6)
+    spread = scores.std(correction=min(1, len(pairs) - 1)).item() / every_phase(settings)[0].temperature
+    return settings.score_spread / spread if spread > 1e-6 else 1.0
 
 # %% ../../nbs/3_training/07_dataset.ipynb #prepared
 @dataclass

@@ -124,10 +124,11 @@ def _distil(queries: Tensor,    # [B, V]
             settings: Settings, factor: float) -> Tensor:  # factor: on scores
     """The student's scores: with `score_spread` in temperatures of the first phase, as that setting is; with a limit in the
     unit of the temperatures; else plain dot products, as the small models were measured."""
-    has_unit = settings.score_limit or settings.score_spread
+    spread = settings.score_spread if settings.similarity == 'dot' else 0.0
+    has_unit = settings.score_limit or spread
     if has_unit: student = scaled_scores(queries, documents, settings) * factor
     else: student = score(queries, documents, settings.similarity)
-    if settings.score_spread: student = student / every_phase(settings)[0].temperature
+    if spread: student = student / every_phase(settings)[0].temperature
     teacher = teacher.to(student.device) * settings.kd_teacher_scale
     return distillation(student, teacher, settings.kd_temperature, settings.alpha_kl,
                         settings.alpha_mse, settings.kd_rows)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 # %% ../../nbs/3_training/14_trainer.ipynb #imports-library
 from ..config.files import ConfigError, alone, plain, replaced, write_json
-from ..config.settings import Settings, as_dict, every_phase
+from ..config.settings import Settings, as_dict, every_phase, off
 from ..config.stages import give_back_gaps
 from ..data.tokenizer import save_tokenizer
 from ..model.load import save_shape
@@ -133,7 +133,8 @@ def _on_the_way(wanted: float, run: Run) -> float:  # terms of this step, from t
     "The number of terms falls evenly, in its logarithm, along the ramp of FLOPS."
     ramp_steps = run.steps * run.settings.flops_ramp
     done = min(1.0, run.step / ramp_steps) if ramp_steps else 1.0
-    return wanted * max(1.0, run.settings.initial_terms / wanted) ** (1 - done)
+    start = 0 if 'initial_terms' in off(run.settings) else run.settings.initial_terms
+    return wanted * max(1.0, start / wanted) ** (1 - done)
 
 def _between(value: float, largest: float) -> float: return min(largest, max(1 / largest, value))
 
@@ -142,8 +143,9 @@ def steer(run: Run, row: dict, lengths: dict) -> None:  # active_query, active_d
     step multiplies its factor by (found / wanted) ** EXPONENT. Queries as long as documents may have as many."""
     settings = run.settings
     tokens = {side: sum(found) / len(found) for side, found in lengths.items()}
-    even = settings.document_terms * min(1.0, tokens['query'] / tokens['document'])
-    wanted = dict(query=settings.query_terms and max(settings.query_terms, even), document=settings.document_terms)
+    documents = settings.document_terms if settings.document_share else 0
+    even = documents * min(1.0, tokens['query'] / tokens['document'])
+    wanted = dict(query=settings.query_terms and max(settings.query_terms, even), document=documents)
     for side, found in (('query', row['active_query']), ('document', row['active_doc'])):
         if not wanted[side]: continue
         name, share = f'flops {side}', _between(found / _on_the_way(wanted[side], run), LARGEST_RATIO)
