@@ -323,7 +323,8 @@ def has_head(backbone: str) -> bool:
 TRAINED_START = dict(initialization='pretrained', initial_terms=0, initial_filter=0.0, vocabulary_rows='all')
 
 def _trained_start(backbone: str) -> dict:  # of a saved model: its texts are cut as it learned them
-    return TRAINED_START | dict(segment=read_json(encoder_folder(backbone)/'text.json')['segment'])
+    text = encoder_folder(backbone)/'text.json'
+    return TRAINED_START | (dict(segment=read_json(text).get('segment', 'none')) if text.exists() else {})
 
 def _is_trained(backbone: str) -> bool: return (encoder_folder(backbone)/'splade.json').exists()  # its head stays
 

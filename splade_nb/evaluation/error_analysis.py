@@ -192,8 +192,9 @@ def guard_log(run: Run) -> tuple: # DataFrame, a row for each of at most twelve 
 # %% ../../nbs/4_evaluation/09_error_analysis.ipynb #advice
 def _acts(run: Run, changes: dict) -> bool: # changes: setting -> value
     "Whether the run with these changes can be, and none of them is off in it."
-    version, given = (run.config[name] for name in ('version', 'recipe', 'scale')), run.config['overridden'] | changes
-    try: return not changes.keys() & off(resolve_quietly(*version, **given)).keys()
+    given = launched(run.summary, run.config)
+    version, settings = (given[name] for name in ('version', 'recipe', 'scale')), given['overridden'] | changes
+    try: return not changes.keys() & off(resolve_quietly(*version, **settings)).keys()
     except ConfigError: return False
 
 @dataclass(frozen=True)

@@ -381,7 +381,7 @@ def _calibrate(stages: Preparation, model: torch.nn.Module, settings: Settings, 
         return (mean + deviations_for(model, some, mean, spread, settings.initial_terms) * spread).cpu().numpy()
     sums = [value.detach().double().sum().item() for value in model.parameters()]  # a folder may get other weights
     of = dict(data=data.hash, tokenizer=tokenizer_key(data.tokenizer), weights=content_key(sums=sums))
-    of |= dict(terms=settings.initial_terms, max_length=settings.max_length, mask_special=settings.mask_special)
+    of |= dict(terms=settings.initial_terms, max_length=settings.max_length, mask_special=settings.mask_special, form=2)
     if held.any(): of['held'] = hashlib.sha256(held.tobytes()).hexdigest()[:16]
     found = stages.array('calibration', shift, **of)
     with torch.no_grad(): model.decoder.bias -= torch.tensor(found, device=place)
