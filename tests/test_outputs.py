@@ -10,7 +10,7 @@ import faults
 from conftest import NOTEBOOKS, name
 
 QUICK = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('0_config', '1_data') and notebook.stem != '15_encoders']
-TUTORIALS = 'add_a_version', 'coming_from_elsewhere', 'idf_and_stopwords', 'notebook_to_opensearch', 'read_a_vector'  # the others take a minute
+TUTORIALS = 'add_a_version', 'coming_from_elsewhere', 'notebook_to_opensearch', 'read_a_vector'  # the others have widgets, or take a minute
 TRAINED = [notebook for notebook in NOTEBOOKS if notebook.parent.name in ('2_model', '3_training', '4_evaluation', '5_hub', '6_serving') or notebook.stem in TUTORIALS]
 NUMBER = re.compile(r'\b[0-9a-f]{16}\b|[-+]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')  # and what is made of them
 WIDGET, BAR = 'application/vnd.jupyter.widget', re.compile(r'(?m)^.*\d+%\|.*\n?|^.*\r')  # of progress

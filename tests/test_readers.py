@@ -67,9 +67,9 @@ def test_folders_become_one_collection(seeds):
 
 def test_a_pair_needs_no_negatives(tmp_path):
     rows = dict(query='제주 가는 배', positive=FERRY), dict(query='과일 배', positive=PEAR, negatves=SNOW)
-    with pytest.raises(ValueError, match='negatves'): load(write(tmp_path/'train.jsonl', *rows))
-    found = load(write(tmp_path/'train.jsonl', *rows), strict=False)
-    assert list(found.texts.values()) == [FERRY, PEAR] and listed(found.given_rows(found.split_rows())) == [[], []]
+    with pytest.raises(DataError, match='line 2, negatives: found none, beside negatves'): load(write(tmp_path/'train.jsonl', *rows))
+    found = load(write(tmp_path/'train.jsonl', rows[0], dict(query='과일 배', positive=PEAR, pair_type='original')))
+    assert list(found.texts.values()) == [FERRY, PEAR] and not len(found.given_rows([0, 1])[0])
 
 
 def test_mappings_over_tables(seeds):

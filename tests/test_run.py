@@ -14,6 +14,7 @@ from splade_nb.model.load import load_encoder
 from splade_nb import experiment
 from splade_nb.experiment import begin_run, run_version
 from splade_nb.cli import main
+from splade_nb.training.check_settings import require_acting_settings
 from splade_nb.training.checkpoints import CheckpointError
 
 SLOW_FIXTURES = 'run',
@@ -131,19 +132,20 @@ def test_what_begins_anew_where_no_checkpoint_is_says_what_it_was_launched_with(
     assert began(3, resume=True) == found, 'a checkpoint is there that says nothing: training opens it, and refuses'
 
 
-SMALL = dict(steps=2, hidden=32, layers=1, vocabulary=300, batch_size=4)
+FEW = dict(steps=2, hidden=32, layers=1, vocabulary=300, batch_size=4)
 
 
-def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
+def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, 'require_acting_settings', require_acting_settings)  # the fixture of a whole run leaves it out
     given = dict(scale='mini', source='toy', out=str(tmp_path/'run'))
-    run_version('v28', settings=SMALL | dict(lambda_flops=0.006), max_steps=1, **given)
+    run_version('v28', settings=FEW | dict(lambda_flops=0.006), max_steps=1, **given)
     def record() -> dict: return {path.name: path.read_bytes() for path in (tmp_path/'run').glob('*.json')}
     before = record()
     assert 'lambda_flops' in before['settings_check.json'].decode()
     with pytest.raises(CheckpointError, match=r'has other values: lambda_flops=0\.006 there'):
-        run_version('v28', settings=SMALL, resume=True, **given)
+        run_version('v28', settings=FEW, resume=True, **given)
     with pytest.raises(CheckpointError, match='has other values: seed=42 there, 7 here'):
-        run_version('v28', settings=SMALL | dict(lambda_flops=0.006), seed=7, resume=True, **given)
+        run_version('v28', settings=FEW | dict(lambda_flops=0.006), seed=7, resume=True, **given)
     assert record() == before
 
 

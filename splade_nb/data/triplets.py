@@ -54,6 +54,8 @@ _NEGATIVES = re.compile(r'negatives?(_\d+)?')
 def read_triplet(row: Row, faults: Faults) -> tuple:  # query, positive, pair type, negatives
     "A line's texts; a pair names no negatives. Raises DataError with file, line and field."
     names = [name for name in row.values if _NEGATIVES.fullmatch(name)]
+    if not names and (others := row.values.keys() - FIELDS):  # one of them may be misspelt
+        raise row.fault('negatives', f'none, beside {", ".join(sorted(others))}', 'texts, [] for none; a pair has no other fields')
     query, positive = row.text('query'), row.text('positive')
     negatives = {text: name for name in names for text in row_texts(row, name)}
     if positive in negatives: raise row.fault(negatives[positive], 'the positive itself', 'other texts')
