@@ -195,7 +195,7 @@ def table() -> str:
             f'{markdown_table(versions_table(mini), source=source_of(mini))}\n{END}')
 
 
-NOTE = "nDCG@10 (%); 95 % intervals over queries, then collections; terms a document. One seed, weights chosen with test queries seen."
+NOTE = "nDCG@10 (%); 95 % intervals over queries, then collections; terms a document. One seed; weights chosen after seeing test queries."
 
 
 def short() -> str:
@@ -211,7 +211,7 @@ KOREAN = {  # what the English block says: the same in Korean
     r'the best of four BM25 \((\S+) to (\S+)\); on (\d+) it learned from, (\S+ \[.+?\])\. Korean sentences searched in English: (\S+), with dense vectors (\S+), dense alone (\S+), BM25 (\S+)\. Questions without spaces lose (\S+) points \(dense (\S+)\); where `search` inserts them, (\S+) \((\S+)\)\.':
         r'본 적 없는 컬렉션 \1개에서 패키지에 든 모델의 nDCG@10은 BM25 네 가지 가운데 가장 좋은 것보다 \2점 높습니다(\3~\4). '
         r'배운 컬렉션 \5개에서는 \6점입니다. 한국어 문장을 영어로 찾으면 \7, 밀집 벡터를 더하면 \8, 밀집 벡터만은 \9, BM25는 \g<10>입니다. 질문의 띄어쓰기를 없애면 \g<11>점(밀집 \g<12>점) 낮아지고, `search`가 띄어 읽으면 \g<13>점(\g<14>점)입니다.',
-    r"nDCG@10 \(%\); 95 % intervals over queries, then collections; terms a document\. One seed, weights chosen with test queries seen\.":
+    r"nDCG@10 \(%\); 95 % intervals over queries, then collections; terms a document\. One seed; weights chosen after seeing test queries\.":
         'nDCG@10(백분율). 95 % 구간(질의, 그다음 컬렉션). 용어: 문서당. 시드 하나, 가중치는 시험 질의를 본 뒤에 골랐습니다.',
     r'\| system \| mean \| points \| collections \| terms \|': '| 방식 | 평균 | 점수 차 | 컬렉션 구간 | 용어 |',
     r'dense and BM25': '밀집 벡터 + BM25', r'dense, multilingual-e5-small': '밀집 벡터, multilingual-e5-small', r'learned terms alone': '배운 용어만', r'\*\*one index\*\*': '**한 색인**', r'one index and dense': '한 색인 + 밀집 벡터',

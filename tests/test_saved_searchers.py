@@ -1,5 +1,5 @@
 """Saved searchers follow their source, stay apart on a server, survive interruptions, and are removed when outdated."""
-import json, os, signal, sys
+import json, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 import pytest
@@ -478,15 +478,12 @@ def test_a_searcher_of_the_packaged_model_names_it_wherever_the_package_lies(mon
     saved_copies.record_use(place, 'released', str(Path(__file__)))
     assert not saved_copies.outdated(place)
     moved = tmp_path/'elsewhere'
-    (moved/'model').mkdir(parents=True)
-    (moved/'model'/'model.safetensors').write_bytes((RELEASED/'model'/'model.safetensors').read_bytes())
+    shutil.copytree(RELEASED, moved, copy_function=shutil.copyfile)
     for module in (opened_models, saved_copies): monkeypatch.setattr(module, 'RELEASED', moved)
-    saved_copies._released_stamp.cache_clear()
     assert not saved_copies.outdated(place), 'the same weights in a new installation'
-    (moved/'model'/'model.safetensors').write_bytes(b'others')
-    saved_copies._released_stamp.cache_clear()
+    (moved/'model'/'model.onnx').write_bytes(b'others')
+    saved_copies._content_stamp.cache_clear()
     assert 'another model' in saved_copies.outdated(place)
-    saved_copies._released_stamp.cache_clear()
 
 
 def test_a_searcher_is_closed_once(build):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from ..config.files import ConfigError, alone, read_json, root, sha256_of, typed_command, write_json
+from ..data.prepared import digest
 from ..data.readers import parts_of
 from ..model.opened import RELEASED, model_place
 from .index import Label, try_lock
@@ -68,14 +69,16 @@ def write_lock(place: Path):
     return alone(place, 'is writing this searcher; wait for it, or take another folder')
 
 # %% ../../nbs/6_serving/07_saved_copies.ipynb #record-use
-@functools.cache
-def _released_stamp(): return sha256_of(RELEASED/'model'/'model.safetensors')[:16]  # a package is installed anew
-
-def _weights_stamp(folder): # of a run or model folder; of no file for a model of the hub
-    place = model_place(folder)
-    if place == RELEASED: return _released_stamp()
+def _weight_files(place): # of a run or model folder; none for a model of the hub
     place = place/'model' if (place/'model').is_dir() else place
-    return file_stamp(sorted([*place.glob('*.safetensors'), *place.glob('*.bin')]))
+    return sorted(path for ending in ('safetensors', 'bin', 'onnx') for path in place.glob(f'*.{ending}'))
+
+@functools.cache
+def _content_stamp(place): return digest(sha256_of(path) for path in _weight_files(place))
+
+def _weights_stamp(folder): # the packaged model by its content: an installation sets the times of its files
+    place = model_place(folder)
+    return _content_stamp(place) if place == RELEASED else file_stamp(_weight_files(place))
 
 def record_use(place: Path, model: str, source: str) -> None: # model: its folder
     "Write `paths.json`."
